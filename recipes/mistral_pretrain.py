@@ -314,8 +314,9 @@ def main(args: Arguments) -> None:
     with accelerator.local_main_process_first():  # the other ranks read its cache
         corpus = load_data(args, tokenizer)
     mesh = Mesh.of(accelerator)
-    batches_per_step = args.gradient_accumulation_steps * mesh.data_ranks
-    rows_per_step = args.per_device_train_batch_size * batches_per_step
+    rows_per_step = (
+        args.per_device_train_batch_size * args.gradient_accumulation_steps * mesh.data_ranks
+    )
     tokens_per_step = rows_per_step * args.max_length
     total_steps = count_steps(args, corpus, tokens_per_step)
     evaluate_after = evaluation_steps(args, total_steps, total_steps)

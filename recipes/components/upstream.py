@@ -634,7 +634,7 @@ def copying_split_weights() -> Generator[None]:
             memo[id(self)] = torch.nn.Parameter(self.detach().clone(), self.requires_grad)
         return memo[id(self)]
 
-    DTensor.__deepcopy__ = copied  # pyrefly: ignore[bad-assignment]  # that of Tensor
+    DTensor.__deepcopy__ = copied  # that of Tensor
     try:
         yield
     finally:
@@ -690,7 +690,7 @@ def name_size_of_heads(model: Any) -> None:
     seen="deepspeed 0.19",
 )
 def let_batches_differ_in_size(accelerator: Any) -> None:
-    """Have DeepSpeed-Ulysses take batches of any number of lines, not of the micro-batch's alone.
+    """Have DeepSpeed-Ulysses take batches of any number of lines, not only of the micro-batch's.
 
     A last batch has fewer rows, one of pairs has two lines for each, and documents of one block get
     lines of their own.

@@ -6,7 +6,7 @@ measures its forward passes (activation_probe.py).
 """
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,6 +24,15 @@ SHAPE = {
     "vocab_size": 2000,
     "max_position_embeddings": max(LENGTHS),
 }
+# Flags of recipes/llama.py
+ONE_ROW_A_STEP = {
+    "max_length": max(LENGTHS),
+    "max_steps": len(LENGTHS),
+    "per_device_train_batch_size": 1,
+    "train_sampling_strategy": "sequential",
+    "eval_strategy": "no",
+    "save_steps": 0,
+}
 
 
 class Group(NamedTuple):
@@ -33,12 +42,16 @@ class Group(NamedTuple):
     mesh: Mesh
 
 
+def groups(kind: str, config: str, *sizes: str) -> Iterator[Group]:
+    """Yield the groups of two and four ranks of a kind under a YAML with these other sizes."""
+    for ranks in (2, 4):
+        yield Group(kind, Mesh(config, ranks, (*sizes, f"{kind}_size={ranks}")))
+
+
 GROUPS = (
     Group("", Mesh("single", 1)),
-    Group("cp", Mesh("fsdp2_cp", 2, ("dp_shard_size=1", "cp_size=2"))),
-    Group("cp", Mesh("fsdp2_cp", 4, ("dp_shard_size=1", "cp_size=4"))),
-    Group("sp", Mesh("deepspeed_ulysses", 2, ("sp_size=2",))),
-    Group("sp", Mesh("deepspeed_ulysses", 4, ("sp_size=4",))),
+    *groups("cp", "fsdp2_cp", "dp_shard_size=1"),
+    *groups("sp", "deepspeed_ulysses"),
 )
 
 
@@ -80,21 +93,12 @@ def measure(group: Group, tiny: Path, folder: Path) -> Row:
         tiny: the folder of `make_model_and_rows`.
         folder: a new folder for the run.
     """
-    flags = {
-        "model_name_or_path": tiny / "model",
-        "dataset_name": tiny / "rows.jsonl",
-        "output_dir": folder / "run",
-        "max_length": max(LENGTHS),
-        "max_steps": len(LENGTHS),
-        "per_device_train_batch_size": 1,
-        "train_sampling_strategy": "sequential",
-        "eval_strategy": "no",
-        "save_steps": 0,
-    }
+    flags: Row = {"model_name_or_path": tiny / "model", "dataset_name": tiny / "rows.jsonl"}
+    flags["output_dir"] = folder / "run"
     folder.mkdir(parents=True)
     ranks = rehearse(
         group.mesh,
-        words_of(flags),
+        words_of(flags | ONE_ROW_A_STEP),
         variable="REHEARSAL_ACTIVATIONS",
         folder=folder / "activations",
         precision="no",

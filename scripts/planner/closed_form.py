@@ -66,7 +66,7 @@ def run_step(plan: Plan, strategy: Replica, decoder: Decoder, batch: Batch) -> t
 
 
 def part_of(batch: Batch, parts: int) -> Batch:
-    """Return what the fullest of several ranks that share each row has of a batch.
+    """Return what the rank with most tokens has of a batch, if several ranks share each row.
 
     Its tokens may be those that are trained on.
     """

@@ -18,7 +18,7 @@ from ranks import on_ranks
 
 TP = {"ACCELERATE_USE_PARALLELISM_CONFIG": "true", "PARALLELISM_CONFIG_TP_SIZE": "2"}
 WORDS = "--use_peft --lora_dropout 0.5 --modules_to_save lm_head embed_tokens --dtype float32"
-# Of the largest gradient of a weight: sums over parts in another order; fp32 rounds at 6e-8
+# A share of a weight's largest gradient: parts are summed in another order, and fp32 rounds at 6e-8
 CLOSE = 1e-5
 SIZES = {"hidden_size": 32, "intermediate_size": 48, "vocab_size": 64, "num_hidden_layers": 1}
 HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2}
@@ -62,7 +62,7 @@ def first_gradients(folder):
     for name, weight in trained(model).items():
         if "lora_B" in name:
             weight.data.fill_(0.1)
-    torch.manual_seed(1)  # of dropout
+    torch.manual_seed(1)  # for dropout
     logits = model(input_ids=torch.arange(4, 44)[None], use_cache=False).logits
     logits.float().log_softmax(-1)[..., 5].sum().backward()
     gradients = {name: whole(weight.grad) for name, weight in trained(model).items()}
