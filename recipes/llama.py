@@ -229,16 +229,13 @@ def main(args: Arguments) -> None:
     run.check_plan(plan.total_steps, rows_per_step=plan.rows_per_step, data=train_rows.fingerprint)
     # The collator makes batches of rows, for evaluation always. The packer makes those to train on:
     # with --packing their lines are all --max_length wide.
-    mesh = Mesh.of(accelerator)
     collator = TokenCollator(
         pad_token_id=tokenizer.pad_token_id,
         refit=args.padding_free,  # fit the rows of a batch into fewer lines, in place of padding
         one_line=takes_one_line(args.attn_implementation),
-        pad_to_multiple_of=mesh.pad_to_multiple_of,
+        pad_to_multiple_of=Mesh.of(accelerator).pad_to_multiple_of,
     )
-    packer = dataclasses.replace(
-        collator, num_lines=mesh.fewest_lines(args.per_device_train_batch_size)
-    )
+    packer = collator
     if args.packing:
         packer = dataclasses.replace(collator, width=args.max_length)
     train_loader = plan.training_loader(train_rows, packer, first_step=run.step, lines=lines)

@@ -80,7 +80,6 @@ if __name__ == "__main__":
     # flag is refused before them
     args = start(Arguments, __doc__)
 
-import dataclasses
 import math
 from functools import partial
 from typing import Any, NamedTuple
@@ -231,7 +230,7 @@ def answer_logps(
     model: torch.nn.Module,
     token_loss: LossInHead,
     batch: Mapping[str, Any],
-    is_training: bool,
+    is_training: bool = True,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the log-probability of each answer of a batch, and that of all its prompts.
 
@@ -453,19 +452,14 @@ def main(args: Arguments) -> None:
     lengths = train_rows.lengths
     plan = BatchPlan(args, accelerator, len(train_rows), lengths, args.dataloader_num_workers)
     run.check_plan(plan.total_steps, rows_per_step=plan.rows_per_step, data=train_rows.fingerprint)
-    mesh = Mesh.of(accelerator)
     collator = PairCollator(
         pad_token_id=tokenizer.pad_token_id,
         learn_prompts=args.loss_type == "orpo",
         one_line=takes_one_line(args.attn_implementation),
-        pad_to_multiple_of=mesh.pad_to_multiple_of,
+        pad_to_multiple_of=Mesh.of(accelerator).pad_to_multiple_of,
     )
-    train_collator = collator
-    if mesh.sp > 1:  # DeepSpeed takes batches of one size
-        num_lines = args.LINES_PER_ROW * args.per_device_train_batch_size
-        train_collator = dataclasses.replace(collator, num_lines=num_lines)
     both = join_splits(train_rows, eval_rows)  # one numbering, for the table of the reference
-    train_loader = plan.training_loader(both, train_collator, first_step=run.step)
+    train_loader = plan.training_loader(both, collator, first_step=run.step)
     whole_loader = plan.ordered_loader(both, collator, range(len(both)))
     eval_loader = plan.evaluation_loader(both, collator, range(len(train_rows), len(both)))
 

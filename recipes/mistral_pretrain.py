@@ -20,7 +20,7 @@ loads. The same command again continues from the newest checkpoint. Exit codes: 
 To make it yours: python scripts/copy_recipe.py mistral_pretrain my_project, then look for EDIT.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
@@ -34,6 +34,7 @@ class Arguments(EvalOnStartArguments, CausalLMArguments):
     """Continued pretraining."""
 
     GROUP: ClassVar[str] = "Text"
+    MESH: ClassVar[Sequence[str]] = ("tp", "cp", "sp")
     model_name_or_path: str = "HuggingFaceTB/SmolLM2-135M"
     # EDIT: your data set. Default: 100,000 synthetic texts without a test split (Apache-2.0
     # license on its hub page)
@@ -98,7 +99,6 @@ if __name__ == "__main__":
     args = start(Arguments, __doc__)
 
 import math
-from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -115,7 +115,7 @@ from components.documents import Documents, open_documents
 from components.exits import Exit
 from components.export import save_model
 from components.head_loss import LossInHead
-from components.mesh import Mesh, sum_over_rows
+from components.mesh import Mesh, part_of, sum_over_rows
 from components.model import add_adapters, load_pretrained, set_up_layers
 from components.model_checks import check_model
 from components.optimizer import make_optimizer
@@ -222,7 +222,10 @@ def count_steps(args: Arguments, corpus: Corpus, tokens_per_step: int) -> int:
 
 
 def make_batch(
-    blocks: Sequence[torch.Tensor], max_length: int, one_line: bool = False
+    blocks: Sequence[torch.Tensor],
+    max_length: int,
+    one_line: bool = False,
+    mesh: Mesh | None = None,
 ) -> dict[str, Any]:
     """Return a batch of blocks, each [3, max_length + 1]; a rank without blocks gets an empty one.
 
@@ -232,14 +235,17 @@ def make_batch(
 
     Args:
         one_line: put all blocks into one line, for FlashAttention.
+        mesh: that of the run. If ranks share the tokens of a line, nothing keeps documents in it
+            apart, so each gets a line of its own.
     """
     if blocks:
         stacked = torch.stack(list(blocks)).long()
     else:
         stacked = torch.zeros(1, 3, max_length + 1, dtype=torch.long)
     ids, places, numbers = stacked[:, :, :-1].unbind(1)
-    targets, next_places, _ = stacked[:, :, 1:].unbind(1)
+    next_ids, next_places, _ = stacked[:, :, 1:].unbind(1)
     positions = next_places.flatten().nonzero()[:, 0]  # a document's first token has no context
+    targets = next_ids.flatten()[positions]
     inputs: dict[str, Any] = {"input_ids": ids, "position_ids": places}
     if one_line:
         starts = places.flatten().eq(0).nonzero()[:, 0]
@@ -250,13 +256,42 @@ def make_batch(
         inputs |= {"cu_seq_lens_q": ends, "cu_seq_lens_k": ends}
         inputs |= {"max_length_q": longest, "max_length_k": longest}
     is_text = numbers > 0
+    if mesh is not None and mesh.parts_of_row() > 1:
+        ids, places_in_lines = part_documents(ids, places, is_text, mesh.pad_to_multiple_of)
+        inputs = {"input_ids": ids}
+        positions = places_in_lines[positions]
     return {
         "inputs": inputs,
         "positions": positions,
-        "targets": targets.flatten()[positions],
+        "targets": targets,
         "counts": torch.tensor([len(positions), int(is_text.sum())]),
         "row": numbers[is_text].unique().tolist(),
     }
+
+
+def part_documents(
+    ids: torch.Tensor, places: torch.Tensor, is_text: torch.Tensor, multiple: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the documents of blocks in lines of their own, and where each token now is.
+
+    Args:
+        ids, places, is_text: of the tokens of blocks, [blocks, tokens]; a document's part of a
+            block begins at place 0.
+        multiple: the length of a line is a multiple of this; lines are padded on the right.
+
+    Returns:
+        [lines, tokens], and for each token of the flattened blocks its place in the flattened
+        lines.
+    """
+    begins = is_text & (places == 0)
+    lines = begins.flatten().cumsum(0) - 1
+    num_lines = max(int(begins.sum()), 1)
+    longest = int(places.max()) + 1
+    width = longest + -longest % multiple
+    places_in_lines = lines * width + places.flatten()
+    parted = torch.zeros(num_lines, width, dtype=ids.dtype)
+    parted.view(-1)[places_in_lines[is_text.flatten()]] = ids[is_text]
+    return parted, places_in_lines
 
 
 # ---- Model ----
@@ -278,7 +313,8 @@ def main(args: Arguments) -> None:
     tokenizer = load_text_tokenizer(args.model_name_or_path, args.model_revision)
     with accelerator.local_main_process_first():  # the other ranks read its cache
         corpus = load_data(args, tokenizer)
-    batches_per_step = args.gradient_accumulation_steps * Mesh.of(accelerator).data_ranks
+    mesh = Mesh.of(accelerator)
+    batches_per_step = args.gradient_accumulation_steps * mesh.data_ranks
     rows_per_step = args.per_device_train_batch_size * batches_per_step
     tokens_per_step = rows_per_step * args.max_length
     total_steps = count_steps(args, corpus, tokens_per_step)
@@ -288,7 +324,7 @@ def main(args: Arguments) -> None:
         corpus.documents, tokenizer, args, accelerator, corpus.passes, rows_per_step
     )
     one_line = takes_one_line(args.attn_implementation)
-    to_batch = partial(make_batch, max_length=args.max_length, one_line=one_line)
+    to_batch = partial(make_batch, max_length=args.max_length, one_line=one_line, mesh=mesh)
     eval_parts = deal_blocks(corpus.eval_blocks, args.per_device_eval_batch_size, accelerator)
     eval_batches = [send_to_device(to_batch(part), accelerator.device) for part in eval_parts]
 
@@ -335,8 +371,8 @@ def main(args: Arguments) -> None:
         losses = []
         grad_norm = None
         for batch in micro_batches:
-            with accelerator.accumulate(model):
-                loss = token_loss(model, batch) / num_trained_on
+            with accelerator.accumulate(model), part_of(accelerator, batch) as part:
+                loss = token_loss(model, part) / num_trained_on
                 losses.append(loss.detach())
                 # Backward, without the division by ranks and micro-batches that engines add
                 backward_of_sum(accelerator, loss)

@@ -48,7 +48,7 @@ class Arguments(
     """Instruction tuning of mixtures of experts."""
 
     GROUP: ClassVar[str] = "Mixture of experts"
-    MESH: ClassVar[Sequence[str]] = ("tp",)
+    MESH: ClassVar[Sequence[str]] = ("tp", "cp", "sp")
     model_name_or_path: str = "allenai/OLMoE-1B-7B-0924"  # Apache-2.0
     # EDIT: your data set. Default: 2,260 rows (Apache-2.0 license)
     dataset_name: list[str] = field(default_factory=lambda: ["HuggingFaceTB/smoltalk"])
@@ -90,12 +90,14 @@ if __name__ == "__main__":
 
 import math
 import sys
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import torch
 from accelerate import Accelerator
 from accelerate.utils import set_seed
+from torch.nn.functional import pad
 from torch.utils.data import DataLoader
 from transformers import AutoModelForCausalLM
 
@@ -107,7 +109,7 @@ from components.conversations import Conversation, read_conversation, trains_on_
 from components.exits import Exit
 from components.export import save_model
 from components.head_loss import LossInHead
-from components.mesh import sum_over_rows, sum_over_tokens
+from components.mesh import Mesh, part_of, sum_over_parts, sum_over_rows, sum_over_tokens
 from components.mixture import read_splits
 from components.model import add_adapters, load_pretrained, set_up_layers
 from components.model_checks import base_model_of, check_model
@@ -201,6 +203,25 @@ class RoutedCollator(TokenCollator):
         return batch
 
 
+def routed_of_part(part: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+    """Return which tokens of a rank's part of a batch belong to which row, as RoutedCollator does.
+
+    The lengths stay those of whole rows.
+
+    Args:
+        part: of lines of one row each, which are padded on the right, as `part_of` yields it.
+    """
+    routed = part["routed"]
+    places_in_row = part["inputs"].get("position_ids")
+    if places_in_row is None:  # a whole batch
+        return routed
+    lines_without_row = len(places_in_row) - len(routed["lengths"])
+    lengths = pad(routed["lengths"], (0, lines_without_row))
+    places = (places_in_row < lengths[:, None]).flatten().nonzero()[:, 0]
+    rows = places // places_in_row.shape[1]
+    return {**routed, "places": places, "row": rows}
+
+
 # ---- Model ----
 def load_model(args: Arguments, accelerator: Accelerator) -> torch.nn.Module:
     """Return the mixture, with adapters if requested; end with 64 if it has no router loss."""
@@ -269,7 +290,10 @@ def describe_experts(model: torch.nn.Module, top_k: int, factor: float) -> str:
 
 # ---- Loss ----
 def router_loss(
-    router_logits: Sequence[torch.Tensor], routed: Mapping[str, torch.Tensor], top_k: int
+    router_logits: Sequence[torch.Tensor],
+    routed: Mapping[str, torch.Tensor],
+    top_k: int,
+    sum_of_parts: Callable[[torch.Tensor], torch.Tensor],
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the router loss of a batch, summed over rows, and the tokens that each expert gets.
 
@@ -278,11 +302,14 @@ def router_loss(
     over the row's tokens and all layers. It is top_k if the load is even. Applied to a batch, that
     function depends on which rows share the batch, and on padding. Computed per row, as in DeepSeek
     (arXiv 2405.04434, 2412.19437), and weighted by the row's tokens, it adds up like the
-    cross-entropy.
+    cross-entropy. It is linear in the probabilities, so that it also adds up over the ranks that
+    share a row, once each knows how often the whole row's tokens pick each expert.
 
     Args:
         router_logits: of each layer, [tokens of the flattened batch, experts].
         routed: as in RoutedCollator.
+        sum_of_parts: a function that returns the sum of a tensor over the ranks that share the
+            rows.
 
     Returns:
         A scalar in fp32, and the tokens of each expert, [layers, experts].
@@ -294,7 +321,7 @@ def router_loss(
     num_layers, _, num_experts = probabilities.shape
     # Sums over the layers and the tokens of each row, [rows, experts]
     zeros = probabilities.new_zeros(len(routed["lengths"]), num_experts)
-    token_counts = zeros.index_add(0, routed["row"], picked.sum(0))
+    token_counts = sum_of_parts(zeros.index_add(0, routed["row"], picked.sum(0)))
     probability_sums = zeros.index_add(0, routed["row"], probabilities.sum(0))
     # The product of their means over tokens and layers, weighted by the number of tokens
     products = (token_counts * probability_sums).sum(1)
@@ -303,21 +330,35 @@ def router_loss(
 
 
 def summed_losses(
-    model: torch.nn.Module, token_loss: LossInHead, batch: Mapping[str, Any], top_k: int
+    accelerator: Accelerator,
+    model: torch.nn.Module,
+    token_loss: LossInHead,
+    batch: Mapping[str, Any],
+    top_k: int,
+    is_training: bool = True,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return cross-entropy and router loss summed over a batch, in fp32, and the experts' load.
 
     The aux_loss in the model's own output also counts padding, so it is not used.
+
+    Args:
+        batch: this rank's part of a batch. Each of the three is a sum over its tokens.
     """
     inputs = {**batch["inputs"], "output_router_logits": True}
     losses, output = token_loss.losses_and_output(
         model, inputs, batch["positions"], batch["targets"]
     )
-    return losses.sum(), *router_loss(output.router_logits, batch["routed"], top_k)
+    sum_of_parts = partial(sum_over_parts, accelerator, is_training=is_training)
+    routed = routed_of_part(batch)
+    return losses.sum(), *router_loss(output.router_logits, routed, top_k, sum_of_parts)
 
 
 def mean_losses(
-    accelerator: Accelerator, sums: torch.Tensor, load: torch.Tensor, counts: torch.Tensor
+    accelerator: Accelerator,
+    sums: torch.Tensor,
+    load: torch.Tensor,
+    counts: torch.Tensor,
+    is_training: bool = True,
 ) -> dict[str, float]:
     """Return both losses per token, and the largest load of an expert relative to an even load.
 
@@ -326,8 +367,8 @@ def mean_losses(
         load: the number of tokens that each expert got on this rank, [layers, experts].
         counts: tokens that are trained on, and all tokens, on all ranks.
     """
-    sums = sum_over_tokens(accelerator, sums)
-    load = sum_over_tokens(accelerator, load)
+    sums = sum_over_tokens(accelerator, sums, is_training)
+    load = sum_over_tokens(accelerator, load, is_training)
     loss, aux_loss = (sums / counts).tolist()
     largest = (load / load.mean(1, keepdim=True)).max().item()
     return {"loss": loss, "aux_loss": aux_loss, "max_expert_load": largest}
@@ -349,12 +390,16 @@ def evaluate(
     load = torch.zeros((), device=accelerator.device)  # becomes [layers, experts]
     counts = torch.zeros(2, dtype=torch.long, device=accelerator.device)
     for batch in run.interruptible(loader):
-        loss, aux_loss, batch_load = summed_losses(model, token_loss, batch, top_k)
+        with part_of(accelerator, batch, is_training=False) as part:
+            loss, aux_loss, batch_load = summed_losses(
+                accelerator, model, token_loss, part, top_k, is_training=False
+            )
         sums = sums + torch.stack([loss, aux_loss])
         load = load + batch_load
         counts = counts + batch["counts"]
     model.train()
-    means = mean_losses(accelerator, sums, load, sum_over_rows(accelerator, counts))
+    counts = sum_over_rows(accelerator, counts)
+    means = mean_losses(accelerator, sums, load, counts, is_training=False)
     metrics = {f"eval_{name}": mean for name, mean in means.items()}
     metrics["eval_perplexity"] = perplexity_of(means["loss"])
     run.log_evaluation(
@@ -378,7 +423,9 @@ def main(args: Arguments) -> None:
     plan = BatchPlan(args, accelerator, len(train_rows), lengths, args.dataloader_num_workers)
     run.check_plan(plan.total_steps, rows_per_step=plan.rows_per_step, data=train_rows.fingerprint)
     collator = RoutedCollator(
-        pad_token_id=tokenizer.pad_token_id, one_line=takes_one_line(args.attn_implementation)
+        pad_token_id=tokenizer.pad_token_id,
+        one_line=takes_one_line(args.attn_implementation),
+        pad_to_multiple_of=Mesh.of(accelerator).pad_to_multiple_of,
     )
     train_loader = plan.training_loader(train_rows, collator, first_step=run.step)
     eval_loader = plan.evaluation_loader(eval_rows, collator)
@@ -426,8 +473,10 @@ def main(args: Arguments) -> None:
         load = torch.zeros((), device=accelerator.device)  # becomes [layers, experts]
         grad_norm = None
         for batch in micro_batches:
-            with accelerator.accumulate(model):
-                token_sum, aux_sum, batch_load = summed_losses(model, token_loss, batch, top_k)
+            with accelerator.accumulate(model), part_of(accelerator, batch) as part:
+                token_sum, aux_sum, batch_load = summed_losses(
+                    accelerator, model, token_loss, part, top_k
+                )
                 sums = sums + torch.stack([token_sum.detach(), aux_sum.detach()])
                 load = load + batch_load
                 loss = token_sum / num_trained_on + factor * aux_sum / num_tokens

@@ -33,6 +33,14 @@ def parallelism(**sizes):
     return SimpleNamespace(**{f"{name}_size": sizes.get(name, 1) for name in names})
 
 
+def sharing_rows(ranks, rank=0):
+    """The Accelerator of one of the ranks that share each row by sequence parallelism."""
+    sizes = SimpleNamespace(
+        dp_replicate_size=1, dp_shard_size=1, cp_size=1, sp_size=ranks, tp_size=1
+    )
+    return fake_accelerator(num_processes=ranks, process_index=rank, parallelism_config=sizes)
+
+
 def alone(ranks):
     """What a run asks of an Accelerator before its first step, on rank 0 of `ranks`."""
     return SimpleNamespace(

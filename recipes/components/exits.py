@@ -18,4 +18,6 @@ class Exit(enum.IntEnum):
     NOT_FINITE = 70  # the loss or the gradient is not finite
     CANNOT_WRITE = 73
     STOPPED = 75  # stopped and saved: the same command continues the run
-    DIFFERS = 76  # a merged or exported model does not say what the trained one says
+    # A merged or exported model does not say what the trained one says, or an engine's gradient is
+    # not the sum of what the ranks computed
+    DIFFERS = 76

@@ -23,7 +23,9 @@ if TYPE_CHECKING:
 
 # The dimensions of the mesh: ranks with copies of the same experts; the group over which experts
 # are spread; and a rank by itself, since no two ranks have the same rows
-COPIES, GROUP, ALONE = "copies", "ep", "alone"
+COPIES = "copies"
+GROUP = "ep"
+SINGLE = "single"
 
 
 def make_expert_mesh(accelerator: "Accelerator", size: int) -> DeviceMesh:
@@ -33,7 +35,7 @@ def make_expert_mesh(accelerator: "Accelerator", size: int) -> DeviceMesh:
         size: the number of ranks in a group.
     """
     shape = (accelerator.num_processes // size, size, 1)
-    return init_device_mesh(accelerator.device.type, shape, mesh_dim_names=(COPIES, GROUP, ALONE))
+    return init_device_mesh(accelerator.device.type, shape, mesh_dim_names=(COPIES, GROUP, SINGLE))
 
 
 def average_under_ddp(model: torch.nn.Module, mesh: DeviceMesh) -> None:

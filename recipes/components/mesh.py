@@ -139,18 +139,6 @@ class Mesh:
             return 2 * self.cp
         return self.sp
 
-    def fewest_lines(self, batch_size: int) -> int:
-        """Return the least number of lines, empty ones included, of a batch to train on.
-
-        Under sequence parallelism DeepSpeed takes batches of one size.
-
-        Args:
-            batch_size: rows in each batch but the last one of an epoch.
-        """
-        if self.sp > 1:
-            return batch_size
-        return 1
-
 
 def sum_over_rows(accelerator: "Accelerator", value: Any) -> Any:
     """Return the sum of what belongs to the rows of all ranks. Every rank takes part.

@@ -9,7 +9,6 @@ import contextlib
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from components import varlen
 from components.arguments import (
     CommonArguments,
     CompileArguments,
@@ -21,6 +20,7 @@ from components.arguments import (
 )
 from components.config_strategy import how_to_fit_sequences
 from components.mesh import Mesh
+from components.packing import takes_one_line
 from components.plugins import deepspeed_config, fsdp_plugin
 
 if TYPE_CHECKING:
@@ -158,8 +158,11 @@ def find_misfits_of_parts(args: CommonArguments) -> Iterator[str]:
                 f"--{name}: rows of one line would see each other, since no mask is split with the "
                 f"line: leave it out"
             )
-    if args.attn_implementation == varlen.NAME:
-        yield f"--attn_implementation {varlen.NAME} needs whole lines: use sdpa"
+    if takes_one_line(args.attn_implementation):
+        yield (
+            f"--attn_implementation {args.attn_implementation} takes all rows of a batch in one "
+            "line, of which a rank would have a part: use sdpa"
+        )
     if isinstance(args, InstructionTuningArguments) and args.neftune_noise_alpha is not None:
         yield (
             "--neftune_noise_alpha: the noise depends on the length of a row, of which a rank has "
@@ -201,7 +204,13 @@ def find_misfits_of_config(config: Any, mesh: Mesh) -> Iterator[str]:
     if mesh.cp > 1 and others:
         yield (
             f"the ring of context parallelism knows only full attention, and this model has "
-            f"{', '.join(others)}: set cp_size to 1, or use deepspeed_ulysses.yaml"
+            f"{', '.join(others)}: set cp_size to 1, or use fsdp2_full_shard.yaml"
+        )
+    if mesh.sp > 1 and others:
+        # deepspeed/runtime/sequence_parallel/ulysses_sp.py, uattn_wrapper
+        yield (
+            f"sequence parallelism drops the masks by which sdpa knows {', '.join(others)}: set "
+            "sp_size to 1, or use deepspeed_zero3.yaml"
         )
 
 

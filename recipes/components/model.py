@@ -19,6 +19,7 @@ from components.arguments import (
     QuantizationArguments,
 )
 from components.loading import build_without_weights, loading
+from components.mesh import Mesh
 from components.model_checks import check_adapters, check_modules_to_save
 from components.split_adapters import split_adapters
 from components.strategy import compute_dtype
@@ -34,7 +35,10 @@ def load_pretrained(
     Args:
         auto_class: one of transformers' AutoModel classes.
     """
-    return call_from_pretrained(auto_class, args, accelerator)
+    model = call_from_pretrained(auto_class, args, accelerator)
+    if Mesh.of(accelerator).sp > 1:
+        upstream.name_size_of_heads(model)
+    return model
 
 
 def load_with_report(

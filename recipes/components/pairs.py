@@ -209,7 +209,7 @@ class PairCollator:
             # is one more than the position that predicts it.
             positions = is_filled.flatten().cumsum(0)[cells] - 2
         num_pairs = len(rows)
-        num_tokens = int(is_filled.sum()) if rows else 0
+        num_tokens = int(is_filled[: 2 * num_pairs].sum())  # without those of empty lines
         num_trained_on = int(is_trained_on[:num_pairs].sum())
         row_numbers = [int(row["row"]) for row in rows]
         return {

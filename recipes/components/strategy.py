@@ -2,7 +2,7 @@
 """The strategy of YAML and launcher: the Accelerator, and what is really in force."""
 
 import functools
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Protocol
@@ -218,6 +218,7 @@ def set_up_engine(args: CommonArguments, accelerator: Accelerator) -> None:
     upstream.leave_whole_weights_to_fsdp(accelerator)
     lines = args.per_device_train_batch_size * args.LINES_PER_ROW
     upstream.configure_deepspeed_for_loop(accelerator, args.max_grad_norm, lines)
+    upstream.let_batches_differ_in_size(accelerator)
     upstream.silence_old_names_of_collectives()
     upstream.silence_old_way_of_reading_fsdp1()
     upstream.silence_flattened_meshes()
@@ -242,5 +243,9 @@ def backward_of_sum(accelerator: Accelerator, loss: torch.Tensor) -> None:
     # gradient, and so all of them leave the step out. Nothing here waits for the device.
     nan_unless_finite = 0 * loss.detach()
     probe: Probe | None = getattr(accelerator, "gradient_probe", None)
-    with probe.watching(loss) if probe else nullcontext():
-        accelerator.backward(loss * (num_parts + nan_unless_finite))
+    scaled = loss * (num_parts + nan_unless_finite)
+    if probe is None:
+        accelerator.backward(scaled)
+        return
+    with probe.watching(loss):
+        accelerator.backward(scaled)

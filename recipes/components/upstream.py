@@ -524,7 +524,7 @@ class GroupsOfExperts:
 
     def get_mesh(self, names: Any) -> Any:
         """Return the group over which experts are spread, or else the group of only this rank."""
-        return self._mesh["ep" if names == "ep" else "alone"]
+        return self._mesh["ep" if names == "ep" else "single"]
 
 
 @workaround("transformers/distributed/mixin.py, maybe_distribute_model", seen="transformers 5.23")
@@ -536,7 +536,7 @@ def spreading_experts_over(mesh: Any, device: Any) -> Generator[None]:
     accelerate's settings. The engine of the YAML does that.
 
     Args:
-        mesh: has the dimensions "ep" and "alone".
+        mesh: has the dimensions "ep" and "single".
     """
     mixin: Any = importlib.import_module("transformers.distributed.mixin")
     make_mesh = mixin.initialize_distributed_mesh
@@ -668,6 +668,48 @@ def leave_whole_weights_to_fsdp(accelerator: Any) -> None:
     """
     if accelerator.is_fsdp2:
         accelerator._prepare_tp = lambda *prepared: prepared
+
+
+@workaround(
+    "deepspeed/runtime/sequence_parallel/ulysses_sp.py, register_with_transformers",
+    seen="deepspeed 0.19",
+)
+def name_size_of_heads(model: Any) -> None:
+    """Have a model's config name the size of an attention head. Call it before `prepare`.
+
+    DeepSpeed computes the size only if a config does not know the name. Mixtral's does, and has
+    None.
+    """
+    config = model.config.get_text_config()
+    if getattr(config, "head_dim", 0) is None:
+        config.head_dim = config.hidden_size // config.num_attention_heads
+
+
+@workaround(
+    "deepspeed/runtime/sequence_parallel/ulysses_sp.py, required_query_shape",
+    seen="deepspeed 0.19",
+)
+def let_batches_differ_in_size(accelerator: Any) -> None:
+    """Have DeepSpeed-Ulysses take batches of any number of lines, not of the micro-batch's alone.
+
+    A last batch has fewer rows, one of pairs has two lines for each, and documents of one block get
+    lines of their own.
+    """
+    config = accelerator.parallelism_config
+    if config is None or config.sp_size == 1:
+        return
+    from deepspeed.runtime.sequence_parallel.ulysses_sp import UlyssesSPAttentionHF
+
+    original = UlyssesSPAttentionHF.forward
+
+    def forward(attention: Any, module: Any, query: Any, *args: Any, **kwargs: Any) -> Any:
+        attention.batch_size = len(query)
+        for name in ("required_query_shape", "required_key_value_shape", "required_context_shape"):
+            tokens, _, *others = getattr(attention, name)
+            setattr(attention, name, type(query.shape)([tokens, len(query), *others]))
+        return original(attention, module, query, *args, **kwargs)
+
+    UlyssesSPAttentionHF.forward = forward
 
 
 @workaround("accelerate/utils/fsdp_utils.py, fsdp2_prepare_model", seen="accelerate 1.15")

@@ -16,12 +16,12 @@ TITLE = "What each of 4 ranks has: TP cuts matrices, CP and SP cut rows, PP cuts
 # Sizes in inches
 TOP = 0.98
 BOTTOM = 0.42
-ROW = 0.92  # of a mesh
+ROW = 0.92  # the height of a mesh
 LABELS = 1.75  # the width of their names
 CELL = 1.7  # from one rank to the next
-SCALE = 0.36 / 640  # of the numbers of a matrix
+SCALE = 0.36 / 640  # the size of a number of a matrix
 GAP = 0.07  # between matrices
-LINE = 0.13  # of a row of tokens
+LINE = 0.13  # the height of a row of tokens
 TOKENS = 0.7  # where the rows of tokens begin in a cell
 TOKEN = 0.8 / 36  # the width of a token
 GATHERED = 0.35  # opacity of what a rank has while it computes a layer
@@ -74,8 +74,8 @@ def draw_meshes(theme: Theme) -> str:
             corner = (LABELS + CELL * rank, top)
             draw_weights(axes, theme, corner, recording["matrices"], run, rank)
             draw_tokens(axes, theme, corner, recording["rows"], run["tokens"][rank])
-    legend = {"loc": "lower left", "ncols": 4, "fontsize": 8.5, "columnspacing": 1.2}
-    figure.legend(handles=boxes_of_legend(theme), **legend)
+    legend: dict[str, Any] = {"ncols": 4, "fontsize": 8.5, "columnspacing": 1.2}
+    figure.legend(handles=boxes_of_legend(theme), loc="lower left", **legend)
     return to_svg(figure)
 
 

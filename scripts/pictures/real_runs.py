@@ -10,6 +10,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -57,25 +58,29 @@ PIPELINE_MODEL = (
 ).split()
 # Packed sequences have one length, so that each micro-batch takes the same time
 PIPELINE_FLAGS = "--packing --max_length 256 --max_steps 12 --eval_strategy no".split()
-MESH_ROWS = 4  # of the step, however the ranks share them
+MESH_ROWS = 4  # a step has so many, however the ranks share them
 MESH_MODEL = (
     "--hidden_size 320 --intermediate_size 640 --num_attention_heads 4 --num_key_value_heads 4 "
     "--num_hidden_layers 2"
 ).split()
 ONE_STEP = "--max_steps 1 --save_steps 0 --eval_strategy no".split()
-PIPELINES = 2  # of the four ranks, each of PIPELINE_RANKS
+PIPELINES = 2  # the four ranks make so many, each of PIPELINE_RANKS
 IN_PIPELINES = ("--pp_size", str(PIPELINE_RANKS))
-MESH_RUNS = (
-    Run("meshes", "ddp", 4, 1),
-    Run("meshes", "fsdp2_full_shard", 4, 1),
-    Run("meshes", "tp", 4, 4, sizes=("tp_size=4",)),
-    Run("meshes", "fsdp2_tp", 4, 2),
-    Run("meshes", "hsdp_tp", 8, 1),
-    Run("meshes", "fsdp2_cp", 4, 2),
-    Run("meshes", "hsdp_cp", 8, 1),
-    Run("meshes", "deepspeed_ulysses", 4, 2, sizes=("dp_shard_size=2",)),
-    Run("meshes", "pp", 4, 2, flags=IN_PIPELINES, recipe="llama_pipeline"),
-    Run("meshes", "pp", 4, 2, flags=(*IN_PIPELINES, "--shard_stages"), recipe="llama_pipeline"),
+IN_STAGES = partial(Run, "meshes", "pp", 4, 2, recipe="llama_pipeline")
+PIPELINE_RUNS = (
+    IN_STAGES(flags=IN_PIPELINES),
+    IN_STAGES(flags=(*IN_PIPELINES, "--shard_stages")),
+)
+# YAML, ranks, rows of each batch, and sizes that are not the YAML's
+MESHES = (
+    ("ddp", 4, 1, ()),
+    ("fsdp2_full_shard", 4, 1, ()),
+    ("tp", 4, 4, ("tp_size=4",)),
+    ("fsdp2_tp", 4, 2, ()),
+    ("hsdp_tp", 8, 1, ()),
+    ("fsdp2_cp", 4, 2, ()),
+    ("hsdp_cp", 8, 1, ()),
+    ("deepspeed_ulysses", 4, 2, ("dp_shard_size=2",)),
 )
 MATRICES = ("up_proj", "down_proj")  # as proof/part_probe.py, which imports torch
 ESCAPES = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")  # colors and movements of a terminal's cursor
@@ -269,7 +274,7 @@ def record_meshes(folder: Path) -> Recording:
     passes, _ = read_lines(single / "parts.0")
     rows = lines_of_tokens(passes[0], pad)
     runs = []
-    for run in MESH_RUNS:
+    for run in (*runs_of_meshes(), *PIPELINE_RUNS):
         noted = rehearse_parts(run, tiny, folder / run.name)
         ranks = [noted / f"parts.{rank}" for rank in range(run.ranks)]
         boxes = [boxes_of(path, wholes) for path in ranks]
@@ -293,6 +298,14 @@ def record_meshes(folder: Path) -> Recording:
         "bytes": bytes_by_class(single),
         "runs": runs,
     }
+
+
+def runs_of_meshes() -> list[Run]:
+    """Return the runs of llama.py, each of one step of MESH_ROWS rows."""
+    runs = []
+    for config, ranks, batch, sizes in MESHES:
+        runs.append(Run("meshes", config, ranks, batch, sizes=sizes))
+    return runs
 
 
 def rehearse_parts(run: Run, tiny: Path, folder: Path) -> Path:

@@ -197,11 +197,27 @@ class Forward:
             kept.append(Tensor(0, 1, self.mask_of_layer(q.itemsize)))
         storage = ag.new(q.numel, q.itemsize)
         kept.append(Tensor(q.numel, q.itemsize, storage))
-        out = ag.op(q.numel, q.itemsize, [q, k, v], keeps=kept, storage=storage)
+        scratch = self.scratch_of_ring(q, k)
+        out = ag.op(q.numel, q.itemsize, [q, k, v], keeps=kept, storage=storage, scratch=scratch)
         if self.plan.cp * self.plan.sp == 1:
             return out
         # From another order of tokens or heads to that of the next projection
         return ag.op(out.numel, out.itemsize, [out])
+
+    def scratch_of_ring(self, q: Tensor, k: Tensor) -> int:
+        """Return the bytes that a ring takes in the backward pass besides its results.
+
+        It holds the keys and values of all ranks and its own concatenated, the gradients of the
+        piece that it computes, and those of keys and values once more, on their way to the next
+        rank and from the last one (_templated_ring_attention_backward of torch).
+        """
+        cp = self.plan.cp
+        if cp == 1:
+            return 0
+        keys_and_values = 2 * k.numel
+        gathered = (1 + cp) * keys_and_values
+        gradients = q.numel + keys_and_values
+        return (gathered + gradients) * q.itemsize + 2 * keys_and_values * FP32
 
     def eager_attention(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Return attention in plain PyTorch.

@@ -46,12 +46,14 @@ class TensorTracker(MemTracker):
     ) -> Any:
         if is_blocking_collective(func, args):
             func = partial(run_on_copies, func)
+        elif is_functional_collective(func):
+            func = partial(wait_at_once, func)
         return super().__torch_dispatch__(func, types, args, kwargs)
 
     def peak(self) -> int:
-        """Return the bytes at the peak, of all devices together."""
-        snapshots = self.get_tracker_snapshot("peak").values()
-        return sum(snapshot["Total"] for snapshot in snapshots)
+        """Return the bytes at the peak, of all devices together; tensors on meta have none."""
+        snapshots = self.get_tracker_snapshot("peak").items()
+        return sum(snapshot["Total"] for device, snapshot in snapshots if device.type != "meta")
 
 
 def is_blocking_collective(op: Any, args: tuple) -> bool:
@@ -60,6 +62,29 @@ def is_blocking_collective(op: Any, args: tuple) -> bool:
         return False
     names = [argument.name for argument in op._schema.arguments]
     return dict(zip(names, args, strict=False)).get("async_op") is False
+
+
+def is_functional_collective(op: Any) -> bool:
+    """Return whether an op is a collective that returns a new tensor, as DTensor's are."""
+    if op.namespace != "_c10d_functional":
+        return False
+    name = op.name().rpartition(":")[2]
+    return not name.startswith(("wait", "_wrap"))  # which return their argument
+
+
+def wait_at_once(collective: Callable[..., Any], *args: Any) -> Any:
+    """Run a functional collective to its end on copies; return copies of what it returns.
+
+    As in `run_on_copies`, a gloo thread would hold the tensors of both sides for a while.
+    """
+
+    def copy_of(tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.detach().clone()
+
+    result = collective(*tree_map_only(torch.Tensor, copy_of, args))
+    return tree_map_only(
+        torch.Tensor, lambda tensor: copy_of(torch.ops._c10d_functional.wait_tensor(tensor)), result
+    )
 
 
 def run_on_copies(collective: Callable[..., Any], *args: Any) -> Any:

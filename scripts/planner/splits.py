@@ -17,6 +17,8 @@ from proof.step_hooks import SPLIT_DIMENSION
 from .decoder import Layer
 from .errors import UnplannableError
 
+OUTPUTS = -2  # the dimension of a matrix with a row for each output
+
 
 def shapes_of(model: PreTrainedModel, tp: int) -> dict[int, tuple[int, ...]]:
     """Return {id of a parameter: shape of this rank's part} of what `tp` ranks split."""
@@ -30,6 +32,9 @@ def split_shapes(model: PreTrainedModel, tp: int) -> Iterator[tuple[int, tuple[i
     for name, parameter in model.named_parameters():
         style = _get_parameter_plan(name, model.tp_plan)
         dimension = SPLIT_DIMENSION.get(style or "")
+        # The bias of a matrix is split if its rows are, which are its outputs.
+        if parameter.dim() == 1 and dimension is not None:
+            dimension = 0 if dimension == OUTPUTS else None
         if dimension is not None:
             shape = list(parameter.shape)
             shape[dimension] //= tp

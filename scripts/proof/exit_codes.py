@@ -14,8 +14,8 @@ from pathlib import Path
 
 # The codes of components.exits, whose names cannot be imported here: in each rank the recipe has to
 # find its own components, which a copy has beside it.
-# Done, usage, data, no hub, not finite, cannot write, stopped and saved
-CLEAN_EXITS = (0, 64, 65, 69, 70, 73, 75)
+# Done, usage, data, no hub, not finite, cannot write, stopped and saved, differs
+CLEAN_EXITS = (0, 64, 65, 69, 70, 73, 75, 76)
 REFUSALS = (64, 65, 69)  # usage, data, no hub: one rank's word is enough
 FAILED = 1
 NOT_AS_PROMISED = 78  # EX_CONFIG of sysexits.h: no recipe ends with it

@@ -32,6 +32,7 @@ MAKERS = {
 
 # The same of meshes, which divide the heads by 2 or 4
 EVEN_HEADS = "--num_attention_heads 4 --num_key_value_heads 4".split()
+FOR_MESHES = {"mistral_pretrain": ["--full_attention"]}  # ranks that share a row know no windows
 
 # The flags of the job. 210 rows do not divide by the global batch of 12: the last window of an
 # epoch has 6 rows, and some ranks have none of them.
@@ -115,8 +116,10 @@ class Run:
     @property
     def maker(self) -> list[str]:
         """The arguments of make_tiny.py for them."""
-        more = EVEN_HEADS if self.group == "meshes" else []
-        return [*MAKERS[self.recipe], *more]
+        maker = MAKERS[self.recipe]
+        if self.group == "meshes":
+            return [*maker, *EVEN_HEADS, *FOR_MESHES.get(self.recipe, [])]
+        return maker
 
     @property
     def name(self) -> str:
@@ -295,8 +298,15 @@ MESHES = (
 )
 # (YAML, ranks, ranks of a group that have the experts between them)
 EXPERT_GROUPS = (("ep", 2, 2), ("ep", 4, 4), ("ep", 4, 2), ("fsdp2_ep", 4, 4), ("fsdp2_ep", 4, 2))
-# Recipes whose only dimension is tensor parallelism
-SPLIT_BY_MATRICES = ("llama_dpo", "mistral_pretrain", "mixtral")
+# Recipes beside llama.py whose ranks may share rows
+SHARING_ROWS = ("llama_dpo", "mistral_pretrain", "mixtral")
+# Meshes whose ranks share the tokens of a row
+TOKEN_MESHES = (
+    ("fsdp2_cp", 2, ("dp_shard_size=1",)),
+    ("fsdp2_cp", 4, ()),
+    ("deepspeed_ulysses", 2, ()),
+    ("deepspeed_ulysses", 4, ("dp_shard_size=2",)),
+)
 
 
 def runs_of_meshes() -> list[Run]:
@@ -312,16 +322,28 @@ def runs_of_meshes() -> list[Run]:
             runs.append(run_on_mesh(config, ranks, flags=CHECKPOINTING))
             runs.append(run_on_mesh(config, ranks, flags=PIECES))
     runs += [run_on_mesh("single", 1, weights=kind) for kind in WEIGHTS if kind != "full"]
-    for recipe in SPLIT_BY_MATRICES:
+    for recipe in SHARING_ROWS:
         runs.append(run_on_mesh("single", 1, recipe=recipe))
         runs.append(run_on_mesh("tp", 2, recipe=recipe))
         runs.append(run_on_mesh("fsdp2_tp", 4, recipe=recipe))
-    return [*runs, *runs_of_experts()]
+    return [*runs, *runs_of_tokens(), *runs_of_experts()]
+
+
+def runs_of_tokens() -> list[Run]:
+    """Return runs of other recipes than llama.py whose ranks share the tokens of a row."""
+    runs = []
+    for recipe in SHARING_ROWS:
+        for config, ranks, sizes in TOKEN_MESHES:
+            runs.append(run_on_mesh(config, ranks, sizes, recipe=recipe))
+            if not sizes:
+                runs.append(run_on_mesh(config, ranks, sizes, "LoRA", recipe=recipe))
+        runs.append(run_on_mesh("single", 1, weights="LoRA", recipe=recipe))
+    return runs
 
 
 def runs_of_experts() -> list[Run]:
-    """Return runs of a mixture whose experts are spread over ranks, and of its reference."""
-    runs = [run_on_mesh("single", 1, recipe="mixtral")]
+    """Return runs of a mixture whose experts are spread over ranks."""
+    runs = []
     for config, ranks, size in EXPERT_GROUPS:
         flags = ("--ep_size", str(size))
         runs.append(run_on_mesh(config, ranks, flags=flags, recipe="mixtral"))
@@ -349,7 +371,7 @@ def is_refused(run: Run) -> bool:
         return False
     if run.config == "fsdp1_no_shard":
         return True
-    if run.config.endswith("tp") and run.weights != "LoRA":
+    if run.config.endswith("tp") and run.weights != "LoRA":  # A quantized base is not split.
         return True
     if run.weights == "int8 LoRA":
         return run.config.startswith(("fsdp", "hsdp"))

@@ -14,6 +14,7 @@ import torch
 from torch.nn import Module
 from torch.optim import Optimizer
 
+from proof.pipeline_hooks import Part, when_pipelined
 from proof.step_hooks import Shapes, around_steps, when_prepared
 
 # Where ZeRO keeps the partitions whose gradients it has offloaded, by stage and version
@@ -106,10 +107,13 @@ def address_of(tensor: torch.Tensor) -> int:
 class FirstStep:
     """Writes to a file what is held around the first step that the optimizer takes."""
 
-    def __init__(self, path: Path, model: Any, tensors: Shapes) -> None:
+    def __init__(
+        self, path: Path, model: Any, tensors: Shapes, stage: dict[str, Any] | None = None
+    ) -> None:
         self.path = path
         self.model = model
         self.tensors = tensors
+        self.stage = stage  # of a pipeline, as Part.as_object has it
         self.gradients = {}
         self.is_written = False
 
@@ -131,6 +135,8 @@ class FirstStep:
             "tensors": self.tensors,
             "state_tensors_per_parameter": per_parameter,
         }
+        if self.stage is not None:
+            found["stage"] = self.stage
         if zero is not None:
             found["persistence_threshold"] = self.model.zero_param_persistence_threshold()
         self.path.write_text(json.dumps(found))
@@ -144,4 +150,9 @@ def measure_first_step(path: Path) -> None:
         first = FirstStep(path, model, tensors)
         around_steps(model, optimizer, first.before, first.after)
 
+    def begin_stage(model: Module, optimizer: Optimizer, part: Part) -> None:
+        first = FirstStep(path, model, part.tensors, part.as_object())
+        around_steps(model, optimizer, first.before, first.after)
+
     when_prepared(begin)
+    when_pipelined(begin_stage)

@@ -13,15 +13,20 @@ from typing import Any
 
 from accelerate import DistributedType
 
+from components.arguments import ExpertParallelArguments
 from components.config_reading import as_read
 from components.config_strategy import MESH_KINDS, mesh_sizes, strategy_of
+from components.expert_checks import find_misfits_of_arguments, find_misfits_of_launch
 from components.strategy import Strategy
 from components.strategy_checks import find_misfits
 from planner.recipe import parse_words_of
 from proof.jobs import MAKERS, WEIGHTS, content_of, mesh_configs
 
 OF_PIPELINES = "pp"
+OF_EXPERTS = ("ep", "fsdp2_ep")
+GROUPS_OF_EXPERTS = ("--ep_size", "2")
 EXPERTS = "experts' adapters"
+LAYERS_ONLY = ("--lora_target_parameters",)  # without a value: no adapters of experts
 # A quantized base is stored in what the YAMLs compute in.
 IN_BF16 = ("--dtype", "bfloat16")
 KINDS = (*WEIGHTS, EXPERTS)
@@ -35,7 +40,7 @@ ENGINES = {
 def refusals_by_pair() -> dict[str, dict[str, str]]:
     """Return {YAML: {kind of weights: why it is refused, "" if it is not}}."""
     found: dict[str, dict[str, str]] = {}
-    for config in (*mesh_configs(), OF_PIPELINES):
+    for config in (*mesh_configs(), *OF_EXPERTS, OF_PIPELINES):
         found[config] = {kind: refusal_of(config, kind) for kind in KINDS}
     return found
 
@@ -50,13 +55,17 @@ def refusals(config: str, kind: str) -> Iterator[str]:
     recipe = recipe_of(config, kind)
     arguments = arguments_of(recipe)
     known = {field.name for field in dataclasses.fields(arguments)}
-    words = words_of(kind)
+    words = words_of(config, kind)
     missing = [word for word in words if word.startswith("--") and word[2:] not in known]
     args = parse_words_of(arguments, [word for word in words if word not in missing])
     accelerator: Any = stand_in(content_of(config))
     strategy = Strategy.of(accelerator)
     engine = strategy.name.split()[0]
-    for problem in (*args.find_own_conflicts(), *find_misfits(args, accelerator, strategy)):
+    problems = [*args.find_own_conflicts(), *find_misfits(args, accelerator, strategy)]
+    if config in OF_EXPERTS:
+        problems += find_misfits_of_launch(args.ep_size, accelerator)
+        problems += find_misfits_of_arguments(args, accelerator)
+    for problem in problems:
         # The same words under YAMLs that differ in their sizes
         yield problem.replace(strategy.name, engine)
     if missing:
@@ -65,7 +74,14 @@ def refusals(config: str, kind: str) -> Iterator[str]:
 
 def kinds_by_recipe() -> dict[str, Sequence[str]]:
     """Return {recipe: the kinds of mesh that it takes, such as "tp"}, in the order of MAKERS."""
-    return {recipe: arguments_of(recipe).MESH for recipe in MAKERS}
+    found: dict[str, Sequence[str]] = {}
+    for recipe in MAKERS:
+        arguments = arguments_of(recipe)
+        kinds = list(arguments.MESH)
+        if issubclass(arguments, ExpertParallelArguments):
+            kinds.append("ep")
+        found[recipe] = kinds
+    return found
 
 
 def has_plan(recipe: str) -> bool:
@@ -85,16 +101,19 @@ def recipe_of(config: str, kind: str) -> str:
     """Return the recipe that is asked about a kind of weights."""
     if config == OF_PIPELINES:
         return "llama_pipeline"
-    if kind == EXPERTS:
+    if kind == EXPERTS or config in OF_EXPERTS:
         return "mixtral"
     return "llama"
 
 
-def words_of(kind: str) -> list[str]:
-    """Return the flags of a kind of weights."""
-    if kind == EXPERTS:
-        return list(WEIGHTS["LoRA"])
-    words = list(WEIGHTS[kind])
+def words_of(config: str, kind: str) -> list[str]:
+    """Return the flags of a kind of weights, and of groups where the YAML has no key for them."""
+    base = "LoRA" if kind == EXPERTS else kind
+    words = [str(word) for word in WEIGHTS[base]]
+    if config in OF_EXPERTS:
+        words += GROUPS_OF_EXPERTS
+        if kind not in ("full", EXPERTS):
+            words += LAYERS_ONLY
     if "--load_in_4bit" in words:
         words += IN_BF16
     return words
@@ -123,6 +142,7 @@ def stand_in(content: Mapping[str, Any]) -> Any:
             fsdp_version=2,
             reshard_after_forward=fsdp["fsdp_reshard_after_forward"],
             cpu_ram_efficient_loading=fsdp["fsdp_cpu_ram_efficient_loading"],
+            cpu_offload=None,
         )
     if facts.engine == "zero":
         state.deepspeed_plugin = SimpleNamespace(

@@ -20,7 +20,8 @@ from proof.live_tensors import held, live_state
 
 HELD = "held."  # starts the name of a weight as it is between forward passes
 USED = "used."  # starts that of a weight as a layer multiplies with it
-MATRICES = ("up_proj", "down_proj")  # of each layer: split by rows, and by columns, under TP
+# Matrices of each layer: TP splits the first by rows, the second by columns.
+MATRICES = ("up_proj", "down_proj")
 
 
 def track(path: Path) -> None:
@@ -69,7 +70,7 @@ class Parts:
         self.path = path
         self.has_begun = False
         self.file = open(path, "w", buffering=1)
-        self.names: dict[int, str] = {}  # of the matrices, by the identity of their layers
+        self.names: dict[int, str] = {}  # layers with noted matrices, by their identity
         self.weights: dict[str, torch.Tensor] = {}
         self.is_saved = False
         self.has_stepped = False
@@ -84,10 +85,7 @@ class Parts:
             return
         ids = inputs.get("input_ids")
         positions = inputs.get("position_ids")
-        given = ids
-        if ids is None:
-            given = inputs["inputs_embeds"]
-        line = {"shape": list(given.shape[:2]), "ids": None, "positions": None}
+        line: dict[str, Any] = {"ids": None, "positions": None}
         if ids is not None:
             line["ids"] = ids.tolist()
         if positions is not None:
@@ -118,14 +116,14 @@ class Parts:
             save_file(self.weights, f"{self.path}.safetensors")
             self.is_saved = True
 
-    def note_step(self, optimizer: Optimizer, *_: Any) -> None:
+    def note_step(self, optimizer: Optimizer, *_arguments: Any) -> None:
         """Write the bytes of what the optimizer updates, and of its state."""
         if self.has_stepped:
             return
         self.has_stepped = True
         trained = [weight for group in optimizer.param_groups for weight in group["params"]]
         gradients = [weight.grad for weight in trained if weight.grad is not None]
-        state, _ = live_state(optimizer)
+        state = live_state(optimizer)[0]
         tensors = {"parameters": trained, "gradients": gradients, "optimizer": state}
         line = {name: held(found)["bytes"] for name, found in tensors.items()}
         self.file.write(json.dumps({"bytes": line}) + "\n")

@@ -137,7 +137,11 @@ def promise_of(
     else:
         tensors = [tensor for tensor in tensors if tensor.is_trained]
     by_rows = facts.engine == "fsdp2"
-    promise = promised(tensors, shards[name], rank // facts.tp, by_rows, whole_below)
+    place = rank // facts.tp
+    if "stage" in measured:  # FSDP2 shards stages, which the command line asks for.
+        by_rows = True
+        place = measured["stage"]["place"]
+    promise = promised(tensors, shards[name], place, by_rows, whole_below)
     if name == "gradients" and facts.stage == 1:
         # Gradients are whole between micro-batches; at the step only the rank's share is left.
         least = promised(tensors, shards["optimizer"], rank, by_rows=False).least
@@ -166,11 +170,14 @@ def judge(measurements: list[dict], facts: ConfigStrategy, ranks_per_node: int) 
         measurements: what `proof.live_tensors` wrote, by rank.
         facts: the strategy that the YAML requests.
     """
-    shards = shards_of(facts, len(measurements), ranks_per_node)
+    shards_by_yaml = shards_of(facts, len(measurements), ranks_per_node)
     # Tensors of optimizer state per parameter (AdamW: 2); a rank may hold no parameter at all
     states = max(measured["state_tensors_per_parameter"] for measured in measurements)
     rows = []
     for rank, measured in enumerate(measurements):
+        shards = shards_by_yaml
+        if "stage" in measured:
+            shards = dict.fromkeys(CLASSES, measured["stage"]["shards"])
         for name in CLASSES:
             if name == "master" and not measured[name]["elements"]:
                 continue  # The optimizer updates the parameters themselves.
@@ -178,6 +185,7 @@ def judge(measurements: list[dict], facts: ConfigStrategy, ranks_per_node: int) 
             if name == "optimizer":
                 promise = promise.times(states)
             row = {"rank": rank, "class": name, "expert_ranks": expert_ranks_of(measured)}
+            row["layers"] = measured.get("stage", {}).get("layers", [])
             rows.append(row | judged(name, measured[name], promise, shards[name], facts))
     return rows
 
@@ -219,6 +227,9 @@ def cells_of(row: dict) -> tuple[str, ...]:
         promise = "whole"
     if row["expert_ranks"] > 1:
         promise += f", experts 1/{row['expert_ranks']}"
+    if row["layers"]:
+        layers = row["layers"]
+        promise += f", {'layers' if len(layers) > 1 else 'layer'} {words_of_numbers(layers)}"
     return (
         str(row["rank"]),
         row["class"],
@@ -229,6 +240,17 @@ def cells_of(row: dict) -> tuple[str, ...]:
         promise,
         row["verdict"],
     )
+
+
+def words_of_numbers(numbers: list[int]) -> str:
+    """Return ascending numbers in words, such as "0-1 6-7"."""
+    ranges: list[list[int]] = []
+    for number in numbers:
+        if ranges and number == ranges[-1][-1] + 1:
+            ranges[-1].append(number)
+        else:
+            ranges.append([number])
+    return " ".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else f"{run[0]}" for run in ranges)
 
 
 def aligned(column: tuple[str, ...], to_the_right: bool) -> list[str]:

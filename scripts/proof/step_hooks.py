@@ -86,8 +86,10 @@ def describe(model: Any, expert_ranks: int = 1) -> Shapes:
         dimension = planned_dimension(model, name, len(shape))
         if dimension is not None:
             shape[dimension] //= model.tp_size
-        spread = expert_ranks if has_experts(model, name) else 1
-        shape[:1] = [size // spread for size in shape[:1]]
+        spread = 1
+        if has_experts(model, name):
+            spread = expert_ranks
+            shape[0] //= spread
         rows = shape[0] if shape else 1
         described.append((math.prod(shape), rows, parameter.requires_grad, spread))
     return described
@@ -127,7 +129,9 @@ def ranks_of_experts(accelerator: Accelerator) -> int:
     each rank, as of all other weights.
     """
     ranks = expert_ranks(accelerator)
-    return 1 if ranks > 1 and accelerator.is_fsdp2 else ranks
+    if ranks > 1 and accelerator.is_fsdp2:
+        return 1
+    return ranks
 
 
 def when_prepared(action: PreparedAction) -> None:

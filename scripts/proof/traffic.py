@@ -23,6 +23,7 @@ class Layer:
         kv_width: of the keys of a token: key-value heads times the width of a head.
         parameters: of the layer.
         itemsize: bytes of an element in which the layer computes.
+        experts: to which each token goes, under EP; its ranks have rows of their own.
     """
 
     ranks: int
@@ -31,6 +32,7 @@ class Layer:
     kv_width: int
     parameters: int
     itemsize: int = 2
+    experts: int = 2
 
     @property
     def others(self) -> float:
@@ -78,6 +80,15 @@ def bytes_of_heads(layer: Layer) -> float:
     return 2 * layer.others * elements * layer.itemsize
 
 
+def bytes_of_experts(layer: Layer) -> float:
+    """EP: all-to-alls of tokens to their experts and of results back, in both passes.
+
+    Lepikhin and others, GShard, arXiv 2006.16668, section 3; tokens are those of one rank.
+    """
+    hidden = layer.tokens * layer.experts * layer.width * layer.itemsize
+    return 4 * layer.others * hidden
+
+
 def bytes_of_border(layer: Layer) -> float:
     """PP: hidden states to the next stage, and their gradients back, once a stage.
 
@@ -93,5 +104,6 @@ TRAFFIC: dict[str, Callable[[Layer], float]] = {
     "TP": bytes_of_matrices,
     "CP": bytes_of_ring,
     "SP": bytes_of_heads,
+    "EP": bytes_of_experts,
     "PP": bytes_of_border,
 }

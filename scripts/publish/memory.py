@@ -33,7 +33,8 @@ class Compared:
 COMPARED = (
     Compared("one thing", "one CPU process, one setting changed at a time", METHODS),
     Compared("drawn", "one CPU process, random settings", METHODS),
-    Compared("ranks", "2 and 4 CPU processes, every YAML", METHODS[:1]),
+    Compared("ranks", "2 and 4 CPU processes, each with rows of its own", METHODS[:1]),
+    Compared("meshes", "2 and 4 CPU processes that share rows (TP, CP, SP)", METHODS[:1]),
     Compared("shapes", "the tracer, 1B to 70B parameters, up to 1,024 GPUs", METHODS[:1]),
 )
 
@@ -84,7 +85,8 @@ def planner_block(results: Results) -> str:
     """Return the table of errors of the planned peak, by what it is compared with."""
     cells = list(results["planner"]["cells"])
     for row in results["planner_ranks"]["rows"]:
-        cells.append({"kind": "ranks", METHODS[0]: row["beside_bucket"]})
+        kind = "meshes" if "sizes" in row else "ranks"
+        cells.append({"kind": kind, METHODS[0]: row["beside_bucket"]})
     lines = []
     for compared in COMPARED:
         of_kind = [cell for cell in cells if cell["kind"] == compared.kind]
@@ -105,12 +107,23 @@ def tracked_table(rows: Sequence[Row]) -> str:
     """Return the relative error of the peak on CPU ranks, by YAML and job."""
     jobs = list(dict.fromkeys(row["job"] for row in rows))
     errors = {}
+    places = {}
     for row in rows:
-        errors[row["config"], row["job"]] = signed(row["beside_bucket"])
+        name = name_of_tracked(row)
+        errors[name, row["job"]] = signed(row["beside_bucket"])
+        places[name] = (rank_of(row["config"]), row["ranks"])
     lines = []
-    for config in sorted({row["config"] for row in rows}, key=rank_of):
-        lines.append([config, *(errors.get((config, job), "") for job in jobs)])
+    for name in sorted(places, key=lambda name: places[name]):
+        lines.append([name, *(errors.get((name, job), "") for job in jobs)])
     return table(["YAML", *jobs], lines)
+
+
+def name_of_tracked(row: Row) -> str:
+    """Return the YAML of a tracked job, with the sizes of its mesh that are not the YAML's."""
+    if "sizes" not in row:
+        return row["config"]
+    sizes = [size.replace("_size=", " ") for size in row["sizes"]]
+    return ", ".join([row["config"], f"{row['ranks']} ranks", *sizes])
 
 
 def shapes_table(cells: Iterable[dict[str, Any]]) -> str:

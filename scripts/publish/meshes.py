@@ -18,6 +18,7 @@ SENT = {
     "TP": ("7 all-reduces of hidden states", "7 x 2(n - 1)/n x t h e"),
     "CP": ("keys and values twice, their gradients once", "2 t k x (2(n - 1)/n x e + 4)"),
     "SP": ("8 all-to-alls of a rank's own tokens", "4(n - 1)/n x t/n x (h + k) x e"),
+    "EP": ("4 all-to-alls, for each of a experts a token", "4(n - 1)/n x t a h e"),
     "PP": ("hidden states and their gradients, for each stage", "2 t h e"),
 }
 NO_PLAN = "models with a plan, of which its default is none"
@@ -29,20 +30,31 @@ KINDS_OF_MESH = ("tp", "cp", "sp", "ep")
 def mesh_bytes_block(results: Results) -> str:
     """Return the bytes of each class on the fullest rank, with their share of one process."""
     recording = results["curves"]["meshes"]
+    whole = recording["bytes"]
     lines = []
     for run in recording["runs"]:
-        words = [f"`{run['config']}.yaml`", *run["sizes"]]
-        if run["flags"]:
-            words.append(f"`{' '.join(run['flags'])}`")
-        cells = [share_of(run["bytes"][kind], recording["bytes"][kind]) for kind in CLASSES]
-        lines.append([" ".join(words), str(run["ranks"]), *cells])
+        held = run["bytes"]
+        ranks = str(run["ranks"])
+        cells = [share_of(held[kind], whole[kind]) for kind in CLASSES]
+        lines.append([name_of(run), ranks, *cells])
     return table(["YAML", "ranks", *CLASSES], lines)
+
+
+def name_of(run: Mapping[str, Any]) -> str:
+    """Return the YAML of a recorded run, with its sizes and flags."""
+    config = run["config"]
+    words = [f"`{config}.yaml`", *run["sizes"]]
+    flags = " ".join(run["flags"])
+    if flags:
+        words.append(f"`{flags}`")
+    return " ".join(words)
 
 
 def share_of(sizes: list[int], whole: list[int]) -> str:
     """Return the bytes of the fullest rank, and in brackets their share of one process."""
     most = max(sizes)
-    return f"{most:,} ({most / whole[0]:.1%})"
+    share = most / whole[0]
+    return f"{most:,} ({share:.1%})"
 
 
 def mesh_weights_block(results: Results) -> str:
@@ -53,33 +65,37 @@ def mesh_weights_block(results: Results) -> str:
     # Imported here, since it imports the recipes, and a wrong call should be refused at once.
     from proof.mesh_weights import KINDS, refusals_by_pair
 
-    pairs = refusals_by_pair()
-    reasons: list[str] = []
-    for refusals in in_order(pairs).values():
-        reasons += [reason for reason in refusals.values() if reason]
-    numbers = {reason: number + 1 for number, reason in enumerate(dict.fromkeys(reasons))}
+    numbers: dict[str, int] = {}  # {reason: its number}
     lines = []
-    for config, refusals in in_order(pairs).items():
+    for config, refusals in in_order(refusals_by_pair()).items():
         cells = [answer_of(refusals[kind], numbers) for kind in KINDS]
         lines.append([f"`{config}.yaml`", *cells])
-    notes = [f"{number}. `{reason}`" for reason, number in numbers.items()]
-    return "\n\n".join([table(["YAML", *KINDS], lines), "\n".join(notes)])
+    answers = table(["YAML", *KINDS], lines)
+    notes = "\n".join(f"{number}. `{reason}`" for reason, number in numbers.items())
+    return f"{answers}\n\n{notes}"
 
 
 def in_order(pairs: Mapping[str, Any]) -> dict[str, Any]:
     """Return entries of YAMLs in the order of the page, products after what they multiply."""
 
-    def place(config: str) -> tuple[int, bool, str]:
-        kind = next(number for number, end in enumerate(ENDINGS) if config.endswith(end))
-        is_product = config not in ENDINGS
-        return kind, is_product, config
+    ordered = {}
+    for end in ENDINGS:
+        names = sorted(name for name in pairs if name.endswith(end))
+        for config in sorted(names, key=lambda name: name not in ENDINGS):
+            ordered[config] = pairs[config]
+    return ordered
 
-    return {config: pairs[config] for config in sorted(pairs, key=place)}
 
+def answer_of(refusal: str, numbers: dict[str, int]) -> str:
+    """Return the cell of a pair: yes, or the number of the reason why not.
 
-def answer_of(refusal: str, numbers: Mapping[str, int]) -> str:
-    """Return the cell of a pair: yes, or the number of the reason why not."""
-    return f"no ({numbers[refusal]})" if refusal else "yes"
+    Args:
+        numbers: of the reasons so far, to which a new one is added.
+    """
+    if not refusal:
+        return "yes"
+    number = numbers.setdefault(refusal, len(numbers) + 1)
+    return f"no ({number})"
 
 
 def mesh_recipes_block(results: Results) -> str:
@@ -105,7 +121,9 @@ def mesh_traffic_block(results: Results) -> str:
     """
     lines = []
     for kind, (what, formula) in SENT.items():
-        sizes = [TRAFFIC[kind](replace(OF_8B, tokens=tokens)) for tokens in LENGTHS]
-        lines.append([kind, what, f"`{formula}`", *(f"{size / MIB:,.0f} MiB" for size in sizes)])
+        count = TRAFFIC[kind]
+        sizes = [count(replace(OF_8B, tokens=tokens)) for tokens in LENGTHS]
+        cells = [f"{size / MIB:,.0f} MiB" for size in sizes]
+        lines.append([kind, what, f"`{formula}`", *cells])
     columns = [f"{tokens:,} tokens" for tokens in LENGTHS]
     return table(["", "a rank sends", "bytes", *columns], lines)

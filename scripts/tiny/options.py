@@ -209,6 +209,7 @@ class TextOptions(DecoderOptions):
     vocab_size: int = option(512, f"rows of the embedding, >= {chat.SMALLEST_VOCAB}")
     max_position_embeddings: int = option(512, "longest sequence, in tokens")
     sliding_window: int = option(48, "tokens that a token sees, itself included")
+    full_attention: bool = option(False, "no sliding window: a token sees all before it")
     num_train_rows: int = option(6000)
     num_test_rows: int = option(200)
 

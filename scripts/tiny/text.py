@@ -61,7 +61,8 @@ def make(folder: Path, options: TextOptions) -> None:
     tokenizer.chat_template = None  # The model reads text, not conversations.
     model = make_model(tokenizer, options)
     with output.writing_to(folder):
-        size = f"{len(tokenizer)} tokens, a window of {options.sliding_window}"
+        window = "no window" if options.full_attention else f"a window of {options.sliding_window}"
+        size = f"{len(tokenizer)} tokens, {window}"
         output.save_model(folder / "model", model, tokenizer, size)
         for name, rows in files.items():
             write_texts(folder / "data", name, rows, tokenizer)
@@ -75,7 +76,8 @@ def make_model(tokenizer: PreTrainedTokenizerFast, options: TextOptions) -> PreT
     """Return a random Mistral."""
     torch.manual_seed(options.seed)
     shared = settings.decoder_settings(tokenizer, options)
-    config = MistralConfig(sliding_window=options.sliding_window, **shared)
+    window = None if options.full_attention else options.sliding_window
+    config = MistralConfig(sliding_window=window, **shared)
     return AutoModelForCausalLM.from_config(config)
 
 

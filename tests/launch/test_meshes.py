@@ -60,6 +60,8 @@ PARTS_OF_ROWS = ("fsdp2_cp", "deepspeed_ulysses")
 RUN_HERE = [
     (config, kind) for config, kind, expected in PAIRS if expected == WORKS and config in RANKS
 ]
+# Adapters where they are split themselves
+STOPPED = [*((config, "full") for config in RANKS), ("tp", "LoRA")]
 REFUSED_HERE = {  # each refusal once
     expected: (config, kind, expected)
     for config, kind, expected in reversed(PAIRS)
@@ -131,9 +133,9 @@ def take_over(run, folder, step):
     shutil.copy(run / "metrics.jsonl", folder)
 
 
-def continue_under(config, tiny, folder):
+def continue_under(config, tiny, folder, weights):
     """Continue the run in a folder under a YAML."""
-    code, output = launch(job_of(config), tiny, folder)
+    code, output = launch(job_of(config, weights), tiny, folder)
     assert code == 0 and "Continuing from" in output, output[-3000:]
 
 
@@ -216,12 +218,12 @@ def test_the_result_loads_and_has_the_loss_of_one_process(config, kind, finished
 
 
 # ---- Stopped runs ----
-@pytest.mark.parametrize("config", RANKS)
+@pytest.mark.parametrize(("config", "kind"), STOPPED)
 def test_a_run_that_continues_ends_bit_for_bit_as_if_it_had_not_stopped(
-    config, finished, tiny_of_meshes, shared_tmp, tmp_path
+    config, kind, finished, tiny_of_meshes, shared_tmp, tmp_path
 ):
     lab = Lab(shared_tmp / f"faults_{config}", tiny_of_meshes)
-    job, folder, whole = job_of(config), tmp_path / "run", finished(config)
+    job, folder, whole = job_of(config, kind), tmp_path / "run", finished(config, kind)
     one_rank = Fault("SIGTERM", "between_steps", call=4, rank=1)
     ended = lab.run(job, folder, [one_rank])
     assert ended.code == 75 and set(verified(folder)) == {2, 3}, ended.output[-3000:]
@@ -229,20 +231,22 @@ def test_a_run_that_continues_ends_bit_for_bit_as_if_it_had_not_stopped(
     assert result.ok, result.note
     ours, theirs = files_of_result(folder), files_of_result(whole)
     of_the_stop = {name for name in ours if name.parent.name == "checkpoint-3"}
-    assert ours.keys() - of_the_stop == theirs.keys() and Path("model.safetensors") in theirs
+    assert ours.keys() - of_the_stop == theirs.keys()
+    saved = "model.safetensors" if kind == "full" else "adapter_model.safetensors"
+    assert Path(saved) in theirs
     assert [name for name in theirs if ours[name] != theirs[name]] == []
 
 
-@pytest.mark.parametrize("config", RANKS)
+@pytest.mark.parametrize(("config", "kind"), STOPPED)
 def test_a_run_continues_where_only_weights_are_sharded_and_back_again(
-    config, finished, tiny_of_meshes, tmp_path
+    config, kind, finished, tiny_of_meshes, tmp_path
 ):
     there, back = tmp_path / "there", tmp_path / "back"
-    take_over(finished(config), there, 2)
-    continue_under("fsdp2_full_shard", tiny_of_meshes, there)
+    take_over(finished(config, kind), there, 2)
+    continue_under("fsdp2_full_shard", tiny_of_meshes, there, kind)
     take_over(there, back, 4)
-    continue_under(config, tiny_of_meshes, back)
-    assert_agrees(back, finished("single"))
+    continue_under(config, tiny_of_meshes, back, kind)
+    assert_agrees(back, finished("single", kind))
 
 
 # ---- Dropout ----
@@ -259,6 +263,15 @@ def draws_of_dropout(config, tiny, model, folder, *flags):
     return [[json.loads(line) for line in file.read_text().splitlines()] for file in files]
 
 
+def test_adapters_that_are_split_drop_what_one_process_drops(finished):
+    flags = ("--lora_dropout", "0.1")
+    folder, whole = finished("tp", "LoRA", flags), finished("single", "LoRA", flags)
+    assert_agrees(folder, whole)
+    losses = [[line["loss"] for line in read_metrics(run)[0]] for run in (folder, whole)]
+    without = [line["loss"] for line in read_metrics(finished("single", "LoRA"))[0]]
+    assert without not in losses
+
+
 def test_ranks_that_share_matrices_drop_the_same_and_others_something_else(
     tiny_of_meshes, tmp_path
 ):
@@ -266,7 +279,8 @@ def test_ranks_that_share_matrices_drop_the_same_and_others_something_else(
     model = shutil.copytree(tiny_of_meshes / "model", tmp_path / "model")
     config.attention_dropout = 0.1
     config.save_pretrained(model)
-    flags = ["--attn_implementation", "eager"]  # sdpa draws in its kernel
+    flags = ["--use_peft", "--lora_dropout", "0.1"]
+    flags += ["--attn_implementation", "eager"]  # sdpa draws in its kernel
     draws = draws_of_dropout("fsdp2_tp", tiny_of_meshes, model, tmp_path, *flags)
     assert draws[0] == draws[1] and draws[2] == draws[3]
     assert_different([*draws[0], *draws[2]])

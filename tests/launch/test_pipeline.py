@@ -125,6 +125,7 @@ def test_a_run_that_continues_ends_bit_for_bit_as_if_it_had_not_stopped(
     take_over(whole, folder)
     done = run_case(case, small_of, folder)
     assert done.returncode == 0 and "Continuing from" in done.output, done.output[-3000:]
+    assert "shard report: ok" in done.output, done.output[-3000:]
     for name in ("model.safetensors", "checkpoint-20/state.safetensors"):
         assert (folder / name).read_bytes() == (whole / name).read_bytes()
 

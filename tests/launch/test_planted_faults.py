@@ -20,6 +20,7 @@ from launching import REPO, run
 from proof.jobs import Run, all_runs, reference_of, run_on_mesh
 from proof.launch import launch
 from proof.parity_table import measure
+from proof.trials.outcome import unequal
 from tiny import makers
 
 COPIED = ["accelerate_configs", "recipes", "scripts", "tests", "pyproject.toml", "requirements.txt"]
@@ -159,13 +160,6 @@ FOUND_BY_PARITY = {
         PAD,
         PAD.replace("NOT_TRAINED_ON", "self.pad_token_id"),
     ),
-    "a missing factor of the world size": (
-        TWO_RANKS,
-        "grad_norm",
-        f"{COMPONENTS}/strategy.py",
-        "num_parts = accelerator.gradient_accumulation_steps * accelerator.num_processes",
-        "num_parts = accelerator.gradient_accumulation_steps",
-    ),
     "a schedule that steps once per process": (
         TWO_RANKS,
         "learning_rate",
@@ -187,13 +181,6 @@ POSITIONS = '"inputs": {"input_ids": ids, "position_ids": places},'
 NEXT_TOKENS = 'targets.view(-1)[batch["positions"]] = batch["targets"]'
 OWN_PART = "    trained_on = (targets.flatten() != NOT_TRAINED_ON).nonzero()[:, 0]\n"
 FOUND_BY_PARITY_OF_MESHES = {
-    "gradients that are averaged over too few ranks": (
-        ULYSSES,
-        "grad_norm",
-        MESH,
-        "return self.data_ranks * self.cp * self.sp",
-        "return self.data_ranks",
-    ),
     "tokens that count once for each rank that shares their row": (
         ULYSSES,
         "loss",
@@ -231,6 +218,48 @@ FOUND_BY_PARITY_OF_MESHES = {
         f"    targets[:, -1] = NOT_TRAINED_ON\n{OWN_PART}",
     ),
 }
+
+# ---- Faults that a run finds in its first step: the run, by how much it is off, and the fault ----
+AVERAGED = "return self.data_ranks * self.cp * self.sp"
+AVERAGED_BY_ZERO2 = "if zero_stage in (1, 2):\n            return self.data_ranks\n"
+PARTS = "num_parts = accelerator.gradient_accumulation_steps * averaged"
+FOUND_BY_THE_RUN = {
+    "a missing factor of the world size under DDP": (
+        TWO_RANKS,
+        "0.5",
+        MESH,
+        AVERAGED,
+        "return 1",
+    ),
+    "a missing factor of the micro-batches": (
+        TWO_RANKS,
+        "0.5",
+        f"{COMPONENTS}/strategy.py",
+        PARTS,
+        "num_parts = averaged",
+    ),
+    "a missing factor of the world size under FSDP2": (
+        replace(TWO_RANKS, config="fsdp2_full_shard"),
+        "0.5",
+        MESH,
+        AVERAGED,
+        "return 1",
+    ),
+    "a factor that ZeRO-2 does not divide by": (
+        replace(TWO_RANKS, config="deepspeed_zero2"),
+        "2",
+        MESH,
+        AVERAGED_BY_ZERO2,
+        AVERAGED_BY_ZERO2.replace("self.data_ranks", "2 * self.data_ranks"),
+    ),
+    "gradients that are averaged over too few ranks": (
+        ULYSSES,
+        "0.5",
+        MESH,
+        AVERAGED,
+        "return self.data_ranks",
+    ),
+}
 # scripts/parity.py compares neither evaluations nor dropout
 FOUND_BY_A_TEST_OF_MESHES = {
     "an evaluation under sequence parallelism of parts of rows": (
@@ -246,6 +275,13 @@ FOUND_BY_A_TEST_OF_MESHES = {
         f"{COMPONENTS}/run.py",
         "place = (self._args.seed, step, self._mesh.token_rank)",
         "place = (self._args.seed, step, self._mesh.rank)",
+    ),
+    "adapters of split matrices that drop the same places on each rank": (
+        "test_adapters_that_are_split_drop_what_one_process_drops",
+        r"AssertionError: \{'loss': ",
+        f"{COMPONENTS}/split_adapters.py",
+        "mask.chunk(self.parts, -1)[self.part]",
+        "mask.chunk(self.parts, -1)[0]",
     ),
 }
 
@@ -345,6 +381,30 @@ def test_parity_of_meshes_finds(fault, copy, sound_of_meshes, tiny_of_meshes, tm
     row = row_of(planned, copy(change), tiny_of_meshes, tmp_path / "run", sound_of_meshes)
     assert row["verdict"] == "OUT OF BOUNDS" and row["bytes"] == "ok"
     assert row["differences"][number] > 1e-3, row  # a thousand times the bound, not rounding
+
+
+@pytest.mark.parametrize("fault", FOUND_BY_THE_RUN)
+def test_the_run_finds(fault, copy, tiny, tiny_of_meshes, tmp_path):
+    planned, ratio, *change = FOUND_BY_THE_RUN[fault]
+    model = tiny_of_meshes if planned is ULYSSES else tiny
+    run_folder = tmp_path / "run"
+    code, output = launch(replace(planned, flags=SHORT), model, run_folder, root=copy(change))
+    assert code == 76, output
+    assert f"norm.weight with {ratio} times its gradient" in output and "Traceback" not in output
+    assert not list(run_folder.glob("checkpoint-*")) and not (run_folder / "config.json").exists()
+
+
+@pytest.mark.parametrize(
+    "config", ["ddp", "fsdp1_full_shard", "fsdp2_full_shard", "deepspeed_zero2"]
+)
+def test_what_finds_them_changes_no_bit(config, copy, tiny, tmp_path):
+    planned = replace(TWO_RANKS, config=config, flags=SHORT)
+    place = f"{COMPONENTS}/run.py"
+    without = copy((place, "isinstance(accelerator, ProbedAccelerator)", "False"))
+    for root, name in ((REPO, "with"), (without, "without")):
+        code, output = launch(planned, tiny, tmp_path / name, root=root)
+        assert code == 0, output
+    assert unequal(tmp_path / "with", tmp_path / "without") == 0
 
 
 @pytest.mark.parametrize("fault", FOUND_BY_A_TEST_OF_MESHES)

@@ -3,7 +3,7 @@
 
 import pytest
 
-from planner import live_peaks
+from planner import live_peaks, rehearsals
 
 
 @pytest.fixture(scope="module")
@@ -24,5 +24,20 @@ def tiny(tmp_path_factory):
 )
 def test_the_peak_is_that_of_live_tensors(config, job, tiny, tmp_path):
     row = live_peaks.compare(live_peaks.measure(config, job, tiny, tmp_path / "run"))
+    assert abs(row["error"]) < 0.05, row
+    assert abs(row["beside_bucket"]) < 0.05, row
+
+
+@pytest.mark.parametrize(
+    "mesh",
+    [
+        rehearsals.Mesh("fsdp2_tp", 4),
+        rehearsals.Mesh("fsdp2_cp", 2, ("dp_shard_size=1",)),
+        rehearsals.Mesh("deepspeed_ulysses", 2),
+    ],
+    ids=lambda mesh: mesh.config,
+)
+def test_the_peak_of_ranks_that_share_rows_is_that_of_live_tensors(mesh, tiny, tmp_path):
+    row = live_peaks.compare(live_peaks.measure_mesh(mesh, "plain", tiny, tmp_path / "run"))
     assert abs(row["error"]) < 0.05, row
     assert abs(row["beside_bucket"]) < 0.05, row

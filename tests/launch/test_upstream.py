@@ -5,6 +5,7 @@ Ranks are forks of the test's process (tests/ranks.py), which takes a second or 
 """
 
 import ast
+import copy
 import importlib.util
 import inspect
 import io
@@ -50,6 +51,7 @@ from transformers import (
     ViTModel,
 )
 from transformers.distributed import DistributedConfig
+from transformers.distributed.parallel_utils import ALL_PARALLEL_STYLES
 
 from components import upstream
 from components.deepspeed_state import master_weights
@@ -876,6 +878,61 @@ def test_torch_warns_of_each_norm_over_two_meshes(cured, tmp_path):
         return "sequential all_reduce" in told.getvalue()
 
     assert on_ranks(warned_of, 4, **FSDP2) == [not cured] * 4
+
+
+@shows_harm_without("making_whole_adapters")
+def test_peft_makes_adapters_for_a_part_of_a_weight(cured, tmp_path):
+    llama().save_pretrained(tmp_path)
+
+    def width_of_adapter():
+        accelerator = Accelerator(parallelism_config=ParallelismConfig(tp_size=2))
+        model = split_over(accelerator, tmp_path)
+        config = LoraConfig(target_modules=["down_proj"])
+        with upstream.making_whole_adapters() if cured else nullcontext():
+            model = get_peft_model(model, config)
+        layer = model.get_base_model().model.layers[0].mlp.down_proj
+        return layer.lora_A["default"].in_features
+
+    assert on_ranks(width_of_adapter, 2, **MESH) == [16 if cured else 8] * 2
+
+
+@shows_harm_without("copying_split_weights")
+def test_peft_cannot_copy_split_modules(cured, tmp_path):
+    llama().save_pretrained(tmp_path)
+
+    def copy_of_head():
+        accelerator = Accelerator(parallelism_config=ParallelismConfig(tp_size=2))
+        model = split_over(accelerator, tmp_path)
+        context = upstream.copying_split_weights() if cured else nullcontext()
+        try:
+            with context:
+                model = with_adapters(model, ["lm_head"])
+        except RuntimeError as error:
+            return str(error)
+        copied = model.get_base_model().lm_head.modules_to_save["default"]
+        return len(copied.weight.to_local())
+
+    first, second = on_ranks(copy_of_head, 2, **MESH)
+    assert first == 8  # Its part begins where the whole weight does, at the address 0.
+    assert (second == 8) if cured else ("invalid python storage" in second)
+
+
+@shows_harm_without("run_copy_by_itself")
+def test_the_copy_of_a_split_layer_computes_with_the_weights_of_the_original(cured, tmp_path):
+    llama().save_pretrained(tmp_path)
+
+    def differs():
+        accelerator = Accelerator(parallelism_config=ParallelismConfig(tp_size=2))
+        model = split_over(accelerator, tmp_path)
+        with upstream.copying_split_weights():
+            copied = copy.deepcopy(model.lm_head)
+        if cured:
+            style = ALL_PARALLEL_STYLES[model.tp_plan["lm_head"]]
+            upstream.run_copy_by_itself(copied, style, accelerator.torch_device_mesh["tp"])
+        torch.nn.init.zeros_(copied.weight)
+        return bool(copied(torch.ones(1, 1, 8)).any())
+
+    assert on_ranks(differs, 2, **MESH) == [not cured] * 2
 
 
 # ---- Optimizer ----

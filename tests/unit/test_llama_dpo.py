@@ -15,9 +15,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import llama_dpo
 from components.chat_template import ChatTemplate
 from components.head_loss import LossInHead
+from components.mesh import part_of
+from fakes import fake_accelerator, sharing_rows
 from tiny.llama import make_model
 from tiny.options import LlamaOptions
 
+ONE_PROCESS = fake_accelerator()
 USER = {"role": "user", "content": "Say a."}
 GOOD, BAD = ({"role": "assistant", "content": text} for text in "ab")
 EXPLICIT = {"prompt": [USER], "chosen": [GOOD], "rejected": [BAD]}
@@ -151,7 +154,7 @@ class TestLogps:
             (256, flat),
         ):  # at once, and two tokens at a time
             with prepared(model, mib) as token_loss:
-                answers, prompts = llama_dpo.answer_logps(model, token_loss, one)
+                answers, prompts = llama_dpo.answer_logps(ONE_PROCESS, model, token_loss, one)
             torch.testing.assert_close(answers, torch.tensor(wanted))
             assert prompts.item() == pytest.approx(of_prompts, abs=1e-5)
 
@@ -160,7 +163,8 @@ class TestLogps:
         for mib in (256, 2 * 320 * 4 / 2**20):
             with prepared(model, mib) as token_loss, LargestLogits(model.lm_head) as largest:
                 sum(
-                    part.sum() for part in llama_dpo.answer_logps(model, token_loss, batch)
+                    part.sum()
+                    for part in llama_dpo.answer_logps(ONE_PROCESS, model, token_loss, batch)
                 ).backward()
             seen.append(
                 (largest.rows, torch.nn.utils.get_total_norm([w.grad for w in model.parameters()]))
@@ -169,11 +173,26 @@ class TestLogps:
         assert [rows for rows, _ in seen] == [8, 2]
         torch.testing.assert_close(seen[1][1], seen[0][1])
 
+    @pytest.mark.parametrize("learn_prompts", [False, True])
+    def test_those_of_the_parts_of_a_row_add_up_to_the_row(self, learn_prompts):
+        collate = llama_dpo.PairCollator(0, learn_prompts, pad_to_multiple_of=2, num_lines=6)
+        batch = collate(Dataset.from_list(PAIRS), [[0], [1]])
+        logps = -batch["targets"] / 10  # those of a token are the same on any rank
+        whole = llama_dpo.sum_answers(llama_dpo.place_in_lines(logps, batch), batch)
+        by_pair, prompts = torch.zeros(2, 2), torch.zeros(())
+        for rank in range(2):
+            with part_of(sharing_rows(2, rank), batch) as part:
+                placed = llama_dpo.place_in_lines(-part["targets"] / 10, part)
+                sums = llama_dpo.sum_answers(placed, part)
+            assert len(part["targets"]) < len(batch["targets"])
+            by_pair, prompts = by_pair + sums[0], prompts + sums[1]
+        torch.testing.assert_close((by_pair, prompts), whole)
+
     def test_without_rows_there_is_nothing_and_still_a_gradient(self, tiny):
         model, args = tiny[0], Namespace(loss_type="sigmoid", beta=0.1)
         with prepared(model) as token_loss:
             sums = llama_dpo.compare_answers(
-                model, token_loss, batch_of([]), torch.zeros(2, 2), args
+                ONE_PROCESS, model, token_loss, batch_of([]), torch.zeros(2, 2), args
             )
             sums.loss.backward()
         assert sums.loss == 0 and sums.chosen_nll == 0 and not sums.metrics.any()
@@ -189,16 +208,16 @@ class TestLogps:
         token_loss = LossInHead(model, 256, torch.device("cpu"))
         batch, args = batch_of([0, 1]), Namespace(loss_type="sigmoid", beta=0.5)
         with torch.no_grad():
-            before = llama_dpo.answer_logps(model, token_loss, batch)[0]
+            before = llama_dpo.answer_logps(ONE_PROCESS, model, token_loss, batch)[0]
             for name, weight in model.named_parameters():
                 if "lora_B" in name:
                     weight.normal_()
-        changed = llama_dpo.answer_logps(model, token_loss, batch)[0]
+        changed = llama_dpo.answer_logps(ONE_PROCESS, model, token_loss, batch)[0]
         assert (changed - before).abs().min() > 0.01
-        sums = llama_dpo.compare_answers(model, token_loss, batch, None, args)
+        sums = llama_dpo.compare_answers(ONE_PROCESS, model, token_loss, batch, None, args)
         torch.testing.assert_close(sums.metrics[:2], 0.5 * (changed - before).sum(1))
         torch.testing.assert_close(
-            sums, llama_dpo.compare_answers(model, token_loss, batch, before.T, args)
+            sums, llama_dpo.compare_answers(ONE_PROCESS, model, token_loss, batch, before.T, args)
         )
         assert all(
             weight.requires_grad == ("lora" in name) for name, weight in model.named_parameters()
@@ -231,9 +250,10 @@ class TestLosses:
         logps = torch.tensor([[-3.0, -8.0], [-4.0, -6.0]])
         reference_logps = torch.tensor([[-5.0, -5.0], [-7.0, -7.0]])
         with mock.patch.object(
-            llama_dpo, "answer_logps", lambda model, token_loss, batch: (logps, torch.tensor(-1.0))
+            llama_dpo, "answer_logps", lambda *_, **__: (logps, torch.tensor(-1.0))
         ):
             sums = llama_dpo.compare_answers(
+                ONE_PROCESS,
                 None,
                 None,
                 batch_of([0, 1]),
@@ -241,7 +261,12 @@ class TestLosses:
                 Namespace(loss_type="sigmoid", beta=0.1),
             )
             orpo = llama_dpo.compare_answers(
-                None, None, batch_of([0, 1]), None, Namespace(loss_type="orpo", beta=0.1)
+                ONE_PROCESS,
+                None,
+                None,
+                batch_of([0, 1]),
+                None,
+                Namespace(loss_type="orpo", beta=0.1),
             )
         means = dict(zip(llama_dpo.METRICS, (sums.metrics / 2).tolist(), strict=True))
         wanted = {

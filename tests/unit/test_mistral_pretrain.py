@@ -8,6 +8,7 @@ from transformers import AutoModelForCausalLM, MistralConfig
 
 import mistral_pretrain as recipe
 from components.cli import parse_arguments
+from components.mesh import Mesh
 from mask_probe import SHAPE, distance_from_alone, leak
 
 LENGTH = 8
@@ -51,6 +52,25 @@ class TestBatch:
         assert batch["inputs"]["input_ids"].shape == (1, LENGTH)
         assert batch["counts"].tolist() == [0, 0] and batch["row"] == []
         assert len(batch["targets"]) == 0
+
+    @pytest.mark.parametrize("kind", ["cp", "sp"])
+    def test_where_ranks_share_a_line_each_document_has_one(self, kind):
+        blocks = [
+            block((7, [11, 12, 13]), (4, [21, 22]), (9, [31, 32, 33, 34])),
+            block((9, [34, 35, 1])),
+        ]
+        mesh = Mesh(**{kind: 2})  # lines are multiples of 4 under CP, of 2 under SP
+        batch, whole = recipe.make_batch(blocks, LENGTH, mesh=mesh), recipe.make_batch(blocks, 8)
+        ids = [[11, 12, 13, 0], [21, 22, 0, 0], [31, 32, 33, 0], [34, 35, 1, 0]]
+        assert batch["inputs"].keys() == {"input_ids"}  # all begin at 0, as part_of counts them
+        assert batch["inputs"]["input_ids"].tolist() == ids
+        assert batch["positions"].tolist() == [0, 1, 4, 8, 9, 10, 12, 13]
+        for name in ("targets", "counts"):
+            assert batch[name].equal(whole[name])
+        assert batch["row"] == whole["row"]
+        nothing = recipe.make_batch([], LENGTH, mesh=mesh)
+        assert nothing["inputs"]["input_ids"].shape == (1, mesh.pad_to_multiple_of)
+        assert len(nothing["targets"]) == 0
 
     def test_for_flash_attention_all_is_one_line_with_the_ends_of_its_documents(self):
         blocks = [

@@ -15,7 +15,8 @@ import mixtral
 from components.checks import find_conflicts
 from components.cli import parse_arguments
 from components.head_loss import LossInHead
-from fakes import fake_accelerator
+from components.mesh import part_of
+from fakes import fake_accelerator, sharing_rows
 
 ATTENTION = {"q_proj", "k_proj", "v_proj", "o_proj"}
 ONE_PROCESS = fake_accelerator()
@@ -23,6 +24,11 @@ LAYERS, EXPERTS, TOP_K = 3, 5, 2
 ROWS = [
     {"input_ids": np.arange(1, n + 1), "labels": np.arange(1, n + 1), "row": n} for n in (7, 2, 4)
 ]
+
+
+def of_one_rank(sums):
+    """The sum over the ranks that share rows, of which there is one."""
+    return sums
 
 
 def collate_rows(rows, pad_token_id, one_line=False):
@@ -42,7 +48,7 @@ def logits_of(batch, seed=0):
 
 def loss_of(rows, seed=0):
     batch = collate_rows(rows, pad_token_id=99)
-    return mixtral.router_loss(logits_of(batch, seed), batch["routed"], TOP_K)
+    return mixtral.router_loss(logits_of(batch, seed), batch["routed"], TOP_K, of_one_rank)
 
 
 def test_a_batch_tells_the_router_loss_which_token_is_of_which_row():
@@ -77,7 +83,8 @@ def test_for_flash_attention_the_rows_lie_in_one_line():
     ]
     assert before[0].equal(before[1])
     (loss, load), (flat_loss, flat_load) = (
-        mixtral.router_loss(logits_of(batch), batch["routed"], TOP_K) for batch in (padded, flat)
+        mixtral.router_loss(logits_of(batch), batch["routed"], TOP_K, of_one_rank)
+        for batch in (padded, flat)
     )
     assert loss.item() == pytest.approx(flat_loss.item(), rel=1e-6) and load.equal(flat_load)
 
@@ -88,7 +95,7 @@ def test_a_rank_without_rows_adds_nothing(one_line):
     assert batch["inputs"]["input_ids"].tolist() == [[99]] and batch["counts"].tolist() == [0, 0]
     assert batch["row"] == []
     logits = logits_of(batch)
-    loss, load = mixtral.router_loss(logits, batch["routed"], TOP_K)
+    loss, load = mixtral.router_loss(logits, batch["routed"], TOP_K, of_one_rank)
     loss.backward()
     assert (
         loss == 0
@@ -101,7 +108,7 @@ def test_a_rank_without_rows_adds_nothing(one_line):
 def test_of_one_row_loss_and_gradient_are_those_of_transformers(row):
     batch = collate_rows([row], pad_token_id=99)
     ours, theirs = logits_of(batch), logits_of(batch)
-    loss, _ = mixtral.router_loss(ours, batch["routed"], TOP_K)
+    loss, _ = mixtral.router_loss(ours, batch["routed"], TOP_K, of_one_rank)
     expected = row["row"] * load_balancing_loss_func(
         theirs, EXPERTS, TOP_K
     )  # weighted with its tokens
@@ -119,7 +126,7 @@ def test_by_hand():
         [{"input_ids": np.arange(3), "labels": np.arange(3), "row": 1}], pad_token_id=99
     )
     logits = torch.tensor([[0.8, 0.2], [0.8, 0.2], [0.4, 0.6]]).log()
-    loss, load = mixtral.router_loss((logits,), batch["routed"], 1)
+    loss, load = mixtral.router_loss((logits,), batch["routed"], 1, of_one_rank)
     assert loss.item() == pytest.approx(
         3 * 2 * (2 / 3 * (0.8 + 0.8 + 0.4) / 3 + 1 / 3 * (0.2 + 0.2 + 0.6) / 3)
     )
@@ -141,6 +148,33 @@ def test_it_adds_up_however_the_batch_is_cut_and_padding_has_no_part():
     assert load.sum(1).tolist() == [13 * TOP_K] * LAYERS
 
 
+@pytest.mark.parametrize("num_lines", [1, 5])
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_over_the_ranks_that_share_rows_it_adds_up_to_one_process(ranks, num_lines):
+    collate = mixtral.RoutedCollator(99, pad_to_multiple_of=ranks, num_lines=num_lines)
+    source = SimpleNamespace(__getitems__=lambda numbers: [ROWS[number] for number in numbers])
+    batch = collate(source, [[0], [1], [2]])
+    logits = logits_of(batch)
+    counted = []
+    whole, whole_load = mixtral.router_loss(
+        logits, batch["routed"], TOP_K, lambda counts: counted.append(counts) or counts
+    )
+    whole_gradients = torch.autograd.grad(whole, logits)
+    loss, load = torch.zeros(()), torch.zeros(LAYERS, EXPERTS)
+    gradients = [torch.zeros_like(layer) for layer in logits]
+    for rank in range(ranks):
+        with part_of(sharing_rows(ranks, rank), batch) as part:
+            shape = *batch["inputs"]["input_ids"].shape, EXPERTS
+            own = [layer.view(shape).chunk(ranks, 1)[rank].flatten(0, 1) for layer in logits]
+            routed = mixtral.routed_of_part(part)
+            sums = mixtral.router_loss(own, routed, TOP_K, lambda counts: counted[0])
+        loss, load = loss + sums[0], load + sums[1]
+        for total, gradient in zip(gradients, torch.autograd.grad(sums[0], logits), strict=True):
+            total += gradient
+    torch.testing.assert_close((loss, load), (whole, whole_load))
+    torch.testing.assert_close(gradients, list(whole_gradients))
+
+
 def test_even_routing_costs_the_experts_a_token_and_more_is_worse():
     batch = collate_rows(
         [{"input_ids": np.arange(EXPERTS), "labels": np.arange(EXPERTS), "row": 1}], 99
@@ -148,10 +182,10 @@ def test_even_routing_costs_the_experts_a_token_and_more_is_worse():
     even = torch.eye(EXPERTS) + torch.eye(EXPERTS).roll(
         1, 0
     )  # each expert is picked by two of five tokens
-    loss, _ = mixtral.router_loss((even,), batch["routed"], TOP_K)
+    loss, _ = mixtral.router_loss((even,), batch["routed"], TOP_K, of_one_rank)
     assert loss.item() / EXPERTS == pytest.approx(TOP_K)
     skewed, _ = mixtral.router_loss(
-        (even + torch.tensor([9.0, 8, 0, 0, 0]),), batch["routed"], TOP_K
+        (even + torch.tensor([9.0, 8, 0, 0, 0]),), batch["routed"], TOP_K, of_one_rank
     )
     assert skewed > 1.5 * loss
 
@@ -165,7 +199,7 @@ def test_going_down_its_gradient_evens_the_load():
     router = torch.randn(16, EXPERTS, generator=generator).requires_grad_()
     loads = []
     for _ in range(100):
-        loss, load = mixtral.router_loss((tokens @ router,), batch["routed"], TOP_K)
+        loss, load = mixtral.router_loss((tokens @ router,), batch["routed"], TOP_K, of_one_rank)
         loads.append((load.max() / load.mean()).item())
         (gradient,) = torch.autograd.grad(loss / 200, router)
         router = (router - 0.3 * gradient).detach().requires_grad_()
@@ -200,11 +234,13 @@ def test_what_is_trained_has_gradients_from_both_losses_also_without_rows(flags,
     args, model = load(*flags)
     token_loss = LossInHead(model, 256, torch.device("cpu"))
     trained = {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
-    loss, aux_loss, _ = mixtral.summed_losses(model, token_loss, collate_rows([], 0), TOP_K)
+    loss, aux_loss, _ = mixtral.summed_losses(
+        ONE_PROCESS, model, token_loss, collate_rows([], 0), TOP_K
+    )
     (loss + aux_loss).backward()  # as on a rank that has none
     assert loss == 0 and all((weight.grad == 0).all() for weight in trained.values())
     batch = collate_rows(ROWS, 0)
-    loss, aux_loss, routed = mixtral.summed_losses(model, token_loss, batch, TOP_K)
+    loss, aux_loss, routed = mixtral.summed_losses(ONE_PROCESS, model, token_loss, batch, TOP_K)
     assert routed.sum(1).tolist() == [13 * TOP_K] * len(routed)
     assert len(routed) == model.config.num_hidden_layers  # recomputed or not, each layer's once
     gradients = torch.autograd.grad(

@@ -3,8 +3,10 @@
 
 import pytest
 import torch
+from accelerate import Accelerator
 
 import llama_pipeline
+import mixtral
 from components.cli import parse_arguments
 from components.strategy import (
     PipelineAccelerator,
@@ -54,3 +56,12 @@ def test_a_pipeline_is_named_with_what_it_is_combined_with(flags, ranks, name, m
     strategy = Strategy.of(new_accelerator(args))
     assert strategy.name == name and not strategy.is_sharded
     assert strategy.pipeline == args.pp_size and strategy.shards_stages == args.shard_stages
+
+
+@pytest.mark.parametrize(("size", "name"), [(1, "DDP"), (2, "DDP x EP 2")])
+def test_spread_experts_are_named(size, name, monkeypatch):
+    monkeypatch.setattr(Accelerator, "num_processes", 4)
+    args = parse_arguments(mixtral.Arguments, words=["--ep_size", str(size)])
+    strategy = Strategy.of(new_accelerator(args))
+    assert strategy.name == name and not strategy.is_sharded
+    assert strategy.is_split == (size > 1)

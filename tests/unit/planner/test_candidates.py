@@ -10,10 +10,12 @@ from planner import candidates, yaml_files
 from planner.cards import GIB
 from planner.request import Request
 from planner.validation import BASE, config_of, training_arguments
-from proof.jobs import expert_configs, mesh_configs
+from proof.jobs import expert_configs
 
 # One layer: hundreds of plans are made in each test, and more layers would be more of the same
 SMALL = config_of(BASE | {"width": 128, "depth": 1, "vocab": 1000})
+# The activations of a long row take more than its weights
+LONG = config_of(BASE | {"width": 256, "depth": 6, "vocab": 1000})
 
 
 @functools.cache
@@ -90,6 +92,66 @@ def test_groups_are_listed_where_they_can_be_formed(ranks, machines, versions):
 def test_every_file_is_tried():
     """A new YAML too, but one of those that mean the same."""
     files = {path.name for path in (REPO / "accelerate_configs").glob("*.yaml")}
-    tried = {path.name for path in yaml_files.shipped_files()}
-    not_planned = {f"{name}.yaml" for name in (*mesh_configs(), *expert_configs())}
-    assert tried == files - {"fsdp2_full_shard.yaml", "pp.yaml"} - not_planned
+    tried = {path.name for path in [*yaml_files.shipped_files(), *yaml_files.mesh_files()]}
+    for_other_recipes = {"pp.yaml", *(f"{name}.yaml" for name in expert_configs())}
+    assert tried == files - {"fsdp2_full_shard.yaml"} - for_other_recipes
+
+
+SIZES = [  # (ranks, machines, names of the ways under which ranks share rows)
+    (1, None, set()),
+    (2, None, {"tp, TP 2", "fsdp2_cp, CP 2", "deepspeed_ulysses, SP 2"}),
+    (
+        4,
+        None,
+        {
+            "tp, TP 4",
+            "fsdp2_tp, TP 2",
+            "fsdp2_cp, CP 2",
+            "fsdp2_cp, CP 4",
+            "deepspeed_ulysses, SP 2",
+            "deepspeed_ulysses, SP 4",
+        },
+    ),
+    (
+        8,
+        2,
+        {
+            "fsdp2_tp, TP 2",
+            "fsdp2_tp, TP 4",
+            "hsdp_tp, TP 2",
+            "fsdp2_cp, CP 2",
+            "fsdp2_cp, CP 4",
+            "hsdp_cp, CP 2",
+            "hsdp_cp, CP 4",
+            "deepspeed_ulysses, SP 2",
+            "deepspeed_ulysses, SP 4",
+        },
+    ),
+]
+
+
+@pytest.mark.parametrize("ranks, machines, names", SIZES)
+def test_each_mesh_that_the_ranks_and_the_heads_allow_is_listed(ranks, machines, names):
+    ways = listed("--gradient_checkpointing", ranks, machines)
+    shared = [way for way in ways if way.plan.copies > 1]
+    assert {way.name for way in shared} == names
+    assert all(way.plan.mesh.data_ranks * way.plan.copies == ranks for way in shared)
+
+
+def test_what_a_mesh_refuses_is_not_listed():
+    ways = listed("--packing", 4)
+    assert {way.name for way in ways if way.plan.copies > 1} == {"tp, TP 4", "fsdp2_tp, TP 2"}
+    for way in ways:
+        assert way.plan.tp == 1 or way.weights == "full"
+
+
+def test_long_rows_that_fit_no_single_gpu_are_shared():
+    flags = "--max_length 16384 --per_device_train_batch_size 1 --eval_strategy no"
+    request = Request(words=flags.split(), num_processes=4)
+    args = training_arguments(request.words)
+    card = int(2.2 * GIB)
+    launch = candidates.launch_of(request, args, LONG, card)
+    fitting = candidates.fitting_among(launch, candidates.ways_on(launch, 4))
+    on_gpu = [way for way in fitting if not way.checkpoints]
+    assert {way.plan.cp for way in on_gpu} == {2, 4}
+    assert {way.weights for way in on_gpu} >= {"full", "LoRA"}

@@ -5,6 +5,7 @@ import json
 
 import torch
 from accelerate import Accelerator
+from transformers import AutoModelForCausalLM, MixtralConfig
 
 from proof import step_hooks
 from proof.live_tensors import held, live_state, master_weights, measure_first_step
@@ -93,3 +94,28 @@ def test_steps_of_deepspeeds_engine_are_hooked_as_a_whole():
     step_hooks.around_steps(engine, optimizer=None, before=note, after=note)
     engine.step()
     assert seen == [(True, "torch's"), "step", (True, "torch's")]
+
+
+def test_a_rank_is_promised_its_part_of_experts():
+    config = MixtralConfig(
+        hidden_size=16,
+        intermediate_size=8,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        num_local_experts=4,
+        vocab_size=16,
+    )
+    model = AutoModelForCausalLM.from_config(config)
+    names = [name for name, _ in model.named_parameters()]
+    whole = dict(zip(names, describe(model), strict=True))
+    spread = dict(zip(names, describe(model, expert_ranks=2), strict=True))
+    experts = "model.layers.0.mlp.experts.gate_up_proj"
+    assert (whole.pop(experts), spread.pop(experts)) == (
+        (4 * 16 * 16, 4, True, 1),
+        (2 * 16 * 16, 2, True, 2),
+    )
+    assert whole.pop(experts.replace("gate_up", "down")) != spread.pop(
+        experts.replace("gate_up", "down")
+    )
+    assert whole == spread

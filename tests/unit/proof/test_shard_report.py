@@ -108,3 +108,31 @@ def test_the_table_has_a_line_for_each_class_of_each_rank():
     assert header.split() == "rank class dtype device held bytes promised promise verdict".split()
     assert lines[2] == "0     optimizer   float32  cuda     1,280,000  1,280,000  1/2      ok"
     assert [line.split()[:2] for line in lines[3:]] == [["1", name] for name in CLASSES]
+
+
+def measured_pipeline(shards):
+    """What the two ranks of each of two pipelines hold, and what the YAML asks for."""
+    measured, facts = measurements("ddp")
+    for rank, found in enumerate(measured):
+        stage, place = divmod(rank, 2)
+        layers = [2 * stage, 2 * stage + 1]
+        found["stage"] = {"layers": layers, "shards": shards, "place": place}
+        for name in CLASSES:
+            for unit in ("elements", "bytes"):
+                found[name][unit] //= shards
+    return measured, facts
+
+
+@pytest.mark.parametrize("shards, promise", [(1, "whole"), (2, "1/2")])
+def test_a_rank_of_a_pipeline_is_held_to_its_own_layers(shards, promise):
+    measured, facts = measured_pipeline(shards)
+    rows = judge(measured, facts, 2)
+    assert {row["verdict"] for row in rows} == {"ok"}
+    assert f"{promise}, layers 0-1" in table(rows) and f"{promise}, layers 2-3" in table(rows)
+
+
+def test_a_pipeline_that_shares_no_stage_though_it_should_is_found():
+    measured, facts = measured_pipeline(shards=1)
+    for found in measured:
+        found["stage"]["shards"] = 2
+    assert set(verdicts(measured, facts).values()) == {"NOT AS PROMISED"}

@@ -1,0 +1,202 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rows whose tokens lie on several ranks: nothing is lost or counted twice; gradients add up."""
+
+import contextlib
+from types import SimpleNamespace
+from unittest import mock
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, MistralConfig, MixtralConfig
+
+from components import mesh, mesh_checks, upstream
+from components.packing import TokenCollator
+from components.pairs import PairCollator
+from example_arguments import language_model_arguments
+from fakes import fake_accelerator, sharing_rows
+from harm import shows_harm_without
+
+PAIRS = [
+    {"prompt_ids": [5, 6], "chosen_ids": [7, 8, 9], "rejected_ids": [10], "row": 3},
+    {"prompt_ids": [11], "chosen_ids": [12], "rejected_ids": [13, 14], "row": 8},
+]
+
+
+def parts_of(batch, sp):
+    """The part of a batch that each of `sp` ranks gets."""
+    parts = []
+    for rank in range(sp):
+        with mesh.part_of(sharing_rows(sp, rank), batch) as part:
+            parts.append(part)
+    return parts
+
+
+def source_of(rows):
+    return SimpleNamespace(__getitems__=lambda numbers: [rows[number] for number in numbers])
+
+
+def batch_of_pairs(sp, num_lines=1):
+    collate = PairCollator(0, learn_prompts=True, pad_to_multiple_of=sp, num_lines=num_lines)
+    return collate(source_of(PAIRS), [[0], [1]])
+
+
+# ---- Parts ----
+@pytest.mark.parametrize("sp", [2, 3, 4])
+def test_each_target_of_a_pair_is_on_one_rank_at_its_place_in_the_whole_lines(sp):
+    batch = batch_of_pairs(sp)
+    found = {}
+    for part in parts_of(batch, sp):
+        ids = part["inputs"]["input_ids"]
+        assert ids.shape == (4, batch["longest"] // sp)
+        cells = part["cells"].tolist()
+        assert not found.keys() & set(cells)
+        found |= dict(zip(cells, part["targets"].tolist(), strict=True))
+        # The token before a target is the one whose position the head reads
+        before = batch["inputs"]["input_ids"].flatten()[part["cells"] - 1]
+        assert ids.flatten()[part["positions"]].equal(before)
+    assert found == dict(zip(batch["cells"].tolist(), batch["targets"].tolist(), strict=True))
+
+
+def test_evaluation_under_ulysses_sees_whole_rows():
+    batch = batch_of_pairs(2)
+    with mesh.part_of(sharing_rows(2), batch, is_training=False) as part:
+        assert part is batch
+
+
+def test_rows_of_one_line_are_not_split():
+    rows = [{"input_ids": [1, 2], "labels": [1, 2], "row": 1}] * 3
+    batch = TokenCollator(0, refit=True, pad_to_multiple_of=2)(source_of(rows), [[0, 1], [2]])
+    batch["inputs"]["cu_seq_lens_q"] = torch.tensor([0, 2, 4])
+    with pytest.raises(ValueError, match="only input_ids"), mesh.part_of(sharing_rows(2), batch):
+        pass
+
+
+def test_a_batch_of_pairs_is_filled_up_to_the_lines_that_deepspeed_takes():
+    batch = batch_of_pairs(4, num_lines=6)
+    assert batch["inputs"]["input_ids"].shape == (6, 8)
+    whole = batch_of_pairs(1)
+    assert batch["counts"].equal(whole["counts"]) and batch["lengths"].equal(whole["lengths"])
+    assert batch["targets"].equal(whole["targets"])
+
+
+# ---- Sums ----
+def test_a_sum_over_parts_has_the_whole_value_and_the_gradient_of_the_own_part():
+    own, others = torch.tensor([1.0, 2.0], requires_grad=True), torch.tensor([3.0, 5.0])
+
+    def add_others(total, group):
+        assert group == "those who share the row"
+        total += others
+
+    with (
+        mock.patch.object(mesh, "group_of_parts", lambda accelerator: "those who share the row"),
+        mock.patch.object(torch.distributed, "all_reduce", add_others),
+    ):
+        total = mesh.sum_over_parts(sharing_rows(2), own)
+        (total**2).sum().backward()
+    assert total.tolist() == [4, 7] and own.tolist() == [1, 2]
+    assert own.grad.tolist() == [8, 14]  # 2 x the whole sum, once
+
+
+@pytest.mark.parametrize(
+    ("accelerator", "is_training"), [(fake_accelerator(), True), (sharing_rows(2), False)]
+)
+def test_a_rank_with_whole_rows_adds_nothing_up(accelerator, is_training):
+    own = torch.tensor([1.0])
+    assert mesh.sum_over_parts(accelerator, own, is_training) is own
+
+
+# ---- Refusals ----
+@pytest.mark.parametrize("kind", ["cp", "sp"])
+def test_a_window_is_refused_where_masks_are_dropped(kind):
+    config = MistralConfig(num_attention_heads=4, num_key_value_heads=4, sliding_window=8)
+    (problem,) = mesh_checks.find_misfits_of_config(config, mesh.Mesh(**{kind: 2}))
+    assert f"set {kind}_size to 1" in problem
+    config.sliding_window = None
+    assert not list(mesh_checks.find_misfits_of_config(config, mesh.Mesh(**{kind: 2})))
+
+
+@pytest.mark.parametrize("name", ["flash_attention_2", "varlen"])
+def test_attention_that_takes_all_rows_in_one_line_is_refused(name):
+    args = language_model_arguments("--attn_implementation", name)
+    assert f"--attn_implementation {name} takes all rows of a batch in one line" in " ".join(
+        mesh_checks.find_misfits_of_parts(args)
+    )
+
+
+# ---- Sizes ----
+@shows_harm_without("let_batches_differ_in_size")
+def test_ulysses_takes_a_batch_of_another_size(cured):
+    from deepspeed.runtime.sequence_parallel import ulysses_sp
+
+    alone = SimpleNamespace(
+        get_world_size=lambda group: 1,
+        get_rank=lambda *group: 0,
+        all_gather=lambda gathered, own, group: gathered[0].copy_(own),
+    )
+    original = ulysses_sp.UlyssesSPAttentionHF.forward
+    with (
+        mock.patch.object(ulysses_sp, "dist", alone),
+        mock.patch.object(ulysses_sp, "register_all_to_all_group"),
+        mock.patch.object(ulysses_sp, "_dim_zero_all_to_all", lambda group, sent: sent),
+        # Put back at the end
+        mock.patch.object(ulysses_sp.UlyssesSPAttentionHF, "forward", original),
+    ):
+        if cured:
+            upstream.let_batches_differ_in_size(sharing_rows(2))
+        attention = ulysses_sp.UlyssesSPAttentionHF(
+            lambda module, query, key, value, mask, **others: (value.transpose(1, 2), None),
+            batch_size=3,
+            attn_head_count=2,
+            attn_head_size=4,
+            kv_head_count=2,
+            num_hidden_layers=1,
+            process_group=None,
+            seq_length_is_variable=True,
+        )
+        lines = torch.randn(5, 2, 6, 4)  # lines, heads, tokens and features
+        places = torch.arange(6).expand(5, 6).contiguous()
+        with contextlib.nullcontext() if cured else pytest.raises(AssertionError, match="shape"):
+            output, _ = attention(attention, lines, lines, lines, None, position_ids=places)
+            assert output.equal(lines.transpose(1, 2).flatten(2))
+
+
+class ReachedError(Exception):
+    """Ends DeepSpeed's registration before it replaces the attention of this process."""
+
+
+@shows_harm_without("name_size_of_heads")
+def test_ulysses_knows_the_size_of_heads_that_a_config_leaves_open(cured):
+    from deepspeed.runtime.sequence_parallel import parallel_state_sp, ulysses_sp
+
+    config = MixtralConfig(
+        vocab_size=8,
+        hidden_size=16,
+        intermediate_size=8,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        num_local_experts=2,
+    )
+    model = AutoModelForCausalLM.from_config(config, attn_implementation="sdpa")
+    if cured:
+        upstream.name_size_of_heads(model)
+    seen = {}
+
+    def note_sizes(self, **sizes):
+        seen.update(sizes)
+        raise ReachedError
+
+    with (
+        mock.patch.object(parallel_state_sp, "initialize_sequence_parallel"),
+        mock.patch.object(parallel_state_sp, "get_sequence_parallel_group"),
+        mock.patch.object(ulysses_sp.UlyssesSPAttentionHF, "__init__", note_sizes),
+        pytest.raises(ReachedError),
+    ):
+        ulysses_sp.UlyssesSPAttentionHF.register_with_transformers(
+            model_name_or_path=model,
+            core_attn_implementation="sdpa",
+            sequence_parallel_size=2,
+            micro_batch_size=1,
+            seq_length_is_variable=True,
+        )
+    assert (seen["attn_head_size"] == 8) == cured

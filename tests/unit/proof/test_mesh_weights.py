@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The table of meshes and weights has each pair, and says what the recipes and their job say."""
+
+import pytest
+
+from paths import CONFIGS
+from proof.jobs import WEIGHTS, Run, is_refused, mesh_configs
+from proof.mesh_weights import (
+    EXPERTS,
+    KINDS,
+    OF_EXPERTS,
+    OF_PIPELINES,
+    has_plan,
+    kinds_by_recipe,
+    refusals_by_pair,
+)
+from publish import meshes
+
+
+@pytest.fixture(scope="module")
+def pairs():
+    return refusals_by_pair()
+
+
+def test_no_pair_is_left_out(pairs):
+    shipped = {path.stem for path in CONFIGS.glob("*.yaml")}
+    ends = tuple(f"_{end}" for end in meshes.ENDINGS)
+    of_meshes = {name for name in shipped if name in meshes.ENDINGS or name.endswith(ends)}
+    assert set(pairs) == of_meshes
+    assert all(tuple(refusals) == KINDS for refusals in pairs.values())
+    assert KINDS == (*WEIGHTS, EXPERTS)
+
+
+def test_full_training_works_under_each_mesh(pairs):
+    assert {config: refusals["full"] for config, refusals in pairs.items()} == dict.fromkeys(
+        pairs, ""
+    )
+
+
+def test_a_pair_is_refused_exactly_if_the_job_says_so(pairs):
+    for config in mesh_configs():
+        for kind in WEIGHTS:
+            refused = bool(pairs[config][kind])
+            assert refused == is_refused(Run("meshes", config, weights=kind)), (config, kind)
+
+
+def test_each_refusal_is_one_line_with_a_fix(pairs):
+    for config in set(pairs) - {*OF_EXPERTS, OF_PIPELINES}:
+        for reason in filter(None, pairs[config].values()):
+            assert "\n" not in reason
+            assert ": " in reason
+
+
+def test_pipelines_train_all_weights_only(pairs):
+    adapters = {pairs[OF_PIPELINES][kind] for kind in KINDS if kind != "full"}
+    assert len(adapters) == 1
+    assert "this recipe trains all weights" in adapters.pop()
+
+
+def test_a_recipe_without_a_flag_is_not_asked_about_it(pairs):
+    assert pairs["ep"]["int8 LoRA"] == "mixtral.py has no --load_in_8bit"
+
+
+def test_the_recipes_and_their_plans_are_those_of_transformers():
+    kinds = kinds_by_recipe()
+    assert set(kinds["llama"]) == {"tp", "cp", "sp"}
+    assert "ep" in kinds["mixtral"]
+    assert [has_plan(recipe) for recipe in ("llama_dpo", "bert_ner")] == [True, False]
+
+
+def test_the_table_numbers_each_reason_once(pairs, monkeypatch):
+    refused = dict.fromkeys(KINDS, "") | {"LoRA": "no adapters: leave them out"}
+    monkeypatch.setattr(
+        "proof.mesh_weights.refusals_by_pair", lambda: {"fsdp2_tp": refused, "tp": refused}
+    )
+    text = meshes.mesh_weights_block({})
+    assert text.count("no (1)") == 2
+    assert text.index("`tp.yaml`") < text.index("`fsdp2_tp.yaml`")
+    assert text.endswith("\n\n1. `no adapters: leave them out`")
