@@ -95,25 +95,18 @@ def measure(group: Group, tiny: Path, folder: Path) -> Row:
     """
     flags: Row = {"model_name_or_path": tiny / "model", "dataset_name": tiny / "rows.jsonl"}
     flags["output_dir"] = folder / "run"
+    words = words_of(flags | ONE_ROW_A_STEP)
+    measured = folder / "activations"
     folder.mkdir(parents=True)
-    ranks = rehearse(
-        group.mesh,
-        words_of(flags | ONE_ROW_A_STEP),
-        variable="REHEARSAL_ACTIVATIONS",
-        folder=folder / "activations",
-        precision="no",
-    )
-    kept = {}
+    variable = "REHEARSAL_ACTIVATIONS"
+    ranks = rehearse(group.mesh, words, variable=variable, folder=measured, precision="no")
+    row: Row = {"kind": group.kind, "size": group.mesh.ranks, "config": group.mesh.config}
+    row["sizes"] = list(group.mesh.sizes)
+    row["bytes"] = {}
     for length in LENGTHS:
         of_rank = str(length // group.mesh.ranks)
-        kept[str(length)] = [found[of_rank] for found in ranks]
-    return {
-        "kind": group.kind,
-        "size": group.mesh.ranks,
-        "config": group.mesh.config,
-        "sizes": list(group.mesh.sizes),
-        "bytes": kept,
-    }
+        row["bytes"][str(length)] = [found[of_rank] for found in ranks]
+    return row
 
 
 def write_table(path: Path, rows: Iterable[Row]) -> None:
