@@ -39,7 +39,6 @@ class Arguments(
 
     GROUP: ClassVar[str] = "Preferences"
     LOSS_UNIT: ClassVar[str] = "per pair"
-    LINES_PER_ROW: ClassVar[int] = 2
     MESH: ClassVar[Sequence[str]] = ("tp", "cp", "sp")
     model_name_or_path: str = "Qwen/Qwen2.5-0.5B-Instruct"  # Apache-2.0
     # EDIT: your data set. Default: about 62,100 rows of UltraFeedback (MIT license); some of
@@ -80,7 +79,6 @@ if __name__ == "__main__":
     # flag is refused before them
     args = start(Arguments, __doc__)
 
-import dataclasses
 import math
 from functools import partial
 from typing import Any, NamedTuple
@@ -453,19 +451,14 @@ def main(args: Arguments) -> None:
     lengths = train_rows.lengths
     plan = BatchPlan(args, accelerator, len(train_rows), lengths, args.dataloader_num_workers)
     run.check_plan(plan.total_steps, rows_per_step=plan.rows_per_step, data=train_rows.fingerprint)
-    mesh = Mesh.of(accelerator)
     collator = PairCollator(
         pad_token_id=tokenizer.pad_token_id,
         learn_prompts=args.loss_type == "orpo",
         one_line=takes_one_line(args.attn_implementation),
-        pad_to_multiple_of=mesh.pad_to_multiple_of,
-    )
-    train_collator = dataclasses.replace(
-        collator,
-        num_lines=mesh.lines_of_batch(args.LINES_PER_ROW * args.per_device_train_batch_size),
+        pad_to_multiple_of=Mesh.of(accelerator).pad_to_multiple_of,
     )
     both = join_splits(train_rows, eval_rows)  # one numbering, for the table of the reference
-    train_loader = plan.training_loader(both, train_collator, first_step=run.step)
+    train_loader = plan.training_loader(both, collator, first_step=run.step)
     whole_loader = plan.ordered_loader(both, collator, range(len(both)))
     eval_loader = plan.evaluation_loader(both, collator, range(len(train_rows), len(both)))
 

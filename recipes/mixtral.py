@@ -88,7 +88,6 @@ if __name__ == "__main__":
     # flag is refused before them
     args = start(Arguments, __doc__)
 
-import dataclasses
 import math
 import sys
 from collections.abc import Callable
@@ -423,16 +422,12 @@ def main(args: Arguments) -> None:
     lengths = train_rows.lengths
     plan = BatchPlan(args, accelerator, len(train_rows), lengths, args.dataloader_num_workers)
     run.check_plan(plan.total_steps, rows_per_step=plan.rows_per_step, data=train_rows.fingerprint)
-    mesh = Mesh.of(accelerator)
     collator = RoutedCollator(
         pad_token_id=tokenizer.pad_token_id,
         one_line=takes_one_line(args.attn_implementation),
-        pad_to_multiple_of=mesh.pad_to_multiple_of,
+        pad_to_multiple_of=Mesh.of(accelerator).pad_to_multiple_of,
     )
-    train_collator = dataclasses.replace(
-        collator, num_lines=mesh.lines_of_batch(args.per_device_train_batch_size)
-    )
-    train_loader = plan.training_loader(train_rows, train_collator, first_step=run.step)
+    train_loader = plan.training_loader(train_rows, collator, first_step=run.step)
     eval_loader = plan.evaluation_loader(eval_rows, collator)
 
     # ---- Model, optimizer, schedule ----

@@ -139,17 +139,6 @@ class Mesh:
             return 2 * self.cp
         return self.sp
 
-    def lines_of_batch(self, most: int) -> int:
-        """Return how many lines a batch to train on has at least, some of which may be empty.
-
-        DeepSpeed's attention takes batches of one size (deepspeed/runtime/sequence_parallel/
-        ulysses_sp.py, required_query_shape).
-
-        Args:
-            most: the lines of a full batch.
-        """
-        return most if self.sp > 1 else 1
-
     def fewest_lines(self, batch_size: int) -> int:
         """Return the least number of lines, empty ones included, of a batch to train on.
 
