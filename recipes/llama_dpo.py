@@ -39,7 +39,6 @@ class Arguments(
 
     GROUP: ClassVar[str] = "Preferences"
     LOSS_UNIT: ClassVar[str] = "per pair"
-    LINES_PER_ROW: ClassVar[int] = 2
     MESH: ClassVar[Sequence[str]] = ("tp", "cp", "sp")
     model_name_or_path: str = "Qwen/Qwen2.5-0.5B-Instruct"  # Apache-2.0
     # EDIT: your data set. Default: about 62,100 rows of UltraFeedback (MIT license); some of

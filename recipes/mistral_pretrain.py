@@ -313,10 +313,8 @@ def main(args: Arguments) -> None:
     tokenizer = load_text_tokenizer(args.model_name_or_path, args.model_revision)
     with accelerator.local_main_process_first():  # the other ranks read its cache
         corpus = load_data(args, tokenizer)
-    mesh = Mesh.of(accelerator)
-    rows_per_step = (
-        args.per_device_train_batch_size * args.gradient_accumulation_steps * mesh.data_ranks
-    )
+    batches_per_step = args.gradient_accumulation_steps * Mesh.of(accelerator).data_ranks
+    rows_per_step = args.per_device_train_batch_size * batches_per_step
     tokens_per_step = rows_per_step * args.max_length
     total_steps = count_steps(args, corpus, tokens_per_step)
     evaluate_after = evaluation_steps(args, total_steps, total_steps)
@@ -325,7 +323,9 @@ def main(args: Arguments) -> None:
         corpus.documents, tokenizer, args, accelerator, corpus.passes, rows_per_step
     )
     one_line = takes_one_line(args.attn_implementation)
-    to_batch = partial(make_batch, max_length=args.max_length, one_line=one_line, mesh=mesh)
+    to_batch = partial(
+        make_batch, max_length=args.max_length, one_line=one_line, mesh=Mesh.of(accelerator)
+    )
     eval_parts = deal_blocks(corpus.eval_blocks, args.per_device_eval_batch_size, accelerator)
     eval_batches = [send_to_device(to_batch(part), accelerator.device) for part in eval_parts]
 

@@ -361,7 +361,6 @@ class TrainingArguments:
     GROUP: ClassVar[str] = "Training"
     # Dimensions of a mesh in which several ranks may share a row under a recipe: tp, cp, sp
     MESH: ClassVar[Sequence[str]] = ("tp",)
-    LINES_PER_ROW: ClassVar[int] = 1  # in a batch, two for a pair of answers
     per_device_train_batch_size: Annotated[int, Above(0), MAY_CHANGE] = arg(
         8, "rows per GPU and micro-batch"
     )

@@ -216,8 +216,9 @@ def set_up_engine(args: CommonArguments, accelerator: Accelerator) -> None:
     upstream.reduce_each_micro_batch(accelerator)
     upstream.reduce_in_fp32(accelerator)
     upstream.leave_whole_weights_to_fsdp(accelerator)
-    lines = args.per_device_train_batch_size * args.LINES_PER_ROW
-    upstream.configure_deepspeed_for_loop(accelerator, args.max_grad_norm, lines)
+    upstream.configure_deepspeed_for_loop(
+        accelerator, args.max_grad_norm, args.per_device_train_batch_size
+    )
     upstream.let_batches_differ_in_size(accelerator)
     upstream.silence_old_names_of_collectives()
     upstream.silence_old_way_of_reading_fsdp1()

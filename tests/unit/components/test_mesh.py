@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rows whose tokens lie on several ranks: nothing is lost or counted twice; gradients add up."""
+"""Rows whose tokens are on several ranks: nothing is lost or counted twice; gradients add up."""
 
 import contextlib
 from types import SimpleNamespace
