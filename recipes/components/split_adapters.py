@@ -135,8 +135,8 @@ def split_halves(halves: torch.nn.ModuleDict, style: Any, mesh: DeviceMesh) -> N
     """Split one of the two matrices of each adapter of a layer as the layer is split."""
     for half in halves.values():
         style.shard_param(half, "weight", mesh)
-        whole: Any = half.weight
-        half.weight = torch.nn.Parameter(own_part(whole), whole.requires_grad)
+        weight: Any = half.weight
+        half.weight = torch.nn.Parameter(own_part(weight), weight.requires_grad)
         style.install_forward(half, mesh)
 
 

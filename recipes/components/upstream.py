@@ -634,7 +634,7 @@ def copying_split_weights() -> Generator[None]:
             memo[id(self)] = torch.nn.Parameter(self.detach().clone(), self.requires_grad)
         return memo[id(self)]
 
-    DTensor.__deepcopy__ = copied  # that of Tensor
+    DTensor.__deepcopy__ = copied
     try:
         yield
     finally:
