@@ -48,8 +48,10 @@ def make_model_and_rows(folder: Path) -> None:
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(folder / "model", trust_remote_code=False)
-    lines = [json.dumps(row_of(length, tokenizer)) for length in LENGTHS]
-    (folder / "rows.jsonl").write_text("\n".join(lines) + "\n")
+    with open(folder / "rows.jsonl", "w") as file:
+        for length in LENGTHS:
+            row = row_of(length, tokenizer)
+            print(json.dumps(row), file=file)
 
 
 def row_of(length: int, tokenizer: Any) -> dict[str, str]:
@@ -67,8 +69,9 @@ def row_of(length: int, tokenizer: Any) -> dict[str, str]:
 
     others = tokens_of(1) - 1
     number = length - others
-    if tokens_of(number) != length:
-        raise ValueError(f"{number} digits make {tokens_of(number)} tokens, not {length}")
+    made = tokens_of(number)
+    if made != length:
+        raise ValueError(f"{number} digits make {made} tokens, not {length}")
     return with_digits(number)
 
 
@@ -99,21 +102,20 @@ def measure(group: Group, tiny: Path, folder: Path) -> Row:
         folder=folder / "activations",
         precision="no",
     )
+    config, size, sizes = group.mesh
     kept = {}
     for length in LENGTHS:
-        of_rank = str(length // group.mesh.ranks)
+        of_rank = str(length // size)
         kept[str(length)] = [found[of_rank] for found in ranks]
-    return {
-        "kind": group.kind,
-        "size": group.mesh.ranks,
-        "config": group.mesh.config,
-        "sizes": list(group.mesh.sizes),
-        "bytes": kept,
-    }
+    row: Row = {"kind": group.kind, "size": size, "config": config}
+    row["sizes"] = list(sizes)
+    row["bytes"] = kept
+    return row
 
 
 def write_table(path: Path, rows: Iterable[Row]) -> None:
     """Write the rows measured so far as JSON, one a line."""
     lines = ",\n".join(json.dumps(row) for row in rows)
-    head = f'{{"versions": {json.dumps(versions())}, "rows": [\n'
+    made_by = json.dumps(versions())
+    head = f'{{"versions": {made_by}, "rows": [\n'
     path.write_text(f"{head}{lines}\n]}}\n")

@@ -66,7 +66,7 @@ def run_step(plan: Plan, strategy: Replica, decoder: Decoder, batch: Batch) -> t
 
 
 def part_of(batch: Batch, parts: int) -> Batch:
-    """Return what the fullest of several ranks that share each row has of a batch.
+    """Return the part of a batch that the fullest of several ranks has, if they share each row.
 
     Its tokens may be those that are trained on.
     """

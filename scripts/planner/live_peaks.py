@@ -49,7 +49,7 @@ MODEL = {
     "num_key_value_heads": 4,
     "vocab_size": 8000,
 }
-MOST_RANKS = 4  # of a mesh that is launched
+MOST_RANKS = 4  # larger meshes are not launched
 IGNORED = -100  # the label of a token that the loss leaves out
 FLAGS = {"max_steps": STEPS, "save_steps": 0, "eval_strategy": "no"}  # for the recipe
 
@@ -71,7 +71,7 @@ def measure(config: str, job: str, tiny: Path, folder: Path) -> Row:
 
 
 def measure_mesh(mesh: Mesh, job: str, tiny: Path, folder: Path) -> Row:
-    """Launch a job under a mesh; return its row, which also has what the fullest rank held.
+    """Launch a job under a mesh; return its row, with the bytes of each class on the fullest rank.
 
     tiny, folder: as for `measure`.
     """
