@@ -33,7 +33,7 @@ class SavedTensors:
 
     @property
     def bytes(self) -> int:
-        """Return the bytes of all storages so far."""
+        """The bytes of all storages so far."""
         return sum(self.sizes.values())
 
     def keep(self, tensor: torch.Tensor) -> torch.Tensor:

@@ -6,7 +6,7 @@ measures its forward passes (activation_probe.py).
 """
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,15 +24,6 @@ SHAPE = {
     "vocab_size": 2000,
     "max_position_embeddings": max(LENGTHS),
 }
-# Flags of recipes/llama.py
-ONE_ROW_A_STEP = {
-    "max_length": max(LENGTHS),
-    "max_steps": len(LENGTHS),
-    "per_device_train_batch_size": 1,
-    "train_sampling_strategy": "sequential",
-    "eval_strategy": "no",
-    "save_steps": 0,
-}
 
 
 class Group(NamedTuple):
@@ -42,16 +33,12 @@ class Group(NamedTuple):
     mesh: Mesh
 
 
-def groups(kind: str, config: str, *sizes: str) -> Iterator[Group]:
-    """Yield the groups of two and four ranks of a kind under a YAML with these other sizes."""
-    for ranks in (2, 4):
-        yield Group(kind, Mesh(config, ranks, (*sizes, f"{kind}_size={ranks}")))
-
-
 GROUPS = (
     Group("", Mesh("single", 1)),
-    *groups("cp", "fsdp2_cp", "dp_shard_size=1"),
-    *groups("sp", "deepspeed_ulysses"),
+    Group("cp", Mesh("fsdp2_cp", 2, ("dp_shard_size=1", "cp_size=2"))),
+    Group("cp", Mesh("fsdp2_cp", 4, ("dp_shard_size=1", "cp_size=4"))),
+    Group("sp", Mesh("deepspeed_ulysses", 2, ("sp_size=2",))),
+    Group("sp", Mesh("deepspeed_ulysses", 4, ("sp_size=4",))),
 )
 
 
@@ -61,8 +48,10 @@ def make_model_and_rows(folder: Path) -> None:
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(folder / "model", trust_remote_code=False)
-    lines = [json.dumps(row_of(length, tokenizer)) for length in LENGTHS]
-    (folder / "rows.jsonl").write_text("\n".join(lines) + "\n")
+    with open(folder / "rows.jsonl", "w") as file:
+        for length in LENGTHS:
+            row = row_of(length, tokenizer)
+            print(json.dumps(row), file=file)
 
 
 def row_of(length: int, tokenizer: Any) -> dict[str, str]:
@@ -80,8 +69,9 @@ def row_of(length: int, tokenizer: Any) -> dict[str, str]:
 
     others = tokens_of(1) - 1
     number = length - others
-    if tokens_of(number) != length:
-        raise ValueError(f"{number} digits make {tokens_of(number)} tokens, not {length}")
+    made = tokens_of(number)
+    if made != length:
+        raise ValueError(f"{number} digits make {made} tokens, not {length}")
     return with_digits(number)
 
 
@@ -93,24 +83,39 @@ def measure(group: Group, tiny: Path, folder: Path) -> Row:
         tiny: the folder of `make_model_and_rows`.
         folder: a new folder for the run.
     """
-    flags: Row = {"model_name_or_path": tiny / "model", "dataset_name": tiny / "rows.jsonl"}
-    flags["output_dir"] = folder / "run"
-    words = words_of(flags | ONE_ROW_A_STEP)
-    measured = folder / "activations"
+    flags = {
+        "model_name_or_path": tiny / "model",
+        "dataset_name": tiny / "rows.jsonl",
+        "output_dir": folder / "run",
+        "max_length": max(LENGTHS),
+        "max_steps": len(LENGTHS),
+        "per_device_train_batch_size": 1,
+        "train_sampling_strategy": "sequential",
+        "eval_strategy": "no",
+        "save_steps": 0,
+    }
     folder.mkdir(parents=True)
-    variable = "REHEARSAL_ACTIVATIONS"
-    ranks = rehearse(group.mesh, words, variable=variable, folder=measured, precision="no")
-    row: Row = {"kind": group.kind, "size": group.mesh.ranks, "config": group.mesh.config}
-    row["sizes"] = list(group.mesh.sizes)
-    row["bytes"] = {}
+    ranks = rehearse(
+        group.mesh,
+        words_of(flags),
+        variable="REHEARSAL_ACTIVATIONS",
+        folder=folder / "activations",
+        precision="no",
+    )
+    config, size, sizes = group.mesh
+    kept = {}
     for length in LENGTHS:
-        of_rank = str(length // group.mesh.ranks)
-        row["bytes"][str(length)] = [found[of_rank] for found in ranks]
+        of_rank = str(length // size)
+        kept[str(length)] = [found[of_rank] for found in ranks]
+    row: Row = {"kind": group.kind, "size": size, "config": config}
+    row["sizes"] = list(sizes)
+    row["bytes"] = kept
     return row
 
 
 def write_table(path: Path, rows: Iterable[Row]) -> None:
     """Write the rows measured so far as JSON, one a line."""
     lines = ",\n".join(json.dumps(row) for row in rows)
-    head = f'{{"versions": {json.dumps(versions())}, "rows": [\n'
+    made_by = json.dumps(versions())
+    head = f'{{"versions": {made_by}, "rows": [\n'
     path.write_text(f"{head}{lines}\n]}}\n")

@@ -66,7 +66,7 @@ def run_step(plan: Plan, strategy: Replica, decoder: Decoder, batch: Batch) -> t
 
 
 def part_of(batch: Batch, parts: int) -> Batch:
-    """Return what the rank with most tokens has of a batch, if several ranks share each row.
+    """Return the part of a batch that the fullest of several ranks has, if they share each row.
 
     Its tokens may be those that are trained on.
     """

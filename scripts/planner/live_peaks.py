@@ -71,7 +71,7 @@ def measure(config: str, job: str, tiny: Path, folder: Path) -> Row:
 
 
 def measure_mesh(mesh: Mesh, job: str, tiny: Path, folder: Path) -> Row:
-    """Launch a job under a mesh; return its row, which also has the bytes of the fullest rank.
+    """Launch a job under a mesh; return its row, with the bytes of each class on the fullest rank.
 
     tiny, folder: as for `measure`.
     """

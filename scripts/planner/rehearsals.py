@@ -24,7 +24,7 @@ class Mesh(NamedTuple):
 
     config: str
     ranks: int
-    sizes: tuple[str, ...] = ()  # those that are not the YAML's, such as "cp_size=4"
+    sizes: tuple[str, ...] = ()  # those of its mesh that are not the YAML's, as in "cp_size=4"
 
 
 def config_names() -> list[str]:

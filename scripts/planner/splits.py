@@ -3,7 +3,7 @@
 
 A rank has 1/tp of the rows or of the columns of a matrix that the plan splits, and the others, such
 as norms, whole. What the model computes between a matrix split by its rows and one split by its
-columns is split too: queries, keys, values and the middle of the MLP. The hidden states between
+columns is split too: queries, keys, values and what is inside the MLP. The hidden states between
 layers, and the logits, are whole on every rank.
 """
 

@@ -113,7 +113,7 @@ class FirstStep:
         self.path = path
         self.model = model
         self.tensors = tensors
-        self.stage = stage  # the pipeline's, as Part.as_object has it
+        self.stage = stage  # that of a rank of a pipeline, as Part.as_object has it
         self.gradients = {}
         self.is_written = False
 
