@@ -196,6 +196,8 @@ class GradientProbe:
 
     def _loss_scale(self) -> float:
         """Return fp16's loss scale, by which the engine's gradient is still multiplied."""
+        if self._strategy.zero_stage is None and self._accelerator.scaler is None:
+            return 1.0  # As on a CPU, where accelerate scales no loss
         state = get_loss_scale(self._accelerator, self._optimizer)
         return float(state.get("scale", state.get("cur_scale", 1.0)))
 

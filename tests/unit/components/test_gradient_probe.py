@@ -2,6 +2,8 @@
 """The probe of the first step: an engine that averages otherwise than the recipes expect ends the
 run, and a right one is left as it is."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from torch.utils.checkpoint import checkpoint
@@ -40,8 +42,11 @@ class Job:
         printed: lines.
     """
 
-    def __init__(self, model=None, divides_by=RANKS, mixed_precision="no"):
-        """divides_by: by what the engine divides the sum of the gradients of both ranks."""
+    def __init__(self, model=None, divides_by=RANKS, mixed_precision="no", scale=None):
+        """divides_by: by what the engine divides the sum of the gradients of both ranks; scale:
+        fp16's loss scale."""
+        self.scale = scale or 1.0
+        scaler = SimpleNamespace(state_dict=lambda: {"scale": scale}) if scale else None
         torch.manual_seed(0)
         self.model = model or Model()
         self.divides_by = divides_by
@@ -51,7 +56,7 @@ class Job:
             num_processes=RANKS,
             gradient_accumulation_steps=MICRO_BATCHES,
             mixed_precision=mixed_precision,
-            scaler=None,
+            scaler=scaler,
             sync_gradients=False,
             backward=self.backward,
             reduce=lambda value: RANKS * value,
@@ -62,7 +67,7 @@ class Job:
 
     def backward(self, loss):
         """What accelerate and the engine do; both ranks have the same gradient."""
-        (loss / MICRO_BATCHES).backward()
+        (self.scale * loss / MICRO_BATCHES).backward()
         if self.accelerator.sync_gradients:
             for weight in self.model.parameters():
                 if weight.grad is not None:
@@ -117,6 +122,13 @@ def test_micro_batches_that_are_not_divided_end_the_run():
     job.accelerator.backward = lambda loss: loss.backward()
     job.step()
     assert "1 times its gradient" not in job.ended[1] and "times its gradient" in job.ended[1]
+
+
+@pytest.mark.parametrize("scale", [1024.0, None])
+def test_a_loss_scale_is_no_wrong_factor(scale):
+    job = Job(mixed_precision="fp16", scale=scale)
+    job.step()
+    assert job.ended is None and not job.is_watched
 
 
 @pytest.mark.parametrize("factor", [float("inf"), float("nan"), 0.0])
