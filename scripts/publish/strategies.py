@@ -24,7 +24,10 @@ GROUPS = {
     "packing": "packed sequences, against a single packed process",
     **{recipe: OTHER_RECIPES for recipe in MAKERS if recipe != "llama"},
     "quantized": "the other recipes, ZeRO-2 and FSDP2",
+    "meshes": "TP, CP, SP and EP, each recipe that has them, 2 to 8 processes",
 }
+# Groups of runs in which that of one process is what the others are compared with
+REFERENCE_GROUPS = ("strategies", "quantized", "meshes", *MAKERS)
 CLASSES = ("parameters", "gradients", "optimizer")
 ORDER = ("single", "ddp", "tp", "ep", "fsdp2", "hsdp", "fsdp1", "deepspeed")
 
@@ -65,7 +68,7 @@ def compared_runs(results: Results) -> list[Row]:
 
 def is_reference(row: Row) -> bool:
     """Return whether a run is the one that others are compared with."""
-    return row["config"] == "single" and row["group"] in ("strategies", "quantized", *MAKERS)
+    return row["config"] == "single" and row["group"] in REFERENCE_GROUPS
 
 
 def lines_of(text: str, weights: str, measured: Sequence[Row]) -> list[list[str]]:
