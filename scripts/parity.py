@@ -26,6 +26,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from exits import run_command
+from paths import OF_PIPELINES
 from proof.jobs import MAKERS, Run, all_runs, configs, expert_configs, mesh_configs, reference_of
 from proof.launch import make_model
 from proof.parity_table import measure, merge, tables
@@ -36,7 +37,7 @@ from usage import Parser
 def parse_args() -> argparse.Namespace:
     """Read the command line; `runs` are the chosen runs."""
     groups = list(dict.fromkeys(run.group for run in all_runs()))
-    names = [*configs(), *mesh_configs(), *expert_configs()]
+    names = [*configs(), *mesh_configs(), *expert_configs(), OF_PIPELINES.stem]
     parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
         "--groups", nargs="+", choices=groups, default=groups, help="groups of runs (default: all)"
@@ -76,7 +77,7 @@ def parse_args() -> argparse.Namespace:
 def chosen_runs(args: argparse.Namespace) -> list[Run]:
     """Return the runs of the chosen groups and recipes under the chosen YAML files."""
     of_groups = [run for run in all_runs() if run.group in args.groups]
-    of_recipes = [run for run in of_groups if run.recipe in args.recipes]
+    of_recipes = [run for run in of_groups if run.model in args.recipes]
     return [run for run in of_recipes if run.config in args.configs]
 
 

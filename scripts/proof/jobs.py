@@ -59,6 +59,7 @@ PIECES = ("--max_logits_mib", "0.02")  # several pieces of 16 tokens per batch
 LEVERS = ("--padding_free", *PIECES)
 PACKING = ("--packing", "--max_length", "96")  # two or three rows per packed sequence
 CHECKPOINTING = ("--gradient_checkpointing",)
+SHARDED = ("--shard_stages",)
 EAGER = ("--attn_implementation", "eager")
 
 ENGINES = (
@@ -109,16 +110,21 @@ class Run:
     sizes: tuple[str, ...] = ()  # those of the mesh that are not the YAML's, as in "tp_size=4"
 
     @property
+    def model(self) -> str:
+        """The recipe whose tiny model and rows it has, and with which it is compared."""
+        return self.recipe.removesuffix("_pipeline")
+
+    @property
     def tiny(self) -> str:
         """The name of the folder of its tiny model and rows."""
-        return f"tiny_{self.recipe}" + ("_of_meshes" if self.group == "meshes" else "")
+        return f"tiny_{self.model}" + ("_of_meshes" if self.group == "meshes" else "")
 
     @property
     def maker(self) -> list[str]:
         """The arguments of make_tiny.py for them."""
-        maker = MAKERS[self.recipe]
+        maker = MAKERS[self.model]
         if self.group == "meshes":
-            return [*maker, *EVEN_HEADS, *FOR_MESHES.get(self.recipe, [])]
+            return [*maker, *EVEN_HEADS, *FOR_MESHES.get(self.model, [])]
         return maker
 
     @property
@@ -151,7 +157,7 @@ def reference_of(run: Run) -> Run:
     """
     if run.group == "meshes":
         batch, accumulation = MESH_CUT[1]
-        return Run("meshes", "single", 1, batch, accumulation, run.weights, recipe=run.recipe)
+        return Run("meshes", "single", 1, batch, accumulation, run.weights, recipe=run.model)
     if run.recipe == "llama" and "--packing" not in run.flags:
         return Run("strategies", "single", weights=run.weights)
     batch, accumulation = CUT[1]
@@ -326,7 +332,7 @@ def runs_of_meshes() -> list[Run]:
         runs.append(run_on_mesh("single", 1, recipe=recipe))
         runs.append(run_on_mesh("tp", 2, recipe=recipe))
         runs.append(run_on_mesh("fsdp2_tp", 4, recipe=recipe))
-    return [*runs, *runs_of_tokens(), *runs_of_experts()]
+    return [*runs, *runs_of_tokens(), *runs_of_experts(), *runs_of_pipelines()]
 
 
 def runs_of_tokens() -> list[Run]:
@@ -349,6 +355,17 @@ def runs_of_experts() -> list[Run]:
         runs.append(run_on_mesh(config, ranks, flags=flags, recipe="mixtral"))
     recomputed = ("--ep_size", "2", *CHECKPOINTING)
     runs.append(run_on_mesh("fsdp2_ep", 4, flags=recomputed, recipe="mixtral"))
+    return runs
+
+
+def runs_of_pipelines() -> list[Run]:
+    """Return runs of a pipeline of two ranks, of two of them, and of two that shard each stage."""
+    runs = []
+    for ranks, more in ((2, ()), (2, ("--pipeline_schedule", "gpipe")), (4, ()), (4, SHARDED)):
+        batch, accumulation = MESH_CUT[ranks // 2]
+        flags = ("--pp_size", "2", *more)
+        run = Run("meshes", "pp", ranks, batch, accumulation, "full", flags, "llama_pipeline")
+        runs.append(run)
     return runs
 
 

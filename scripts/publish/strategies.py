@@ -24,12 +24,12 @@ GROUPS = {
     "packing": "packed sequences, against a single packed process",
     **{recipe: OTHER_RECIPES for recipe in MAKERS if recipe != "llama"},
     "quantized": "the other recipes, ZeRO-2 and FSDP2",
-    "meshes": "TP, CP, SP and EP, each recipe that has them, 2 to 8 processes",
+    "meshes": "TP, CP, SP, EP and PP, each recipe that has them, 2 to 8 processes",
 }
 # Groups of runs in which that of one process is what the others are compared with
 REFERENCE_GROUPS = ("strategies", "quantized", "meshes", *MAKERS)
 CLASSES = ("parameters", "gradients", "optimizer")
-ORDER = ("single", "ddp", "tp", "ep", "fsdp2", "hsdp", "fsdp1", "deepspeed")
+ORDER = ("single", "ddp", "tp", "ep", "pp", "fsdp2", "hsdp", "fsdp1", "deepspeed")
 
 
 def rank_of(config: str) -> tuple[int, str]:
