@@ -19,7 +19,7 @@ from planner import candidates, recipe, yaml_files
 from planner.cards import bytes_of_known, with_constants
 from planner.closed_form import closed_form
 from planner.plan import plan_of
-from planner.request import Request, batch_of
+from planner.request import SIZES, Request, batch_of
 from planner.shapes import MemoizedBuild, read_model_config
 from planner.validation import BASE, config_of
 
@@ -78,7 +78,12 @@ def plan_command(command, card, **values):
     assert args.max_logits_mib is None
     args = recipe.with_values(args, max_logits_mib=recipe.logits_mib_on(card))
     args = recipe.with_values(args, **values)
-    config = yaml_files.read(REPO / launch.config_file)
+    sizes = {}
+    for key in SIZES:
+        size = getattr(launch, f"parallelism_config_{key}")
+        if size is not None and f"--parallelism_config_{key}" in words:
+            sizes[key] = int(size)
+    config = yaml_files.with_sizes(yaml_files.read(REPO / launch.config_file), sizes)
     plan = plan_of(args, config, launch.num_processes, launch.num_machines, launch.mixed_precision)
     model = read_config_once(args.model_name_or_path)
     device, _ = closed_form(plan, model, batch_of(args, Request()), BUILD)
@@ -138,7 +143,8 @@ def test_what_the_user_gave_stays(choose):
         assert args.lora_target_modules == ["q_proj", "v_proj"]
         assert args.learning_rate == 0.001
         assert args.dataset_name == ["rows.jsonl"]
-        assert "--num_processes 2 --mixed_precision fp16" in row["command"]
+        assert "--num_processes 2 " in row["command"]
+        assert "--mixed_precision fp16 " in row["command"]
 
 
 @pytest.fixture
