@@ -27,6 +27,21 @@ def fake_accelerator(**settings):
     return SimpleNamespace(**plain | settings)
 
 
+def mixture_of_two():
+    """The config of a Mixtral of one layer with two experts."""
+    from transformers import MixtralConfig
+
+    return MixtralConfig(
+        vocab_size=16,
+        hidden_size=16,
+        intermediate_size=8,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        num_local_experts=2,
+    )
+
+
 def parallelism(**sizes):
     """The sizes of accelerate's mesh, each one that is not given 1."""
     names = ("dp_replicate", "dp_shard", "cp", "sp", "tp")

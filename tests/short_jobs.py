@@ -9,6 +9,9 @@ from dataclasses import replace
 
 from proof.jobs import CUT, Run, all_runs, ranks_of
 
+# What a table of YAMLs and kinds of weights says of a pair: it works, or what the refusal says
+WORKS = "works"
+NO_INT8_FSDP = "use --load_in_4bit, or int8 with ddp.yaml"
 ROWS = 102
 STEPS = 10  # 9 of them in the first epoch
 FLAGS = ("--max_steps", str(STEPS))

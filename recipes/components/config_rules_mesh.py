@@ -15,7 +15,7 @@ from components.config_findings import (
     set_value,
 )
 from components.config_reading import NOT_GIVEN, Config
-from components.config_strategy import how_to_fit_mesh, how_to_fit_sequences, mesh_sizes
+from components.config_strategy import how_to_fit_mesh, mesh_sizes
 
 SECTION = "parallelism_config"
 
@@ -73,13 +73,7 @@ def mesh_has_a_place_for_each_process(config: Config) -> Iterator[Finding]:
     if places < 1 or config.processes in (NOT_GIVEN, places):
         return
     reason = f"its sizes multiply to {places}, num_processes is {config.processes}"
-    replicas = sizes["dp_replicate"]
-    fix = how_to_fit_mesh(replicas, places // replicas, config.processes)
-    if sizes["sp"] > 1:
-        fix = how_to_fit_sequences(sizes["sp"], config.processes)
-    elif sizes["tp"] == places:  # without FSDP there is nothing but the group
-        fix = f"num_processes: {places}, or shards of such groups, as in fsdp2_tp.yaml"
-    yield finding(STOPS, SECTION, reason, fix)
+    yield finding(STOPS, SECTION, reason, how_to_fit_mesh(sizes, config.processes))
 
 
 # ---- Engines ----

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The strategy that a config requests: engine, sharding, mesh, offload and number of shards."""
 
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -9,7 +11,8 @@ SHARDING_KEY = {1: "fsdp_sharding_strategy", 2: "fsdp_reshard_after_forward"}
 OTHER_VERSION = {1: 2, 2: 1}  # {version of FSDP: the other one}
 # The lowest ZeRO stage that offloads each of these
 OFFLOADED_FROM_STAGE = {"offload_optimizer": 1, "offload_param": 3}
-MESH_KINDS = ("dp_replicate", "dp_shard", "tp", "cp", "sp")
+SHARING_KINDS = ("tp", "cp", "sp")  # sizes of a mesh whose processes share rows
+MESH_KINDS = ("dp_replicate", "dp_shard", *SHARING_KINDS)
 # FSDP1's names for FSDP2's strategies on a mesh with replicas
 HYBRID = {"FULL_SHARD": "HYBRID_SHARD", "SHARD_GRAD_OP": "HYBRID_SHARD_ZERO2"}
 # The lowest ZeRO stage that splits each kind of state
@@ -52,17 +55,6 @@ class ConfigStrategy:
         if shared == 1 and not self.shards:
             return 0
         return self.replicas * max(self.shards, 1) * shared
-
-    @property
-    def mesh(self) -> str:
-        """The sizes of the mesh in words, "" without one: "2 replicas x 2 shards x 2 in TP"."""
-        sizes = {"replicas": self.replicas, "shards": self.shards}
-        words = [f"{size} {name}" for name, size in sizes.items() if size > 0]
-        for name in ("cp", "sp", "tp"):
-            size = getattr(self, name)
-            if size > 1:
-                words.append(f"{size} in {name.upper()}")
-        return " x ".join(words) if self.places else ""
 
 
 def strategy_of(config: dict) -> ConfigStrategy:
@@ -111,24 +103,42 @@ def mesh_sizes(config: dict) -> dict[str, int]:
     return {kind: mesh.get(f"parallelism_config_{kind}_size", 1) for kind in MESH_KINDS}
 
 
-def how_to_fit_mesh(replicas: int, shards: int, processes: int) -> str:
-    """Return what to change if a mesh of replicas x shards has another number of places.
+def words_of_mesh(sizes: Mapping[str, int]) -> str:
+    """Return the sizes of a mesh in words, those of 1 left out: "2 replicas x 2 shards x TP 2"."""
+    words = []
+    for kind, name in (("dp_replicate", "replicas"), ("dp_shard", "shards")):
+        if sizes[kind] > 1:
+            words.append(f"{sizes[kind]} {name}")
+    for kind in SHARING_KINDS:
+        if sizes[kind] > 1:
+            words.append(f"{kind.upper()} {sizes[kind]}")
+    return " x ".join(words)
 
-    The number of shards stays, since the memory of each process depends on it.
+
+def how_to_fit_mesh(sizes: Mapping[str, int], processes: int) -> str:
+    """Return what to change if a mesh has another number of places than there are processes.
+
+    Ranks that share rows or shards stay, since the memory of each process depends on their number.
+
+    Args:
+        sizes: as `mesh_sizes` returns them.
+        processes: that are launched.
     """
-    if processes % shards:
+    places = math.prod(sizes.values())
+    shared = math.prod(sizes[kind] for kind in SHARING_KINDS)
+    if sizes["tp"] == places:  # without FSDP there is nothing but the group
+        return f"launch {places} processes, or use fsdp2_tp.yaml, which shards several such groups"
+    if shared == places:  # accelerate replicates no such group without shards
+        if processes % shared:
+            return f"launch {shared} processes or another multiple of {shared}"
+        return f"set parallelism_config_dp_shard_size to {processes // shared}"
+    group = places // sizes["dp_replicate"]
+    if processes % group:
         return (
-            f"launch {replicas * shards} processes or another multiple of {shards}, or change "
+            f"launch {places} processes or another multiple of {group}, or change "
             "parallelism_config_dp_shard_size"
         )
-    return f"set parallelism_config_dp_replicate_size to {processes // shards}"
-
-
-def how_to_fit_sequences(sp: int, processes: int) -> str:
-    """Return what to change if groups of `sp` processes are not as many as the mesh says."""
-    if processes % sp:
-        return f"launch {sp} processes or a multiple of {sp}, or change parallelism_config_sp_size"
-    return f"set parallelism_config_dp_shard_size to {processes // sp}, the groups that share rows"
+    return f"set parallelism_config_dp_replicate_size to {processes // group}"
 
 
 def strategy_run(config: dict) -> str:

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Find what makes expert parallelism impossible, or not exact, before the model is loaded."""
 
-import contextlib
 from collections.abc import Iterator
 from typing import Any
 
@@ -9,7 +8,9 @@ from accelerate import Accelerator
 from torch.distributed.fsdp import CPUOffloadPolicy
 
 from components.arguments import CommonArguments, ExpertAdapterArguments, ExpertParallelArguments
+from components.batches import counted
 from components.mesh import Mesh
+from components.mesh_checks import read_model_config
 from components.pipeline_checks import how_to_divide
 from components.plugins import fsdp_plugin
 from components.strategy import Strategy
@@ -52,7 +53,7 @@ def find_misfits_of_launch(size: int, accelerator: Accelerator) -> Iterator[str]
         )
     if ranks % size:
         yield (
-            f"--ep_size {size} does not divide {ranks} rank{'s' if ranks > 1 else ''}: "
+            f"--ep_size {size} does not divide {counted(ranks, 'rank')}: "
             f"{how_to_divide(size, ranks, '--ep_size')}"
         )
     yield from find_misfits_of_fsdp(fsdp_plugin(accelerator))
@@ -99,23 +100,16 @@ def find_misfits_of_arguments(args: CommonArguments, accelerator: Accelerator) -
 
 # ---- Model ----
 def find_misfits_of_model(args: CommonArguments, size: int) -> Iterator[str]:
-    """Yield a problem for each reason why a model's experts cannot be spread over `size` ranks.
-
-    A config that cannot be read is left to those who load the model.
-    """
-    from transformers import AutoConfig
-
-    name = args.model_name_or_path
-    with contextlib.suppress(OSError, ValueError):
-        config = AutoConfig.from_pretrained(
-            name, revision=args.model_revision, trust_remote_code=False
+    """Yield a problem for each reason why a model's experts cannot be spread over `size` ranks."""
+    config = read_model_config(args)
+    if config is None:
+        return
+    yield from find_misfits_of_config(config.get_text_config(), size)
+    if getattr(config, "quantization_config", None):
+        yield (
+            f"--ep_size: {args.model_name_or_path} is quantized, and its experts are stored in "
+            "ways that are not split: leave --ep_size out"
         )
-        yield from find_misfits_of_config(config.get_text_config(), size)
-        if getattr(config, "quantization_config", None):
-            yield (
-                f"--ep_size: {name} is quantized, and its experts are stored in ways that are not "
-                "split: leave --ep_size out"
-            )
 
 
 def find_misfits_of_config(config: Any, size: int) -> Iterator[str]:
@@ -129,7 +123,7 @@ def find_misfits_of_config(config: Any, size: int) -> Iterator[str]:
         return
     if DISPATCH not in (config.base_model_ep_plan or {}).values():
         yield (
-            f"--ep_size: transformers has no plan by which to spread the experts of a "
+            "--ep_size: transformers has no plan by which to spread the experts of a "
             f"{config.model_type} model: leave it out, and use fsdp2_full_shard.yaml"
         )
     if experts % size:

@@ -5,7 +5,6 @@ What is refused here would not give the loss of one process, or would end in a t
 model was loaded.
 """
 
-import contextlib
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +17,7 @@ from components.arguments import (
     PredictionArguments,
     QuantizationArguments,
 )
-from components.config_strategy import how_to_fit_sequences
+from components.config_strategy import MESH_KINDS, how_to_fit_mesh
 from components.mesh import Mesh
 from components.packing import takes_one_line
 from components.plugins import deepspeed_config, fsdp_plugin
@@ -40,10 +39,11 @@ def find_mesh_misfits(
         return
     places = mesh.data_ranks * mesh.copies
     if places != accelerator.num_processes:  # accelerate checks it for all engines but DeepSpeed
+        sizes = {kind: getattr(mesh, kind) for kind in MESH_KINDS}
         yield (
             f"the sizes in parallelism_config multiply to {places}, and "
             f"{accelerator.num_processes} processes run: "
-            f"{how_to_fit_sequences(mesh.sp, accelerator.num_processes)}"
+            f"{how_to_fit_mesh(sizes, accelerator.num_processes)}"
         )
     for kind, name in NAMES.items():
         if getattr(mesh, kind) > 1 and kind not in args.MESH:
@@ -156,7 +156,7 @@ def find_misfits_of_parts(args: CommonArguments) -> Iterator[str]:
         if getattr(args, name, False):
             yield (
                 f"--{name}: rows of one line would see each other, since no mask is split with the "
-                f"line: leave it out"
+                "line: leave it out"
             )
     if takes_one_line(args.attn_implementation):
         yield (
@@ -174,20 +174,27 @@ def find_misfits_of_parts(args: CommonArguments) -> Iterator[str]:
 
 # ---- Model ----
 def find_model_misfits(args: CommonArguments, mesh: Mesh) -> Iterator[str]:
-    """Yield a problem for each size of the model that the mesh cannot split.
+    """Yield a problem for each size of the model that the mesh cannot split."""
+    if mesh.copies == 1:
+        return
+    config = read_model_config(args)
+    if config is not None:
+        yield from find_misfits_of_config(config.get_text_config(), mesh)
 
-    A config that cannot be read is left to those who load the model.
+
+def read_model_config(args: CommonArguments) -> Any:
+    """Return the config of the model in transformers' form, or None if it cannot be read.
+
+    Loading the model then says what is wrong.
     """
     from transformers import AutoConfig
 
-    if mesh.copies == 1:
-        return
-    name = args.model_name_or_path
-    with contextlib.suppress(OSError, ValueError):
-        config = AutoConfig.from_pretrained(
-            name, revision=args.model_revision, trust_remote_code=False
+    try:
+        return AutoConfig.from_pretrained(
+            args.model_name_or_path, revision=args.model_revision, trust_remote_code=False
         )
-        yield from find_misfits_of_config(config.get_text_config(), mesh)
+    except (OSError, ValueError):
+        return None
 
 
 def find_misfits_of_config(config: Any, mesh: Mesh) -> Iterator[str]:
@@ -203,7 +210,7 @@ def find_misfits_of_config(config: Any, mesh: Mesh) -> Iterator[str]:
     others = attention_other_than_full(config)
     if mesh.cp > 1 and others:
         yield (
-            f"the ring of context parallelism knows only full attention, and this model has "
+            "the ring of context parallelism knows only full attention, and this model has "
             f"{', '.join(others)}: set cp_size to 1, or use fsdp2_full_shard.yaml"
         )
     if mesh.sp > 1 and others:

@@ -62,7 +62,6 @@ class TokenCollator:
         refit: put the rows of a batch into as few lines as they need.
         one_line: put them into one line, for FlashAttention.
         pad_to_multiple_of: the length of a line is a multiple of this.
-        num_lines: a batch has at least this many lines; empty ones have one pad token.
     """
 
     columns: ClassVar[list[str]] = ["input_ids", "labels", "row"]
@@ -71,7 +70,6 @@ class TokenCollator:
     refit: bool = False
     one_line: bool = False
     pad_to_multiple_of: int = 1
-    num_lines: int = 1
 
     def __call__(self, source: Any, lines: Sequence[Line]) -> dict[str, Any]:
         """Return a batch of the rows of `source` whose numbers are in `lines`, which may be []."""
@@ -79,8 +77,7 @@ class TokenCollator:
         lengths = [len(row["input_ids"]) for row in rows]
         # A rank without rows runs the model on one token, so that collective calls still match
         nothing = {"input_ids": [self.pad_token_id], "labels": [NOT_TRAINED_ON]}
-        laid_out = self._lay_out(rows, lines) if rows else []
-        laid_out += [[nothing]] * (self.num_lines - len(laid_out))
+        laid_out = self._lay_out(rows, lines) if rows else [[nothing]]
         ids, labels, positions = self._fill(laid_out)
         inputs: dict[str, Any] = {"input_ids": torch.from_numpy(ids)}
         if len(rows) > len(laid_out):

@@ -176,7 +176,6 @@ class PairCollator:
         learn_prompts: train on all tokens of chosen lines, as ORPO does.
         one_line: put all lines into one without padding, for FlashAttention.
         pad_to_multiple_of: the length of a line is a multiple of this.
-        num_lines: a batch has at least this many lines; empty ones have one pad token.
     """
 
     columns: ClassVar[list[str]] = ["prompt_ids", "chosen_ids", "rejected_ids", "row"]
@@ -184,7 +183,6 @@ class PairCollator:
     learn_prompts: bool
     one_line: bool = False
     pad_to_multiple_of: int = 1
-    num_lines: int = 1
 
     def __call__(self, source: Any, lines: Sequence[Line]) -> dict[str, Any]:
         """Return a batch of the pairs of `source` whose numbers are in `lines`, which may be []."""
@@ -209,7 +207,7 @@ class PairCollator:
             # is one more than the position that predicts it.
             positions = is_filled.flatten().cumsum(0)[cells] - 2
         num_pairs = len(rows)
-        num_tokens = int(is_filled[: 2 * num_pairs].sum())  # without those of empty lines
+        num_tokens = int(is_filled.sum()) if rows else 0
         num_trained_on = int(is_trained_on[:num_pairs].sum())
         row_numbers = [int(row["row"]) for row in rows]
         return {
@@ -231,9 +229,8 @@ class PairCollator:
         for name in ("chosen_ids", "rejected_ids"):
             for row in rows:
                 answers.append((row["prompt_ids"], row[name]))
-        # A rank without rows takes part with one token
-        nothing = [self.pad_token_id], []
-        answers += [nothing] * (self.num_lines - len(answers))
+        if not answers:  # A rank without rows takes part with one token.
+            answers.append(([self.pad_token_id], []))
         return answers
 
     def _first_trained_on(self, starts: torch.Tensor, num_pairs: int) -> torch.Tensor:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from accelerate import Accelerator
 
 from components.arguments import CommonArguments, PipelineTrainingArguments
+from components.batches import counted
 from components.pipeline_kinds import num_microbatches, why_not_scheduled
 from components.strategy import Strategy
 
@@ -23,7 +24,7 @@ def find_pipeline_problems(args: CommonArguments, accelerator: Accelerator) -> I
     ranks = accelerator.num_processes
     if ranks % args.pp_size:
         yield (
-            f"--pp_size {args.pp_size} does not divide {ranks} rank{'s' if ranks > 1 else ''}: "
+            f"--pp_size {args.pp_size} does not divide {counted(ranks, 'rank')}: "
             f"{how_to_divide(args.pp_size, ranks)}"
         )
     elif args.shard_stages and ranks == args.pp_size:

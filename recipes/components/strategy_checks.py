@@ -276,8 +276,9 @@ def find_problems_of_environment(args: CommonArguments, strategy: Strategy) -> I
     shards_by_mesh = strategy.fsdp_version == 2 or sizes["SP"] > 1
     if sizes["DP_SHARD"] > 1 and not shards_by_mesh:
         yield f"{strategy.name} shards by no mesh: set dp_shard_size to 1, or use an fsdp2 YAML"
-    splits_nothing = strategy.name in ("one process", "DDP")
-    if splits_nothing and max(sizes["TP"], sizes["CP"], sizes["SP"]) > 1:
+    has_engine = strategy.fsdp_version > 0 or strategy.zero_stage is not None
+    shares_rows = max(sizes["TP"], sizes["CP"], sizes["SP"]) > 1
+    if shares_rows and not has_engine and not strategy.is_split:
         yield (
             f"{strategy.name} splits neither matrices nor rows: set tp_size, cp_size and sp_size "
             "to 1, or use a YAML that does, such as tp.yaml, fsdp2_cp.yaml or "

@@ -14,9 +14,11 @@ from components.config_strategy import (
     OFFLOADED_FROM_STAGE,
     OTHER_VERSION,
     ConfigStrategy,
+    mesh_sizes,
     shards_of,
     strategy_of,
     strategy_run,
+    words_of_mesh,
 )
 
 # Parameters are gathered for the forward pass, and freed only after the backward pass.
@@ -124,14 +126,14 @@ def describe(
     if config["distributed_type"] in NOT_DESCRIBED:
         words["no effect"] = words_of_no_effect(content, config, deepspeed)
         return words
-    words |= words_of_mesh(run.requested, run.processes)
+    words |= words_of_sharing(run)
     words |= words_of_shares(run)
     words["state"] = words_of_place(run)
     words["precision"] = words_of_precision(run)
     if run.is_fsdp:
         default = "FULL_STATE_DICT" if run.engine == "fsdp1" else "SHARDED_STATE_DICT"
         words["checkpoints"] = config["fsdp_config"].get("fsdp_state_dict_type", default)
-    if not words_of_mesh(run.requested, run.processes):
+    if not words_of_sharing(run):
         words["siblings"] = words_of_siblings(run)
     words["no effect"] = words_of_no_effect(content, config, deepspeed)
     return words
@@ -177,8 +179,9 @@ def words_of_processes(run: Run) -> str:
 
 
 # ---- Who computes what ----
-def words_of_mesh(requested: ConfigStrategy, processes: int) -> dict[str, str]:
+def words_of_sharing(run: Run) -> dict[str, str]:
     """Return which processes share rows, layers or tokens; {} if each has rows of its own."""
+    requested = run.requested
     sharing = requested.tp * requested.cp * requested.sp
     if sharing == 1:
         return {}
@@ -189,11 +192,12 @@ def words_of_mesh(requested: ConfigStrategy, processes: int) -> dict[str, str]:
         shared.append(f"{requested.sp} share the tokens of a row, and its heads in attention")
     if requested.tp > 1:
         shared.append(f"{requested.tp} share the matrices of each layer")
-    groups = max(processes // sharing, 1)
+    groups = max(run.processes // sharing, 1)
     rows = "all processes see the same rows"
     if groups > 1:
         rows = f"{groups} groups of {sharing} processes have rows of their own"
-    return {"mesh": f"{requested.mesh}: {'; '.join(shared)}", "rows": rows}
+    mesh = words_of_mesh(mesh_sizes(run.config))
+    return {"mesh": f"{mesh}: {'; '.join(shared)}", "rows": rows}
 
 
 # ---- Who holds what ----

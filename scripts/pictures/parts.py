@@ -45,12 +45,9 @@ def inside(whole: np.ndarray, box: Box) -> np.ndarray:
 
 
 # ---- Tokens ----
-def read_lines(path: Path) -> tuple[list[dict[str, Any]], dict[str, int]]:
-    """Return what a rank noted of its forward passes, and its bytes by class."""
-    lines = [json.loads(line) for line in path.read_text().splitlines()]
-    passes = [line for line in lines if "ids" in line]
-    sizes = next(line["bytes"] for line in lines if "bytes" in line)
-    return passes, sizes
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """Return what a rank noted of its forward passes."""
+    return [json.loads(line) for line in path.read_text().splitlines()]
 
 
 def lines_of_tokens(noted: Mapping[str, Any], pad: int) -> list[dict[int, int]]:

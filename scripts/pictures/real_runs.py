@@ -271,8 +271,7 @@ def record_meshes(folder: Path) -> Recording:
     wholes = matrices_of(tiny / "model")
     single = rehearse_parts(Run("meshes", "single", batch=MESH_ROWS), tiny, folder / "single")
     pad = json.loads((tiny / "model" / "config.json").read_text())["pad_token_id"]
-    passes, _ = read_lines(single / "parts.0")
-    rows = lines_of_tokens(passes[0], pad)
+    rows = lines_of_tokens(read_lines(single / "parts.0")[0], pad)
     runs = []
     for run in (*runs_of_meshes(), *PIPELINE_RUNS):
         noted = rehearse_parts(run, tiny, folder / run.name)
@@ -358,7 +357,7 @@ def tokens_of_ranks(
         ranks: what they noted.
         rows: the tokens of each row by their positions.
     """
-    noted = [read_lines(path)[0] for path in ranks]
+    noted = [read_lines(path) for path in ranks]
     found = []
     for rank, passes in enumerate(noted):
         while passes[0]["ids"] is None:
@@ -373,18 +372,10 @@ def tokens_of_ranks(
 
 
 def bytes_by_class(noted: Path) -> dict[str, list[int]]:
-    """Return the bytes of each class by rank: those of the shard report.
-
-    The report does not know pipelines, whose ranks note the bytes themselves.
-    """
+    """Return the bytes of each class by rank, as the shard report has them."""
     found: dict[str, list[int]] = {}
     for row in json.loads((noted / "report.json").read_text())["rows"]:
         found.setdefault(row["class"], []).append(row["held_bytes"])
-    if found:
-        return found
-    for path in sorted(noted.glob("parts.?")):
-        for name, size in read_lines(path)[1].items():
-            found.setdefault(name, []).append(size)
     return found
 
 

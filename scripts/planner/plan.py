@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from . import recipe
 from .errors import UnplannableError
 from .recipe import Mesh, RecipeArguments
-from .yaml_files import Config, Strategy, how_to_fit_mesh, strategy_of
+from .yaml_files import Config, Strategy, misfit_of_mesh, strategy_of
 
 ITEMSIZES = {"bf16": 2, "fp16": 2}  # bytes per element of each mixed precision
 DTYPES = {"bf16": "bfloat16", "fp16": "float16"}  # their names in torch
@@ -133,22 +133,12 @@ def ranks_and_machines(
             "must be at least 1, and the same number on each"
         )
     if mesh and ranks != mesh:
-        raise UnplannableError(
-            f"the config's mesh is {words_of_mesh(strategy)}: "
-            f"it needs {mesh} processes, not {ranks}: "
-            f"{how_to_fit_mesh(strategy, ranks)}"
-        )
+        raise UnplannableError(misfit_of_mesh(config, mesh, ranks))
     if strategy.engine == "single" and ranks > 1:
         raise UnplannableError(
             f"the config is for one process: --num_processes {ranks} needs ddp.yaml or another"
         )
     return ranks, machines
-
-
-def words_of_mesh(strategy: Strategy) -> str:
-    """Return the sizes of a mesh, such as "1 x 2 x TP 2"."""
-    mesh = Mesh(cp=strategy.cp, sp=strategy.sp, tp=strategy.tp)
-    return mesh.describe(f"{strategy.replicas} x {max(strategy.shards, 1)}")
 
 
 def engine_on(strategy: Strategy, ranks: int) -> str:

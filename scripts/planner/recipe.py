@@ -87,9 +87,8 @@ def refusals(
         mixed_precision: no, bf16 or fp16.
         config: as accelerate reads it.
     """
-    zero = {"stage3_gather_16bit_weights_on_model_save": True}
     state = SimpleNamespace(
-        deepspeed_plugin=SimpleNamespace(deepspeed_config={"zero_optimization": zero}),
+        deepspeed_plugin=deepspeed_settings(),
         fsdp_plugin=fsdp_settings(config.get("fsdp_config", {})),
     )
     accelerator = SimpleNamespace(
@@ -110,9 +109,18 @@ def refusals(
 def fsdp_settings(written: Mapping[str, Any]) -> SimpleNamespace:
     """Return what accelerate makes of the keys of fsdp_config on which refusals depend."""
     return SimpleNamespace(
+        fsdp_version=written.get("fsdp_version", 1),
+        reshard_after_forward=written.get("fsdp_reshard_after_forward", True),
+        cpu_offload=None,
         use_orig_params=written.get("fsdp_use_orig_params", True) is not False,
         cpu_ram_efficient_loading=written.get("fsdp_cpu_ram_efficient_loading", True),
     )
+
+
+def deepspeed_settings(stage: int | None = None) -> SimpleNamespace:
+    """Return what accelerate makes of the keys of deepspeed_config on which refusals depend."""
+    zero = {"stage3_gather_16bit_weights_on_model_save": True}
+    return SimpleNamespace(zero_stage=stage, deepspeed_config={"zero_optimization": zero})
 
 
 def parallelism_settings(mesh: Mesh, written: Mapping[str, Any]) -> SimpleNamespace | None:

@@ -13,7 +13,6 @@ from paths import CONFIGS, OF_EXPERTS, OF_PIPELINES, SAME_AS_FIRST_CHOICE
 
 from .errors import UnplannableError
 
-SHARING = ("tp", "cp", "sp")  # the ways in which ranks share rows
 Config = dict[str, Any]  # as accelerate reads it: defaults filled in, full names, real values
 
 
@@ -66,10 +65,13 @@ def strategy_of(config: Config) -> Strategy:
     )
 
 
-def how_to_fit_mesh(strategy: Strategy, ranks: int) -> str:
-    """Return what to change in a config whose mesh has another number of places than ranks."""
-    shards = strategy.places // strategy.replicas
-    return config_strategy.how_to_fit_mesh(strategy.replicas, shards, ranks)
+def misfit_of_mesh(config: Config, places: int, ranks: int) -> str:
+    """Return that the mesh of a config has another number of places than ranks, and what to do."""
+    sizes = config_strategy.mesh_sizes(config)
+    return (
+        f"the config's mesh is {config_strategy.words_of_mesh(sizes)}: it needs {places} "
+        f"processes, not {ranks}: {config_strategy.how_to_fit_mesh(sizes, ranks)}"
+    )
 
 
 def read(path: str | Path) -> Config:
@@ -153,7 +155,7 @@ def sizes_on(config: Config, ranks: int, machines: int) -> Iterator[dict[str, in
         if machines == 1:
             return
         sizes["dp_replicate_size"] = machines
-    kind = next(kind for kind in SHARING if getattr(strategy, kind) > 1)
+    kind = next(kind for kind in config_strategy.SHARING_KINDS if getattr(strategy, kind) > 1)
     share = 2
     while share <= per_machine:
         groups = ranks // (share * sizes.get("dp_replicate_size", 1))

@@ -15,15 +15,20 @@ from accelerate import DistributedType
 
 from components.arguments import ExpertParallelArguments
 from components.config_reading import as_read
-from components.config_strategy import MESH_KINDS, mesh_sizes, strategy_of
+from components.config_strategy import mesh_sizes, strategy_of
 from components.expert_checks import find_misfits_of_arguments, find_misfits_of_launch
 from components.strategy import Strategy
 from components.strategy_checks import find_misfits
-from planner.recipe import parse_words_of
-from proof.jobs import MAKERS, WEIGHTS, content_of, mesh_configs
+from paths import OF_PIPELINES
+from planner.recipe import (
+    Mesh,
+    deepspeed_settings,
+    fsdp_settings,
+    parallelism_settings,
+    parse_words_of,
+)
+from proof.jobs import MAKERS, WEIGHTS, content_of, expert_configs, mesh_configs
 
-OF_PIPELINES = "pp"
-OF_EXPERTS = ("ep", "fsdp2_ep")
 GROUPS_OF_EXPERTS = ("--ep_size", "2")
 EXPERTS = "experts' adapters"
 LAYERS_ONLY = ("--lora_target_parameters",)  # without a value: no adapters of experts
@@ -40,7 +45,7 @@ ENGINES = {
 def refusals_by_pair() -> dict[str, dict[str, str]]:
     """Return {YAML: {kind of weights: why it is refused, "" if it is not}}."""
     found: dict[str, dict[str, str]] = {}
-    for config in (*mesh_configs(), *OF_EXPERTS, OF_PIPELINES):
+    for config in (*mesh_configs(), *expert_configs(), OF_PIPELINES.stem):
         found[config] = {kind: refusal_of(config, kind) for kind in KINDS}
     return found
 
@@ -62,7 +67,7 @@ def refusals(config: str, kind: str) -> Iterator[str]:
     strategy = Strategy.of(accelerator)
     engine = strategy.name.split()[0]
     problems = [*args.find_own_conflicts(), *find_misfits(args, accelerator, strategy)]
-    if config in OF_EXPERTS:
+    if config in expert_configs():
         problems += find_misfits_of_launch(args.ep_size, accelerator)
         problems += find_misfits_of_arguments(args, accelerator)
     for problem in problems:
@@ -99,9 +104,9 @@ def arguments_of(recipe: str) -> Any:
 
 def recipe_of(config: str, kind: str) -> str:
     """Return the recipe that is asked about a kind of weights."""
-    if config == OF_PIPELINES:
+    if config == OF_PIPELINES.stem:
         return "llama_pipeline"
-    if kind == EXPERTS or config in OF_EXPERTS:
+    if kind == EXPERTS or config in expert_configs():
         return "mixtral"
     return "llama"
 
@@ -110,7 +115,7 @@ def words_of(config: str, kind: str) -> list[str]:
     """Return the flags of a kind of weights, and of groups where the YAML has no key for them."""
     base = "LoRA" if kind == EXPERTS else kind
     words = [str(word) for word in WEIGHTS[base]]
-    if config in OF_EXPERTS:
+    if config in expert_configs():
         words += GROUPS_OF_EXPERTS
         if kind not in ("full", EXPERTS):
             words += LAYERS_ONLY
@@ -123,36 +128,17 @@ def stand_in(content: Mapping[str, Any]) -> Any:
     """Return what the checks ask of the Accelerator that accelerate makes of a YAML."""
     config = as_read(dict(content))
     facts = strategy_of(config)
-    sizes = mesh_sizes(config)
-    section = config.get("parallelism_config") or {}
-    mesh = None
-    if sizes != dict.fromkeys(MESH_KINDS, 1):
-        prefix = "parallelism_config_sp_"
-        handler = SimpleNamespace(
-            sp_attn_implementation=section.get(f"{prefix}attn_implementation"),
-            sp_seq_length_is_variable=section.get(f"{prefix}seq_length_is_variable"),
-        )
-        named = {f"{kind}_size": size for kind, size in sizes.items()}
-        mesh = SimpleNamespace(**named, sp_handler=handler)
-    fsdp = config.get("fsdp_config", {})
-    zero = {"stage3_gather_16bit_weights_on_model_save": True}
     state = SimpleNamespace(fsdp_plugin=None, deepspeed_plugin=None)
     if facts.engine == "fsdp2":
-        state.fsdp_plugin = SimpleNamespace(
-            fsdp_version=2,
-            reshard_after_forward=fsdp["fsdp_reshard_after_forward"],
-            cpu_ram_efficient_loading=fsdp["fsdp_cpu_ram_efficient_loading"],
-            cpu_offload=None,
-        )
+        state.fsdp_plugin = fsdp_settings(config["fsdp_config"])
     if facts.engine == "zero":
-        state.deepspeed_plugin = SimpleNamespace(
-            zero_stage=facts.stage, deepspeed_config={"zero_optimization": zero}
-        )
+        state.deepspeed_plugin = deepspeed_settings(facts.stage)
+    mesh = Mesh(**mesh_sizes(config))
     return SimpleNamespace(
         distributed_type=ENGINES[facts.engine],
         num_processes=config["num_processes"],
         process_index=0,
         mixed_precision=config["mixed_precision"],
-        parallelism_config=mesh,
+        parallelism_config=parallelism_settings(mesh, config.get("parallelism_config") or {}),
         state=state,
     )

@@ -13,10 +13,8 @@ from typing import Any
 import torch
 from accelerate import Accelerator
 from safetensors.torch import save_file
-from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
+from torch.optim.optimizer import Optimizer
 from transformers.models.llama.modeling_llama import LlamaModel
-
-from proof.live_tensors import held, live_state
 
 HELD = "held."  # starts the name of a weight as it is between forward passes
 USED = "used."  # starts that of a weight as a layer multiplies with it
@@ -25,7 +23,7 @@ MATRICES = ("up_proj", "down_proj")
 
 
 def track(path: Path) -> None:
-    """Write a line of JSON to `path` for each forward pass, and one for the first optimizer step.
+    """Write a line of JSON to `path` for each forward pass.
 
     The weights are in a file beside it, whose name ends with .safetensors.
     """
@@ -56,7 +54,6 @@ def track(path: Path) -> None:
     Accelerator.prepare = prepare_and_begin
     LlamaModel.forward = note_and_forward
     torch.nn.Linear.forward = note_and_multiply
-    register_optimizer_step_post_hook(parts.note_step)
 
 
 class Parts:
@@ -73,7 +70,6 @@ class Parts:
         self.names: dict[int, str] = {}  # layers with noted matrices, by their identity
         self.weights: dict[str, torch.Tensor] = {}
         self.is_saved = False
-        self.has_stepped = False
 
     def note_inputs(self, model: Any, inputs: dict[str, Any]) -> None:
         """Write what a forward pass is given, and keep the weights before the first one.
@@ -115,18 +111,6 @@ class Parts:
         if self.names and not self.is_saved:
             save_file(self.weights, f"{self.path}.safetensors")
             self.is_saved = True
-
-    def note_step(self, optimizer: Optimizer, *_arguments: Any) -> None:
-        """Write the bytes of what the optimizer updates, and of its state."""
-        if self.has_stepped:
-            return
-        self.has_stepped = True
-        trained = [weight for group in optimizer.param_groups for weight in group["params"]]
-        gradients = [weight.grad for weight in trained if weight.grad is not None]
-        state = live_state(optimizer)[0]
-        tensors = {"parameters": trained, "gradients": gradients, "optimizer": state}
-        line = {name: held(found)["bytes"] for name, found in tensors.items()}
-        self.file.write(json.dumps({"bytes": line}) + "\n")
 
 
 def copy_of(weight: Any) -> torch.Tensor:

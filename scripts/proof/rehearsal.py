@@ -12,8 +12,9 @@ from components.config_reading import as_read
 from components.config_strategy import (
     ConfigStrategy,
     how_to_fit_mesh,
-    how_to_fit_sequences,
+    mesh_sizes,
     strategy_of,
+    words_of_mesh,
 )
 
 PROGRAM = Path(__file__).with_name("cpu_ranks.py")  # starts each rank
@@ -164,12 +165,10 @@ def choose_ranks(
         )
     mesh = facts.places
     if mesh and ranks != mesh:
-        fix = how_to_fit_mesh(facts.replicas, mesh // facts.replicas, ranks)
-        if facts.sp > 1:
-            fix = how_to_fit_sequences(facts.sp, ranks)
+        sizes = mesh_sizes(config)
         raise ValueError(
-            f"the mesh of {config_file} is {facts.mesh}: it needs {mesh} processes, "
-            f"not {ranks}: {fix}"
+            f"the mesh of {config_file} is {words_of_mesh(sizes)}: it needs {mesh} processes, "
+            f"not {ranks}: {how_to_fit_mesh(sizes, ranks)}"
         )
     if device != "cpu":
         return ranks, ranks

@@ -77,7 +77,6 @@ def mesh_weights_block(results: Results) -> str:
 
 def in_order(pairs: Mapping[str, Any]) -> dict[str, Any]:
     """Return entries of YAMLs in the order of the page, products after what they multiply."""
-
     ordered = {}
     for end in ENDINGS:
         names = sorted(name for name in pairs if name.endswith(end))

@@ -8,7 +8,7 @@ import pytest
 import torch
 from accelerate import Accelerator
 from torch.nn.parallel import DistributedDataParallel
-from transformers import AutoModelForCausalLM, MixtralConfig
+from transformers import AutoModelForCausalLM
 
 import mixtral
 from components import upstream
@@ -18,6 +18,7 @@ from components.experts import modules_of_experts
 from components.optimizer import make_adamw
 from components.strategy import new_accelerator
 from components.weights import load_pretrained
+from fakes import mixture_of_two
 from harm import shows_harm_without
 from launching import REPO, data_of, read_json, read_metrics, rehearse
 from proof.compare import SHARDED_GRAD_NORM, compare
@@ -131,15 +132,7 @@ def go_on(run, folder, mixture, *how):
 @pytest.fixture
 def folder(tmp_path):
     """A folder with a mixture of 2 experts."""
-    config = MixtralConfig(
-        hidden_size=16,
-        intermediate_size=8,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        num_key_value_heads=2,
-        num_local_experts=2,
-        vocab_size=16,
-    )
+    config = mixture_of_two()
     AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
     return str(tmp_path)
 

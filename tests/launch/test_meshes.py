@@ -40,11 +40,10 @@ from proof.trials.lab import Lab
 from proof.trials.outcome import resume_and_compare, verified
 from ranks import on_ranks
 from saved_models import loss_of_saved
+from short_jobs import NO_INT8_FSDP, WORKS
 from tiny import makers
 
-WORKS = "works"
 NOT_QUANTIZED = "a quantized base cannot be split by matrices: leave out --load_in_8bit"
-NO_INT8_FSDP = "use --load_in_4bit, or int8 with ddp.yaml"
 TABLE = {  # strategy: what happens with full, LoRA, int8 LoRA, nf4 LoRA
     "tp": (WORKS, WORKS, NOT_QUANTIZED, NOT_QUANTIZED),
     "fsdp2_tp": (WORKS, WORKS, NOT_QUANTIZED, NOT_QUANTIZED),

@@ -15,10 +15,8 @@ from proof import jobs
 from proof.compare import bounds_of, compare, within
 from proof.launch import launch
 from saved_models import loss_of_saved
-from short_jobs import STEPS, short_run
+from short_jobs import NO_INT8_FSDP, STEPS, WORKS, short_run
 
-WORKS = "works"
-NO_INT8_FSDP = "use --load_in_4bit, or int8 with ddp.yaml"
 TABLE = {  # strategy: what happens with full, LoRA, int8 LoRA, nf4 LoRA
     "single": (WORKS, WORKS, WORKS, WORKS),
     "ddp": (WORKS, WORKS, WORKS, WORKS),

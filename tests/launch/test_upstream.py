@@ -772,7 +772,7 @@ def test_with_adapters_disabled_modules_beside_them_are_those_of_the_base_too():
 
 
 # ---- Mesh ----
-def split_over(accelerator, folder):
+def split_over_pairs(folder):
     """The model of a folder as transformers splits it over pairs of ranks."""
     splits = DistributedConfig(tp_size=2)
     model = AutoModelForCausalLM.from_pretrained(folder, distributed_config=splits)
@@ -796,7 +796,7 @@ def test_transformers_splits_over_all_ranks_or_none(cured, tmp_path):
         context = upstream.splitting_over(accelerator) if cured else nullcontext()
         try:
             with context:
-                model = split_over(accelerator, tmp_path)
+                model = split_over_pairs(tmp_path)
         except RuntimeError as error:
             return str(error)
         return model.model.layers[0].mlp.up_proj.weight.to_local().shape[0]
@@ -810,8 +810,8 @@ def test_the_gradient_of_split_embeddings_is_whole_on_each_rank(cured, tmp_path)
     llama().save_pretrained(tmp_path)
 
     def rows_of_gradient():
-        accelerator = Accelerator(parallelism_config=ParallelismConfig(tp_size=2))
-        model = split_over(accelerator, tmp_path)
+        Accelerator(parallelism_config=ParallelismConfig(tp_size=2))
+        model = split_over_pairs(tmp_path)
         if cured:
             upstream.keep_gradients_split(model)
         model(input_ids=torch.arange(16)[None]).logits.sum().backward()
@@ -828,7 +828,7 @@ def test_accelerate_wraps_whole_weights_by_a_class_that_is_gone(cured, tmp_path)
     def prepare():
         accelerator = of_two_pairs()
         with upstream.splitting_over(accelerator):
-            model = split_over(accelerator, tmp_path)
+            model = split_over_pairs(tmp_path)
         if cured:
             upstream.leave_whole_weights_to_fsdp(accelerator)
         try:
@@ -849,7 +849,7 @@ def clip_split_weights(folder):
     accelerator = of_two_pairs()
     upstream.leave_whole_weights_to_fsdp(accelerator)
     with upstream.splitting_over(accelerator):
-        model = split_over(accelerator, folder)
+        model = split_over_pairs(folder)
     model, _ = prepared(accelerator, model)
     accelerator.backward(model(input_ids=torch.arange(16)[None]).logits.sum())
     accelerator.clip_grad_norm_(model.parameters(), 1.0)
@@ -885,8 +885,8 @@ def test_peft_makes_adapters_for_a_part_of_a_weight(cured, tmp_path):
     llama().save_pretrained(tmp_path)
 
     def width_of_adapter():
-        accelerator = Accelerator(parallelism_config=ParallelismConfig(tp_size=2))
-        model = split_over(accelerator, tmp_path)
+        Accelerator(parallelism_config=ParallelismConfig(tp_size=2))
+        model = split_over_pairs(tmp_path)
         config = LoraConfig(target_modules=["down_proj"])
         with upstream.making_whole_adapters() if cured else nullcontext():
             model = get_peft_model(model, config)
@@ -901,8 +901,8 @@ def test_peft_cannot_copy_split_modules(cured, tmp_path):
     llama().save_pretrained(tmp_path)
 
     def copy_of_head():
-        accelerator = Accelerator(parallelism_config=ParallelismConfig(tp_size=2))
-        model = split_over(accelerator, tmp_path)
+        Accelerator(parallelism_config=ParallelismConfig(tp_size=2))
+        model = split_over_pairs(tmp_path)
         context = upstream.copying_split_weights() if cured else nullcontext()
         try:
             with context:
@@ -923,7 +923,7 @@ def test_the_copy_of_a_split_layer_computes_with_the_weights_of_the_original(cur
 
     def differs():
         accelerator = Accelerator(parallelism_config=ParallelismConfig(tp_size=2))
-        model = split_over(accelerator, tmp_path)
+        model = split_over_pairs(tmp_path)
         with upstream.copying_split_weights():
             copied = copy.deepcopy(model.lm_head)
         if cured:

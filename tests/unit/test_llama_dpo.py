@@ -175,7 +175,7 @@ class TestLogps:
 
     @pytest.mark.parametrize("learn_prompts", [False, True])
     def test_those_of_the_parts_of_a_row_add_up_to_the_row(self, learn_prompts):
-        collate = llama_dpo.PairCollator(0, learn_prompts, pad_to_multiple_of=2, num_lines=6)
+        collate = llama_dpo.PairCollator(0, learn_prompts, pad_to_multiple_of=2)
         batch = collate(Dataset.from_list(PAIRS), [[0], [1]])
         logps = -batch["targets"] / 10  # those of a token are the same on any rank
         whole = llama_dpo.sum_answers(llama_dpo.place_in_lines(logps, batch), batch)

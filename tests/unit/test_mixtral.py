@@ -148,12 +148,12 @@ def test_it_adds_up_however_the_batch_is_cut_and_padding_has_no_part():
     assert load.sum(1).tolist() == [13 * TOP_K] * LAYERS
 
 
-@pytest.mark.parametrize("num_lines", [1, 5])
+@pytest.mark.parametrize("lines", [[[0], [1], [2]], []], ids=["rows", "none"])
 @pytest.mark.parametrize("ranks", [2, 4])
-def test_over_the_ranks_that_share_rows_it_adds_up_to_one_process(ranks, num_lines):
-    collate = mixtral.RoutedCollator(99, pad_to_multiple_of=ranks, num_lines=num_lines)
+def test_over_the_ranks_that_share_rows_it_adds_up_to_one_process(ranks, lines):
+    collate = mixtral.RoutedCollator(99, pad_to_multiple_of=ranks)
     source = SimpleNamespace(__getitems__=lambda numbers: [ROWS[number] for number in numbers])
-    batch = collate(source, [[0], [1], [2]])
+    batch = collate(source, lines)
     logits = logits_of(batch)
     counted = []
     whole, whole_load = mixtral.router_loss(

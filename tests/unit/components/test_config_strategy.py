@@ -5,7 +5,14 @@ import pytest
 import yaml
 
 from components.config_reading import as_read
-from components.config_strategy import shards_of, strategy_of, strategy_run
+from components.config_strategy import (
+    MESH_KINDS,
+    how_to_fit_mesh,
+    shards_of,
+    strategy_of,
+    strategy_run,
+    words_of_mesh,
+)
 from launching import CONFIGS
 
 # The strategy in force, and the shards of parameters, gradients and optimizer state on two nodes
@@ -67,3 +74,24 @@ def test_the_strategy_of_a_shipped_file(name):
 def test_the_keys_that_offload_are_named(name, offload):
     config = as_read(yaml.safe_load((CONFIGS / f"{name}.yaml").read_text()))
     assert sorted(strategy_of(config).offload) == sorted(offload)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "processes", "words", "fix"),
+    [
+        ({"tp": 2}, 4, "TP 2", "launch 2 processes, or use fsdp2_tp.yaml, which shards several"),
+        ({"sp": 2}, 8, "SP 2", "set parallelism_config_dp_shard_size to 4"),
+        ({"cp": 4}, 6, "CP 4", "launch 4 processes or another multiple of 4"),
+        ({"dp_shard": 2, "cp": 2}, 8, "2 shards x CP 2", "dp_replicate_size to 2"),
+        (
+            {"dp_replicate": 2, "dp_shard": 2, "tp": 2},
+            6,
+            "2 replicas x 2 shards x TP 2",
+            "launch 8 processes or another multiple of 4",
+        ),
+    ],
+)
+def test_a_mesh_for_other_processes_comes_with_what_to_change(sizes, processes, words, fix):
+    sizes = dict.fromkeys(MESH_KINDS, 1) | sizes
+    assert words_of_mesh(sizes) == words
+    assert fix in how_to_fit_mesh(sizes, processes)

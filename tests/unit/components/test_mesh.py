@@ -7,13 +7,13 @@ from unittest import mock
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, MistralConfig, MixtralConfig
+from transformers import AutoModelForCausalLM, MistralConfig
 
 from components import mesh, mesh_checks, upstream
 from components.packing import TokenCollator
 from components.pairs import PairCollator
 from example_arguments import language_model_arguments
-from fakes import fake_accelerator, sharing_rows
+from fakes import fake_accelerator, mixture_of_two, sharing_rows
 from harm import shows_harm_without
 
 PAIRS = [
@@ -35,8 +35,8 @@ def source_of(rows):
     return SimpleNamespace(__getitems__=lambda numbers: [rows[number] for number in numbers])
 
 
-def batch_of_pairs(sp, num_lines=1):
-    collate = PairCollator(0, learn_prompts=True, pad_to_multiple_of=sp, num_lines=num_lines)
+def batch_of_pairs(sp):
+    collate = PairCollator(0, learn_prompts=True, pad_to_multiple_of=sp)
     return collate(source_of(PAIRS), [[0], [1]])
 
 
@@ -71,9 +71,9 @@ def test_rows_of_one_line_are_not_split():
         pass
 
 
-def test_a_batch_of_pairs_is_filled_up_to_the_lines_that_deepspeed_takes():
-    batch = batch_of_pairs(4, num_lines=6)
-    assert batch["inputs"]["input_ids"].shape == (6, 8)
+def test_the_lines_of_a_batch_of_pairs_are_filled_up_to_a_length_that_ranks_share():
+    batch = batch_of_pairs(4)
+    assert batch["inputs"]["input_ids"].shape == (4, 8)
     whole = batch_of_pairs(1)
     assert batch["counts"].equal(whole["counts"]) and batch["lengths"].equal(whole["lengths"])
     assert batch["targets"].equal(whole["targets"])
@@ -168,15 +168,7 @@ class ReachedError(Exception):
 def test_ulysses_knows_the_size_of_heads_that_a_config_leaves_open(cured):
     from deepspeed.runtime.sequence_parallel import parallel_state_sp, ulysses_sp
 
-    config = MixtralConfig(
-        vocab_size=8,
-        hidden_size=16,
-        intermediate_size=8,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        num_key_value_heads=2,
-        num_local_experts=2,
-    )
+    config = mixture_of_two()
     model = AutoModelForCausalLM.from_config(config, attn_implementation="sdpa")
     if cured:
         upstream.name_size_of_heads(model)

@@ -13,7 +13,6 @@ from pictures.parts import (
     find_box,
     find_row,
     lines_of_tokens,
-    read_lines,
     spans_of,
 )
 from proof.jobs import ranks_per_row
@@ -65,9 +64,8 @@ def test_positions_become_spans():
     assert spans_of([9, 0, 1, 8, 2]) == [(0, 3), (8, 10)]
 
 
-def write_rank(path, passes, size=0):
-    lines = [*passes, {"bytes": {"parameters": size}}]
-    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+def write_rank(path, passes):
+    path.write_text("".join(json.dumps(line) + "\n" for line in passes))
 
 
 def test_a_rank_with_hidden_states_has_the_rows_of_the_one_before_it(tmp_path):
@@ -88,14 +86,10 @@ def test_boxes_are_those_of_held_and_of_used_weights(tmp_path):
     }
 
 
-def test_bytes_are_those_of_the_shard_report_if_there_is_one(tmp_path):
-    write_rank(tmp_path / "parts.0", [], size=7)
-    assert read_lines(tmp_path / "parts.0")[1] == {"parameters": 7}
-    report = tmp_path / "report.json"
-    report.write_text(json.dumps({"rows": []}))
-    assert real_runs.bytes_by_class(tmp_path) == {"parameters": [7]}
-    report.write_text(json.dumps({"rows": [{"class": "parameters", "held_bytes": 5}]}))
-    assert real_runs.bytes_by_class(tmp_path) == {"parameters": [5]}
+def test_bytes_are_those_of_the_shard_report(tmp_path):
+    rows = [{"class": "parameters", "held_bytes": size} for size in (5, 6)]
+    (tmp_path / "report.json").write_text(json.dumps({"rows": rows}))
+    assert real_runs.bytes_by_class(tmp_path) == {"parameters": [5, 6]}
 
 
 def test_each_run_has_the_rows_of_one_step():

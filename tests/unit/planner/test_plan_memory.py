@@ -49,6 +49,8 @@ REFUSED = {
     "{model} --config_file {fsdp1_no_shard} --use_peft --modules_to_save norm": "FSDP1 NO_SHARD",
     "{model} --config_file {ddp} --lora_target_modules w1 --use_peft": "no such layers",
     "{model} --config_file {deepspeed_zero2} --simulate": "--simulate",
+    "{model} --config_file {fsdp2_cp} --simulate": "of which FSDP2 FULL_SHARD x CP 2 has parts",
+    "{model} --config_file {tp} --simulate": "of which TP 2 has parts",
     "{unknown} --config_file {ddp}": "no field model_type",
     "{strange} --config_file {ddp}": "not the config of a model",
     "{wide} --config_file {ddp}": "not the config of a model",

@@ -3,13 +3,11 @@
 
 import pytest
 
-from paths import CONFIGS
-from proof.jobs import WEIGHTS, Run, is_refused, mesh_configs
+from paths import CONFIGS, OF_PIPELINES
+from proof.jobs import WEIGHTS, Run, expert_configs, is_refused, mesh_configs
 from proof.mesh_weights import (
     EXPERTS,
     KINDS,
-    OF_EXPERTS,
-    OF_PIPELINES,
     has_plan,
     kinds_by_recipe,
     refusals_by_pair,
@@ -45,14 +43,14 @@ def test_a_pair_is_refused_exactly_if_the_job_says_so(pairs):
 
 
 def test_each_refusal_is_one_line_with_a_fix(pairs):
-    for config in set(pairs) - {*OF_EXPERTS, OF_PIPELINES}:
+    for config in set(pairs) - {*expert_configs(), OF_PIPELINES.stem}:
         for reason in filter(None, pairs[config].values()):
             assert "\n" not in reason
             assert ": " in reason
 
 
 def test_pipelines_train_all_weights_only(pairs):
-    adapters = {pairs[OF_PIPELINES][kind] for kind in KINDS if kind != "full"}
+    adapters = {pairs[OF_PIPELINES.stem][kind] for kind in KINDS if kind != "full"}
     assert len(adapters) == 1
     assert "this recipe trains all weights" in adapters.pop()
 
