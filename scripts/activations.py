@@ -31,6 +31,7 @@ def main() -> None:
     """Measure each launch, and print and write its row."""
     args = parse_args()
     from planner import activations  # takes seconds to import
+    from proof.results import write_rows
 
     rows = []
     with tempfile.TemporaryDirectory(prefix="activations_") as name:
@@ -41,7 +42,7 @@ def main() -> None:
             print(json.dumps(row), flush=True)
             rows.append(row)
             if args.json:
-                activations.write_table(args.json, rows)
+                write_rows(args.json, rows)
 
 
 if __name__ == "__main__":

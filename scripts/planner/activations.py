@@ -6,11 +6,10 @@ measures its forward passes (activation_probe.py).
 """
 
 import json
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from .rehearsals import Mesh, make_model, rehearse, versions, words_of
+from .rehearsals import Mesh, make_model, rehearse, words_of
 
 Row = dict[str, Any]
 
@@ -111,11 +110,3 @@ def measure(group: Group, tiny: Path, folder: Path) -> Row:
     row["sizes"] = list(sizes)
     row["bytes"] = kept
     return row
-
-
-def write_table(path: Path, rows: Iterable[Row]) -> None:
-    """Write the rows measured so far as JSON, one a line."""
-    lines = ",\n".join(json.dumps(row) for row in rows)
-    made_by = json.dumps(versions())
-    head = f'{{"versions": {made_by}, "rows": [\n'
-    path.write_text(f"{head}{lines}\n]}}\n")

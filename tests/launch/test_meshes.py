@@ -53,18 +53,21 @@ TABLE = {  # strategy: what happens with full, LoRA, int8 LoRA, nf4 LoRA
     "deepspeed_ulysses": (WORKS, WORKS, WORKS, WORKS),
 }
 PAIRS = [(config, kind, row[i]) for config, row in TABLE.items() for i, kind in enumerate(WEIGHTS)]
-# The ranks of those that are run here
-RANKS = {"tp": 2, "fsdp2_tp": 4, "fsdp2_cp": 4, "deepspeed_ulysses": 2}
+# The ranks of those that are run here, with each kind of weights, and of those with all weights
+REPLICATED = {"hsdp_tp": 8, "hsdp_cp": 8}
+RANKS = {"tp": 2, "fsdp2_tp": 4, "fsdp2_cp": 4, "deepspeed_ulysses": 2, **REPLICATED}
 PARTS_OF_ROWS = ("fsdp2_cp", "deepspeed_ulysses")
 RUN_HERE = [
-    (config, kind) for config, kind, expected in PAIRS if expected == WORKS and config in RANKS
+    (config, kind)
+    for config, kind, expected in PAIRS
+    if expected == WORKS and (kind == "full" or config not in REPLICATED)
 ]
 # Adapters where they are split themselves
 STOPPED = [*((config, "full") for config in RANKS), ("tp", "LoRA")]
 REFUSED_HERE = {  # each refusal once
     expected: (config, kind, expected)
     for config, kind, expected in reversed(PAIRS)
-    if expected != WORKS and config in RANKS
+    if expected != WORKS
 }.values()
 # 45 rows do not divide by 12: the last window of an epoch has batches with few rows or none
 ROWS = "--num_train_rows 45 --num_test_rows 9".split()
