@@ -35,7 +35,8 @@ from components.strategy import Strategy
 
 # The largest difference, as a share of the gradient's norm. In fp32 only the order of additions
 # differs. With 16 bits, ZeRO-0 and ZeRO-1 round whenever they add a micro-batch: 0.3 % after two of
-# them, and more after many. A wrong number of ranks is a difference of a third or more.
+# them, and more after many. An engine that counts a group of ranks too much or not at all is off by
+# half or more.
 BOUND = 1e-4
 BOUND_OF_16_BITS = 0.1
 
