@@ -6,6 +6,7 @@ measures its forward passes (activation_probe.py).
 """
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -32,12 +33,19 @@ class Group(NamedTuple):
     mesh: Mesh
 
 
+def groups_of(kind: str, config: str, *sizes: str) -> Iterator[Group]:
+    """Yield the groups of a kind under a YAML, with these sizes besides that of the group."""
+    for ranks in (2, 4):
+        own = f"{kind}_size={ranks}"
+        mesh = Mesh(config, ranks, (*sizes, own))
+        yield Group(kind, mesh)
+
+
+ONE_PROCESS = Group("", Mesh("single", 1))
 GROUPS = (
-    Group("", Mesh("single", 1)),
-    Group("cp", Mesh("fsdp2_cp", 2, ("dp_shard_size=1", "cp_size=2"))),
-    Group("cp", Mesh("fsdp2_cp", 4, ("dp_shard_size=1", "cp_size=4"))),
-    Group("sp", Mesh("deepspeed_ulysses", 2, ("sp_size=2",))),
-    Group("sp", Mesh("deepspeed_ulysses", 4, ("sp_size=4",))),
+    ONE_PROCESS,
+    *groups_of("cp", "fsdp2_cp", "dp_shard_size=1"),
+    *groups_of("sp", "deepspeed_ulysses"),
 )
 
 
