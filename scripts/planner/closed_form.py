@@ -287,7 +287,7 @@ def add_adapters(plan: Plan, model: PreTrainedModel, decoder: Decoder, weights: 
     for layer, module in zip(decoder.layers, layers_of(model), strict=True):
         for name, linear in adaptable(module, plan.args.lora_target_modules, weights):
             projection = layer.projections[PROJECTIONS[name]]
-            projection.adapters = adapters_for(plan, linear)
+            projection.adapters = adapters_for(plan, linear, projection.by_inputs)
             weights.adapters[projection.weight] = projection.adapters
             found = True
     if not found:
@@ -310,15 +310,27 @@ def adaptable(
             yield name, module
 
 
-def adapters_for(plan: Plan, linear: torch.nn.Linear) -> tuple[Weight, Weight]:
-    """Return LoRA's A and B for a linear layer."""
+def adapters_for(
+    plan: Plan, linear: torch.nn.Linear, by_inputs: bool
+) -> tuple[Weight, Weight]:
+    """Return LoRA's A and B for a linear layer, under tensor parallelism what a rank has of them.
+
+    by_inputs: whether a rank then has some columns of A, as of the layer; otherwise it has some
+    rows of B.
+    """
     rank = plan.args.lora_r
     stored = stored_itemsize_of_adapters(plan)
     itemsize = stored
     if plan.low_itemsize and plan.engine not in ("single", "ddp"):
         itemsize = plan.low_itemsize
-    a = Weight(rank * linear.in_features, itemsize, True, rank, stored, "adapters")
-    b = Weight(rank * linear.out_features, itemsize, True, linear.out_features, stored, "adapters")
+    inputs = linear.in_features
+    outputs = linear.out_features
+    if by_inputs:
+        inputs //= plan.tp
+    else:
+        outputs //= plan.tp
+    a = Weight(rank * inputs, itemsize, True, rank, stored, "adapters")
+    b = Weight(rank * outputs, itemsize, True, outputs, stored, "adapters")
     return a, b
 
 

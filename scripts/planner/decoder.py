@@ -35,6 +35,8 @@ PROJECTIONS = {  # {name in models: name here}
     "fc1": "up",
     "fc2": "down",
 }
+# Those of which a rank has some inputs under tensor parallelism; of the others it has some outputs
+BY_INPUTS = {"o", "down"}
 NEEDED_PROJECTIONS = {"q", "k", "v", "o", "up", "down"}
 NORMS = {
     "input_layernorm": "before attention",
@@ -66,6 +68,7 @@ class Projection:
 
     weight: Weight
     elements: int  # elements of the matrix; a 4-bit weight is stored in fewer
+    by_inputs: bool = False  # under tensor parallelism: what a rank has of it
     quantized: Literal["4-bit", "int8"] | None = None
     adapters: tuple[Weight, ...] = ()  # LoRA's A, [in, r], and B, [r, out], or none
 
@@ -167,7 +170,8 @@ def read_layer(module: torch.nn.Module, make_weight: MakeWeight, name_of_model: 
     for path, part in module.named_modules():
         leaf = path.rpartition(".")[2]
         if isinstance(part, torch.nn.Linear) and leaf in PROJECTIONS:
-            layer.projections[PROJECTIONS[leaf]] = read_projection(part, make_weight)
+            name = PROJECTIONS[leaf]
+            layer.projections[name] = read_projection(part, make_weight, name in BY_INPUTS)
         elif dict(part.named_parameters(recurse=False)):
             if leaf not in names_of_norms:
                 raise UnplannableError(
@@ -184,13 +188,15 @@ def read_layer(module: torch.nn.Module, make_weight: MakeWeight, name_of_model: 
     return layer
 
 
-def read_projection(module: torch.nn.Linear, make_weight: MakeWeight) -> Projection:
+def read_projection(
+    module: torch.nn.Linear, make_weight: MakeWeight, by_inputs: bool = False
+) -> Projection:
     """Return the Projection of a linear layer."""
     quantized = None
     if isinstance(module, Quantized):
         quantized = "4-bit" if module.in_4bit else "int8"
     elements = module.in_features * module.out_features
-    return Projection(make_weight(module.weight), elements, quantized)
+    return Projection(make_weight(module.weight), elements, by_inputs, quantized)
 
 
 def read_norm(module: torch.nn.Module, make_weight: MakeWeight) -> Norm:

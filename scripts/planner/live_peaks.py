@@ -49,7 +49,7 @@ MODEL = {
     "num_key_value_heads": 4,
     "vocab_size": 8000,
 }
-MOST_RANKS = 4  # larger meshes are not launched
+MOST_RANKS = 8  # larger meshes are not launched
 IGNORED = -100  # the label of a token that the loss leaves out
 FLAGS = {"max_steps": STEPS, "save_steps": 0, "eval_strategy": "no"}  # for the recipe
 

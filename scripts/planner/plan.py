@@ -201,11 +201,6 @@ def shards_of(plan: Plan, strategy: Strategy, ranks_per_machine: int) -> int:
 
 def refuse_unknown_keys(plan: Plan, config: Config) -> None:
     """Raise UnplannableError for keys of a config whose effect on memory is not known here."""
-    if plan.tp > 1 and plan.args.use_peft:
-        raise UnplannableError(
-            "--use_peft: adapters of split matrices cannot be planned; rehearse the run, whose "
-            "shard report has the bytes of each rank"
-        )
     fsdp = config.get("fsdp_config", {})
     if plan.is_fsdp and fsdp.get("fsdp_activation_checkpointing"):
         raise UnplannableError(

@@ -43,7 +43,7 @@ JOBS = {
 
 
 # What is trained where ranks share rows
-JOBS_OF_MESHES = ("plain", "short", "checkpointed")
+JOBS_OF_MESHES = ("plain", "short", "checkpointed", "LoRA")
 
 
 def is_refused(config: str, job: str) -> bool:

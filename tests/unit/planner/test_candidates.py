@@ -142,7 +142,7 @@ def test_what_a_mesh_refuses_is_not_listed():
     ways = listed("--packing", 4)
     assert {way.name for way in ways if way.plan.copies > 1} == {"tp, TP 4", "fsdp2_tp, TP 2"}
     for way in ways:
-        assert way.plan.tp == 1 or way.weights == "full"
+        assert way.plan.tp == 1 or way.weights in ("full", "LoRA")
 
 
 def test_long_rows_that_fit_no_single_gpu_are_shared():
@@ -153,5 +153,6 @@ def test_long_rows_that_fit_no_single_gpu_are_shared():
     launch = candidates.launch_of(request, args, LONG, card)
     fitting = candidates.fitting_among(launch, candidates.ways_on(launch, 4))
     on_gpu = [way for way in fitting if not way.checkpoints]
-    assert {way.plan.cp for way in on_gpu} == {2, 4}
+    assert all(way.plan.copies > 1 for way in on_gpu)
+    assert {way.plan.cp for way in on_gpu} >= {2, 4}
     assert {way.weights for way in on_gpu} >= {"full", "LoRA"}
