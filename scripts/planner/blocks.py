@@ -26,9 +26,10 @@ from functools import partial
 from typing import NamedTuple
 
 from .autograd import FP32, Autograd, Tensor, Weight
-from .decoder import Decoder, Layer, Norm, Projection
+from .decoder import Decoder, Experts, Layer, Norm, Projection
 from .ledger import Storage
 from .loss import HeadLoss
+from .mixture import Mixture
 from .plan import Plan
 from .recipe import logits_mib
 from .request import Batch
@@ -37,7 +38,7 @@ from .request import Batch
 # a weight that trains is a part of its own, named by that weight.
 EMBEDDING = "embedding"
 TAIL = "tail"  # final norm, head and loss
-Part = Layer | Weight | str
+Part = Layer | Experts | Weight | str
 # around(part, forward, x): forward(x), with what the strategy does before and after it
 Around = Callable[[Part, Callable[[Tensor], Tensor], Tensor], Tensor]
 
@@ -77,6 +78,7 @@ class Forward:
         # Whether the kernel separates packed rows, and limits windows, without a mask
         kernel = plan.args.attn_implementation or ""
         self.is_flash = "flash" in kernel or kernel in FUSED_FOR_GPUS
+        self.mixture = Mixture(autograd, plan, self.tokens, decoder.hidden)
         self.head_loss = HeadLoss(autograd, decoder, logits_mib(plan.args), plan.tp)
 
     def run(self) -> ForwardPass:
@@ -87,6 +89,8 @@ class Forward:
         for layer in self.decoder.layers:
             x = self.around(layer, partial(self.layer, layer), x)
         loss = self.around(TAIL, self.tail, x)
+        if self.mixture.has_router_loss:
+            loss = self.autograd.add(loss, self.mixture.router_loss())
         self.autograd.end_autocast()
         if self.args.gradient_checkpointing:  # Recomputed layers need the mask again.
             return ForwardPass(loss, (cosine_and_sine, mask))
@@ -294,11 +298,26 @@ class Forward:
         """Return x + mlp(norm(x))."""
         norm = layer.norms.get("before mlp", layer.norms["before attention"])
         h = self.norm(norm, x, self.tokens)
-        m = self.activated(layer, h)
-        m = self.project(layer.projections["down"], m)
+        m = self.mlp(layer, h)
         if "after mlp" in layer.norms:
             m = self.norm(layer.norms["after mlp"], m, self.tokens)
         return self.autograd.add(x, m)
+
+    def mlp(self, layer: Layer, h: Tensor) -> Tensor:
+        """Return what the MLP of a layer puts out, or in its place the experts."""
+        if layer.experts is not None:
+            return self.experts(layer.experts, h)
+        return self.project(layer.projections["down"], self.activated(layer, h))
+
+    def experts(self, experts: Experts, h: Tensor) -> Tensor:
+        """Return what the experts put out that the router picks for each token."""
+        logits = self.linear(experts.router, h)
+        weights = self.mixture.routed(experts, logits)
+        return self.mixture.combined(experts, h, weights, self.compute_experts)
+
+    def compute_experts(self, experts: Experts, x: Tensor, weights: Tensor | None) -> Tensor:
+        """Return what the experts of this rank put out; under FSDP2 they may be a unit."""
+        return self.around(experts, partial(self.mixture.computed, experts, weights=weights), x)
 
     def activated(self, layer: Layer, h: Tensor) -> Tensor:
         """Return activation(gate(h)) * up(h), or activation(up(h)) without a gate."""

@@ -155,7 +155,7 @@ class Weights:
 
     def __init__(self, plan: Plan, model: PreTrainedModel) -> None:
         self.plan = plan
-        self.shapes = shapes_of(model, plan.tp)  # {id of a parameter: what this rank has of it}
+        self.shapes = shapes_of(model, plan.tp, plan.ep)  # {id of a parameter: what this rank has of it}
         self.by_id: dict[int, Weight] = {}
         self.copied: set[int] = set()  # ids of parameters
         self.originals: dict[Weight, Weight] = {}  # {copy: its frozen original}
@@ -212,7 +212,9 @@ class Weights:
         shape = self.shapes.get(id(parameter), parameter.shape)
         rows = shape[0] if shape else 1
         category = "whole modules" if is_copy else "parameters"
-        return Weight(math.prod(shape), computed, trains, rows, stored, category)
+        weight = Weight(math.prod(shape), computed, trains, rows, stored, category)
+        weight.is_split_expert = plan.ep > 1 and id(parameter) in self.shapes
+        return weight
 
 
 def distinct_parameters(module: torch.nn.Module) -> list[torch.nn.Parameter]:
@@ -239,7 +241,7 @@ def units_of(
     FSDP2 and ZeRO-3: embedding, each layer, and the tail (final norm and head), which includes the
     embedding if it is tied. FSDP1: each layer, and a root with everything else; what peft adds is a
     unit for each module (wrap_adapters_for_fsdp1 of the recipes). Without a wrap policy the whole
-    model is one unit.
+    model is one unit. The experts of a layer are one that are spread over ranks.
     """
     if not plan.wraps_layers:
         return {TAIL: weights.of_module(model)}
@@ -250,6 +252,9 @@ def units_of(
     elif plan.engine != "fsdp1" and not decoder.tied:
         units[EMBEDDING] = weights.of_module(model.get_input_embeddings())
     placed = set(units.get(EMBEDDING, [])).union(from_peft)
+    if plan.ep > 1:
+        units |= {layer.experts: layer.experts.weights for layer in decoder.layers if layer.experts}
+        placed.update(*units.values())
     parts = zip([*decoder.layers, TAIL], [*layers_of(model), model], strict=True)
     for part, module in parts:
         units[part] = [weight for weight in weights.of_module(module) if weight not in placed]

@@ -3,9 +3,10 @@
 
 The closed form covers decoders like Llama: norm, attention with separate q, k and v (grouped or
 not, with norms on them or not), rotary positions, an MLP with or without a gate, residuals, a head.
+In place of the MLP a layer may have experts, of which a router picks some for each token.
 `read_decoder` recognizes the parts of a model by the names of its modules, and raises
-UnplannableError for a layer with other parts (experts, state-space layers): such a model must be
-traced.
+UnplannableError for a layer with other parts (shared experts, state-space layers): such a model
+must be traced.
 """
 
 from collections.abc import Callable
@@ -37,7 +38,9 @@ PROJECTIONS = {  # {name in models: name here}
 }
 # Those of which a rank has some inputs under tensor parallelism; of the others it has some outputs
 BY_INPUTS = {"o", "down"}
-NEEDED_PROJECTIONS = {"q", "k", "v", "o", "up", "down"}
+NEEDED_PROJECTIONS = {"q", "k", "v", "o"}
+OF_MLP = {"gate", "up", "down"}
+NEEDED_OF_MLP = {"up", "down"}
 NORMS = {
     "input_layernorm": "before attention",
     "post_attention_layernorm": "before mlp",
@@ -82,12 +85,30 @@ class Norm:
 
 
 @dataclass(eq=False)
+class Experts:
+    """The experts of a layer, each a gated MLP, and the router that picks some for each token."""
+
+    router: Weight
+    gate_up: Weight  # of this rank's experts, as is `down`
+    down: Weight
+    number: int  # experts on all ranks
+    per_token: int  # of which a token takes so many
+    width: int  # features inside an expert
+
+    @property
+    def weights(self) -> list[Weight]:
+        """What this rank's experts are."""
+        return [self.gate_up, self.down]
+
+
+@dataclass(eq=False)
 class Layer:
     """A decoder layer: its projections and norms by what they are for."""
 
     projections: dict[str, Projection] = field(default_factory=dict)
     norms: dict[str, Norm] = field(default_factory=dict)
     window: int = 0  # tokens that attention sees at most; 0: all
+    experts: Experts | None = None
 
 
 @dataclass
@@ -172,7 +193,11 @@ def read_layer(module: torch.nn.Module, make_weight: MakeWeight, name_of_model: 
         if isinstance(part, torch.nn.Linear) and leaf in PROJECTIONS:
             name = PROJECTIONS[leaf]
             layer.projections[name] = read_projection(part, make_weight, name in BY_INPUTS)
+        elif is_of_experts(part):
+            layer.experts = read_experts(module, path, make_weight)
         elif dict(part.named_parameters(recurse=False)):
+            if isinstance(getattr(part, "top_k", None), int):  # the router
+                continue
             if leaf not in names_of_norms:
                 raise UnplannableError(
                     f"{name_of_model}: the closed form does not cover its {path} "
@@ -180,12 +205,38 @@ def read_layer(module: torch.nn.Module, make_weight: MakeWeight, name_of_model: 
                 )
             layer.norms[names_of_norms[leaf]] = read_norm(part, make_weight)
     has_projections = NEEDED_PROJECTIONS.issubset(layer.projections)
-    if not has_projections or "before attention" not in layer.norms:
+    if layer.experts is None:
+        has_mlp = NEEDED_OF_MLP.issubset(layer.projections)
+    else:
+        has_mlp = not OF_MLP.intersection(layer.projections)
+    if not (has_projections and has_mlp) or "before attention" not in layer.norms:
         raise UnplannableError(
             f"{name_of_model}: the closed form does not cover its layers "
             f"({type(module).__name__}); {WHAT_ELSE}"
         )
     return layer
+
+
+def is_of_experts(module: torch.nn.Module) -> bool:
+    """Return whether a module has the weights of all experts of a layer, as transformers has them."""
+    return set(dict(module.named_parameters(recurse=False))) == {"gate_up_proj", "down_proj"}
+
+
+def read_experts(layer: torch.nn.Module, path: str, make_weight: MakeWeight) -> Experts:
+    """Return the Experts of the module at a path in a layer; the router is beside it."""
+    module = layer.get_submodule(path)
+    router = layer.get_submodule(path.rpartition(".")[0]).get_submodule("gate")
+    gate_up = module.get_parameter("gate_up_proj")
+    number, _, _ = gate_up.shape
+    down = module.get_parameter("down_proj")
+    return Experts(
+        router=make_weight(router.get_parameter("weight")),
+        gate_up=make_weight(gate_up),
+        down=make_weight(down),
+        number=number,
+        per_token=router.top_k,
+        width=down.shape[-1],
+    )
 
 
 def read_projection(

@@ -3,7 +3,7 @@
 
 from dataclasses import dataclass
 
-from .rehearsals import words_of
+from .rehearsals import Mesh, words_of
 
 SEQUENCES = 2  # sequences per micro-batch
 LONGEST = 256  # tokens
@@ -22,6 +22,13 @@ class Job:
         """The flags, with the sizes of the micro-batch."""
         sizes = {"max_length": self.length, "per_device_train_batch_size": SEQUENCES}
         return [*self.flags, *words_of(sizes)]
+
+    def words_under(self, mesh: Mesh) -> list[str]:
+        """The flags of the recipe that runs under a mesh. Experts that are spread have no adapters."""
+        words = [*mesh.words, *self.words]
+        if mesh.ep > 1 and "--use_peft" in words:
+            words.append("--lora_target_parameters")
+        return words
 
 
 LORA = ("--use_peft",)
@@ -42,7 +49,7 @@ JOBS = {
 }
 
 
-# What is trained where ranks share rows
+# What is trained where ranks share rows or experts
 JOBS_OF_MESHES = ("plain", "short", "checkpointed", "LoRA")
 
 
