@@ -23,7 +23,7 @@ from typing import Any
 
 from exits import run_command
 from planner.rehearsals import config_names, expert_names, mesh_names
-from planner.tracked_jobs import JOBS, JOBS_OF_MESHES, is_refused
+from planner.tracked_jobs import JOBS, is_refused
 from usage import Parser
 
 Row = dict[str, Any]
@@ -92,9 +92,8 @@ def rows_of_mesh(config: str, job: str, tiny: Path, folder: Path) -> Iterator[Ro
     """Launch and yield a job under each mesh of a YAML under which ranks share rows or experts."""
     from planner import live_peaks  # takes seconds to import
 
-    if job not in JOBS_OF_MESHES:
-        return
-    of_config = [mesh for mesh in live_peaks.all_meshes() if mesh.config == config]
+    places = [mesh for tracked, mesh in live_peaks.tracked_places() if tracked == job]
+    of_config = [mesh for mesh in places if mesh.config == config]
     for number, mesh in enumerate(of_config):
         yield live_peaks.measure_mesh(mesh, job, tiny, folder.with_name(f"{folder.name}_{number}"))
 

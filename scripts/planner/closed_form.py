@@ -23,7 +23,7 @@ from .fsdp import Fsdp1, Fsdp2
 from .ledger import Ledger, Sizes
 from .plan import Plan
 from .ranks import Replica
-from .recipe import RecipeArguments, misfits_of_model
+from .recipe import RecipeArguments, has_router_loss, misfits_of_model
 from .request import Batch
 from .shapes import Quantized, build_base, layers_of, refuse_whole_modules
 from .splits import refuse_partly_split, shapes_of
@@ -132,6 +132,7 @@ def strategy_for(
         decoder.heads //= plan.tp
         decoder.kv_heads //= plan.tp
     if args.use_peft:
+        refuse_adapters_of_mixtures(args, decoder)
         add_adapters(plan, model, decoder, weights)
     held = weights.of_module(model)
     extra = scales_of(model)
@@ -155,7 +156,9 @@ class Weights:
 
     def __init__(self, plan: Plan, model: PreTrainedModel) -> None:
         self.plan = plan
-        self.shapes = shapes_of(model, plan.tp, plan.ep)  # {id of a parameter: what this rank has of it}
+        self.shapes = shapes_of(
+            model, plan.tp, plan.ep
+        )  # {id of a parameter: what this rank has of it}
         self.by_id: dict[int, Weight] = {}
         self.copied: set[int] = set()  # ids of parameters
         self.originals: dict[Weight, Weight] = {}  # {copy: its frozen original}
@@ -302,6 +305,16 @@ def add_adapters(plan: Plan, model: PreTrainedModel, decoder: Decoder, weights: 
         )
 
 
+def refuse_adapters_of_mixtures(args: RecipeArguments, decoder: Decoder) -> None:
+    """Raise UnplannableError for a mixture whose recipe leaves to peft what gets adapters."""
+    has_experts = any(layer.experts is not None for layer in decoder.layers)
+    if has_experts and not has_router_loss(args):
+        raise UnplannableError(
+            "--use_peft: in recipes/llama.py peft may give experts adapters, which cannot be "
+            "planned: plan recipes/mixtral.py"
+        )
+
+
 def adaptable(
     layer: torch.nn.Module, targets: list[str], weights: Weights
 ) -> Iterator[tuple[str, torch.nn.Linear]]:
@@ -315,9 +328,7 @@ def adaptable(
             yield name, module
 
 
-def adapters_for(
-    plan: Plan, linear: torch.nn.Linear, by_inputs: bool
-) -> tuple[Weight, Weight]:
+def adapters_for(plan: Plan, linear: torch.nn.Linear, by_inputs: bool) -> tuple[Weight, Weight]:
     """Return LoRA's A and B for a linear layer, under tensor parallelism what a rank has of them.
 
     by_inputs: whether a rank then has some columns of A, as of the layer; otherwise it has some

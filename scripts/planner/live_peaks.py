@@ -39,7 +39,7 @@ from .rehearsals import (
     words_of,
 )
 from .request import Batch
-from .tracked_jobs import JOBS, LONGEST, SEQUENCES
+from .tracked_jobs import JOBS, LONGEST, SEQUENCES, jobs_under
 from .zero import BUCKET
 
 Row = dict[str, Any]
@@ -227,6 +227,11 @@ def all_meshes() -> list[Mesh]:
     return [*meshes(MOST_RANKS), *expert_meshes()]
 
 
+def tracked_places() -> list[tuple[str, Mesh]]:
+    """Return each (job, mesh) that is launched."""
+    return [(job, mesh) for mesh in all_meshes() for job in jobs_under(mesh)]
+
+
 def write(path: Path, rows: Iterable[Row]) -> None:
     """Write rows to a file, one per line, replacing those of the same job and YAML.
 
@@ -234,7 +239,7 @@ def write(path: Path, rows: Iterable[Row]) -> None:
     """
     by_place = {place_of(row): row for row in [*kept_rows(path), *rows]}
     order = [*itertools.product(JOBS, config_names())]
-    order += [(job, *mesh) for job, mesh in itertools.product(JOBS, all_meshes())]
+    order += [(job, *mesh) for job, mesh in tracked_places()]
     found = [by_place[place] for place in order if place in by_place]
     lines = ",\n".join(json.dumps(row) for row in found)
     head = f'{{"versions": {json.dumps(versions())}, "rows": ['

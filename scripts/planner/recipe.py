@@ -6,7 +6,7 @@ and the optimizer that are traced. Importing this module takes as long as import
 """
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any, ClassVar, TypeVar
 
@@ -30,7 +30,6 @@ from components.model_checks import find_problems_of_whole_modules
 from components.status import process_status
 from components.strategy import Strategy
 from components.strategy_checks import find_misfits
-
 
 
 class MixtureArguments(mixtral.Arguments):
@@ -103,6 +102,17 @@ def with_config_read(words: Sequence[str], recipe: str = FIRST) -> list[str]:
 def with_values(args: RecipeArguments, **values: Any) -> RecipeArguments:
     """Return a copy of the arguments in which some have other values."""
     return dataclasses.replace(args, **values)
+
+
+def takes(args: RecipeArguments, names: Iterable[str]) -> bool:
+    """Return whether the recipe of these arguments has all that are named."""
+    return set(names) <= {field.name for field in dataclasses.fields(args)}
+
+
+def with_plain_weights(args: RecipeArguments) -> RecipeArguments:
+    """Return a copy of the arguments without adapters, quantization and groups of experts."""
+    plain = {"use_peft": False, "load_in_4bit": False, "load_in_8bit": False, "ep_size": 1}
+    return with_values(args, **{name: plain[name] for name in plain if takes(args, [name])})
 
 
 def adapter_rate(args: RecipeArguments) -> float:

@@ -49,8 +49,17 @@ JOBS = {
 }
 
 
-# What is trained where ranks share rows or experts
-JOBS_OF_MESHES = ("plain", "short", "checkpointed", "LoRA")
+def jobs_under(mesh: Mesh) -> list[str]:
+    """Return what is trained under a mesh in which ranks share rows or experts.
+
+    LoRA is where its adapters are split like their matrices, or beside experts that are spread.
+    """
+    if mesh.ep > 1:
+        return ["plain", "short", "LoRA"]
+    jobs = ["plain", "short", "checkpointed"]
+    if mesh.config.endswith("tp"):
+        jobs.append("LoRA")
+    return jobs
 
 
 def is_refused(config: str, job: str) -> bool:
