@@ -8,10 +8,10 @@
 
 Each launch rehearses three optimizer steps of the recipe (scripts/rehearse.py) on two ranks, or on
 four where the YAML needs a mesh of 2 x 2. A YAML under which ranks share rows is launched with
-several sizes of its mesh, on up to eight ranks, and so is a mixture whose experts ranks share. In every rank torch's MemTracker follows all tensors
-from the second optimizer step to the third. A rank's planned peak counts its device and its host
-together, since on CPU ranks they are one. One job under all YAMLs takes about six minutes on two
-cores.
+several sizes of its mesh, on up to eight ranks, and one under which they share experts trains a
+mixture in groups of several sizes. In every rank torch's MemTracker follows all tensors from the
+second optimizer step to the third. A rank's planned peak counts its device and its host together,
+since on CPU ranks they are one. One job under all YAMLs takes about six minutes on two cores.
 """
 
 import argparse

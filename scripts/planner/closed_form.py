@@ -156,9 +156,8 @@ class Weights:
 
     def __init__(self, plan: Plan, model: PreTrainedModel) -> None:
         self.plan = plan
-        self.shapes = shapes_of(
-            model, plan.tp, plan.ep
-        )  # {id of a parameter: what this rank has of it}
+        # {id of a parameter: shape of this rank's part}
+        self.shapes = shapes_of(model, plan.tp, plan.ep)
         self.by_id: dict[int, Weight] = {}
         self.copied: set[int] = set()  # ids of parameters
         self.originals: dict[Weight, Weight] = {}  # {copy: its frozen original}

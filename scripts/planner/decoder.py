@@ -11,7 +11,7 @@ must be traced.
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from transformers import PretrainedConfig, PreTrainedModel
@@ -218,14 +218,14 @@ def read_layer(module: torch.nn.Module, make_weight: MakeWeight, name_of_model: 
 
 
 def is_of_experts(module: torch.nn.Module) -> bool:
-    """Return whether a module has the weights of all experts of a layer, as transformers has them."""
+    """Return whether a module has the weights of all experts of a layer."""
     return set(dict(module.named_parameters(recurse=False))) == {"gate_up_proj", "down_proj"}
 
 
 def read_experts(layer: torch.nn.Module, path: str, make_weight: MakeWeight) -> Experts:
     """Return the Experts of the module at a path in a layer; the router is beside it."""
     module = layer.get_submodule(path)
-    router = layer.get_submodule(path.rpartition(".")[0]).get_submodule("gate")
+    router: Any = layer.get_submodule(path.rpartition(".")[0]).get_submodule("gate")
     gate_up = module.get_parameter("gate_up_proj")
     number, _, _ = gate_up.shape
     down = module.get_parameter("down_proj")

@@ -126,7 +126,7 @@ class Mixture:
         return ag.op(out.numel, out.itemsize, [out], shares_gradient=True)
 
     def sorted_lines(self, experts: Experts, x: Tensor, order: Tensor) -> Tensor:
-        """Return lines sorted by their expert; under expert parallelism those of no expert are 0."""
+        """Return lines sorted by their expert."""
         lines = self.picked(experts, x, order)
         return self.masked(lines, storage_of=lines)
 

@@ -8,7 +8,7 @@ and the optimizer that are traced. Importing this module takes as long as import
 import dataclasses
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import SimpleNamespace
-from typing import Any, ClassVar, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from accelerate import DistributedType
@@ -33,15 +33,16 @@ from components.strategy_checks import find_misfits
 
 
 class MixtureArguments(mixtral.Arguments):
-    """The arguments of recipes/mixtral.py, with constants for those of recipes/llama.py it lacks."""
+    """The arguments of recipes/mixtral.py, and constants for those that only llama.py has."""
 
-    packing: ClassVar[bool] = False
-    padding_free: ClassVar[bool] = False
-    predict_with_generate: ClassVar[bool] = False
-    use_dora: ClassVar[bool] = False
-    load_in_4bit: ClassVar[bool] = False
-    load_in_8bit: ClassVar[bool] = False
-    bnb_4bit_use_double_quant: ClassVar[bool] = False
+    packing = False
+    padding_free = False
+    predict_with_generate = False
+    use_dora = False
+    load_in_4bit = False
+    load_in_8bit = False
+    bnb_4bit_use_double_quant = False
+    bnb_4bit_quant_type = "nf4"
 
 
 # The arguments of a recipe that can be planned; `with_values` copies them

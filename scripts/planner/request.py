@@ -125,8 +125,14 @@ class BatchArguments(Protocol):
 
     max_length: int
     per_device_train_batch_size: int
-    packing: bool
-    padding_free: bool
+
+    @property
+    def packing(self) -> bool:
+        """Whether several rows share a sequence."""
+
+    @property
+    def padding_free(self) -> bool:
+        """Whether the rows of a micro-batch are one sequence."""
 
 
 def batch_of(args: BatchArguments, request: Request) -> Batch:

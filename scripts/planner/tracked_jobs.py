@@ -24,7 +24,7 @@ class Job:
         return [*self.flags, *words_of(sizes)]
 
     def words_under(self, mesh: Mesh) -> list[str]:
-        """The flags of the recipe that runs under a mesh. Experts that are spread have no adapters."""
+        """The flags of the recipe that runs under a mesh. Spread experts have no adapters."""
         words = [*mesh.words, *self.words]
         if mesh.ep > 1 and "--use_peft" in words:
             words.append("--lora_target_parameters")
