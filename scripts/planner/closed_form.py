@@ -131,8 +131,8 @@ def strategy_for(
         refuse_partly_split(decoder.layers, plan.tp)
         decoder.heads //= plan.tp
         decoder.kv_heads //= plan.tp
+    refuse_as_another_recipe(args, decoder)
     if args.use_peft:
-        refuse_adapters_of_mixtures(args, decoder)
         add_adapters(plan, model, decoder, weights)
     held = weights.of_module(model)
     extra = scales_of(model)
@@ -304,10 +304,12 @@ def add_adapters(plan: Plan, model: PreTrainedModel, decoder: Decoder, weights: 
         )
 
 
-def refuse_adapters_of_mixtures(args: RecipeArguments, decoder: Decoder) -> None:
-    """Raise UnplannableError for a mixture whose recipe leaves to peft what gets adapters."""
+def refuse_as_another_recipe(args: RecipeArguments, decoder: Decoder) -> None:
+    """Raise UnplannableError for a model whose plan needs another recipe."""
     has_experts = any(layer.experts is not None for layer in decoder.layers)
-    if has_experts and not has_router_loss(args):
+    if has_router_loss(args) and not has_experts:
+        raise UnplannableError("the model has no experts: plan recipes/llama.py")
+    if args.use_peft and has_experts and not has_router_loss(args):
         raise UnplannableError(
             "--use_peft: in recipes/llama.py peft may give experts adapters, which cannot be "
             "planned: plan recipes/mixtral.py"

@@ -86,18 +86,24 @@ class Norm:
 
 @dataclass(eq=False)
 class Experts:
-    """The experts of a layer, each a gated MLP, and the router that picks some for each token."""
+    """The experts of a layer, each a gated MLP, and the router that picks some for each token.
+
+    Attributes:
+        router: its weight, which every rank has whole.
+        gate_up, down: the weights of the experts that this rank has.
+        per_token: experts that the router picks for a token.
+        width: features inside an expert.
+    """
 
     router: Weight
-    gate_up: Weight  # of this rank's experts, as is `down`
+    gate_up: Weight
     down: Weight
-    number: int  # experts on all ranks
-    per_token: int  # of which a token takes so many
-    width: int  # features inside an expert
+    per_token: int
+    width: int
 
     @property
     def weights(self) -> list[Weight]:
-        """What this rank's experts are."""
+        """The weights of the experts that this rank has."""
         return [self.gate_up, self.down]
 
 
@@ -194,7 +200,7 @@ def read_layer(module: torch.nn.Module, make_weight: MakeWeight, name_of_model: 
             name = PROJECTIONS[leaf]
             layer.projections[name] = read_projection(part, make_weight, name in BY_INPUTS)
         elif is_of_experts(part):
-            layer.experts = read_experts(module, path, make_weight)
+            layer.experts = read_experts(module, path, make_weight, name_of_model)
         elif dict(part.named_parameters(recurse=False)):
             if isinstance(getattr(part, "top_k", None), int):  # the router
                 continue
@@ -222,18 +228,25 @@ def is_of_experts(module: torch.nn.Module) -> bool:
     return set(dict(module.named_parameters(recurse=False))) == {"gate_up_proj", "down_proj"}
 
 
-def read_experts(layer: torch.nn.Module, path: str, make_weight: MakeWeight) -> Experts:
-    """Return the Experts of the module at a path in a layer; the router is beside it."""
+def read_experts(
+    layer: torch.nn.Module, path: str, make_weight: MakeWeight, name_of_model: str
+) -> Experts:
+    """Return the Experts of the module at a path in a layer; the router is beside it.
+
+    Raises UnplannableError if there is no router like Mixtral's.
+    """
     module = layer.get_submodule(path)
-    router: Any = layer.get_submodule(path.rpartition(".")[0]).get_submodule("gate")
+    router: Any = getattr(layer.get_submodule(path.rpartition(".")[0]), "gate", None)
+    if not isinstance(getattr(router, "top_k", None), int):
+        raise UnplannableError(
+            f"{name_of_model}: the closed form does not cover its routers; {WHAT_ELSE}"
+        )
     gate_up = module.get_parameter("gate_up_proj")
-    number, _, _ = gate_up.shape
     down = module.get_parameter("down_proj")
     return Experts(
         router=make_weight(router.get_parameter("weight")),
         gate_up=make_weight(gate_up),
         down=make_weight(down),
-        number=number,
         per_token=router.top_k,
         width=down.shape[-1],
     )

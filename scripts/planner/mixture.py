@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """The forward pass through the experts of a layer, and the loss of their routers, over sizes.
 
-Each of t tokens goes to a experts. The experts of a rank are computed together, on t a lines that
-are sorted by expert (grouped_mm_experts_forward of transformers).
+The hidden state of a token is copied into one line for each expert that its router picks. The
+experts of a rank are computed together, on all lines sorted by expert
+(grouped_mm_experts_forward of transformers).
 
-Under expert parallelism these lines travel to the ranks of their experts, and the results back
-(AllToAllEP). How many lines a rank receives depends on its router. A plan counts as many as it
-sends, which is the mean over the ranks of a group: the loss of the routers evens them out.
+Under expert parallelism lines travel to the ranks of their experts, and the results come back
+(AllToAllEP). Routers decide how many lines arrive at a rank. A plan counts as many as are sent from
+it, which is the mean over the ranks of a group: the loss of the routers evens them out.
 """
 
 from collections.abc import Callable
@@ -26,8 +27,8 @@ class Mixture:
     Args:
         autograd: whose ops are recorded.
         plan: what determines memory.
-        tokens: of this rank's micro-batch.
-        hidden: features of a token.
+        tokens: their number in this rank's micro-batch.
+        hidden: the number of features of a token.
     """
 
     def __init__(self, autograd: Autograd, plan: Plan, tokens: int, hidden: int) -> None:

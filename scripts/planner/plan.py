@@ -205,8 +205,8 @@ def refuse_unknown_keys(plan: Plan, config: Config) -> None:
     """Raise UnplannableError for keys of a config whose effect on memory is not known here."""
     if recipe.adapts_experts(plan.args):
         raise UnplannableError(
-            "--lora_target_parameters: adapters of experts cannot be planned; pass it without a "
-            "value, or rehearse the run, whose shard report has the bytes of each rank"
+            "--lora_target_parameters: adapters of experts cannot be planned: pass it without a "
+            "value. For a run with them, rehearse it: its shard report has the bytes of each rank"
         )
     fsdp = config.get("fsdp_config", {})
     if plan.is_fsdp and fsdp.get("fsdp_activation_checkpointing"):

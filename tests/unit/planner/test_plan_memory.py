@@ -63,6 +63,7 @@ REFUSED = {
     f"--config_file {{fsdp}} --num_processes 2 {MIXTRAL} --ep_size 2": "reads its own experts",
     f"--config_file {{ddp}} {MIXTRAL} --use_peft": "adapters of experts cannot be planned",
     f"--config_file {{ep}} --num_processes 2 {DENSE} --ep_size 2": "has no experts",
+    f"--config_file {{ddp}} {DENSE}": "plan recipes/llama.py",
     "{unknown} --config_file {ddp}": "no field model_type",
     "{strange} --config_file {ddp}": "not the config of a model",
     "{wide} --config_file {ddp}": "not the config of a model",
