@@ -37,7 +37,8 @@ class Mixture:
         self.tokens = tokens
         self.hidden = hidden
         self.has_router_loss = has_router_loss(plan.args)
-        self.router_logits: list[Tensor] = []  # of each layer, [tokens, experts]
+        # One tensor for each layer, [tokens, experts]
+        self.router_logits: list[Tensor] = []
 
     # ---- The router ----
     def routed(self, experts: Experts, logits: Tensor) -> Tensor:
