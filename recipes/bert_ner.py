@@ -84,9 +84,10 @@ from accelerate.utils import set_seed
 from transformers import AutoConfig, AutoModelForTokenClassification, DataCollatorWithPadding
 
 from components.accelerator import make_accelerator
-from components.batches import BatchPlan, Line, rows_of_lines
+from components.batches import BatchPlan, rows_of_lines
 from components.classifier import load_classifier
 from components.export import save_model
+from components.lines import Line
 from components.loading import loading
 from components.mesh import sum_over_rows
 from components.model_checks import base_model_of, check_model

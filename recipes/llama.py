@@ -111,12 +111,13 @@ from transformers import AutoModelForCausalLM
 
 from components.accelerator import make_accelerator
 from components.answers import describe_predictions, make_predictor
-from components.batches import BatchPlan, Line, OnePerLine, best_fit
+from components.batches import BatchPlan
 from components.chat import load_tokenizer, show_trained_tokens, tokenize_conversation
 from components.chat_template import ChatTemplate
 from components.conversations import Conversation, read_conversation, trains_on_answers_only
 from components.export import save_model
 from components.head_loss import LossInHead
+from components.lines import Line, OnePerLine, best_fit
 from components.mesh import Mesh, part_of, sum_over_rows
 from components.mixture import read_splits
 from components.model import add_adapters, load_pretrained, set_up_layers
@@ -190,9 +191,9 @@ def load_data(args: Arguments, tokenizer: Any) -> tuple[Rows, Rows | None]:
 def lay_out(lengths: np.ndarray, args: Arguments) -> Sequence[Line]:
     """Return the rows of each line: one, or with --packing as many as fit into --max_length."""
     if args.packing:
-        # best_fit starts with the longest rows. Sorted by their first row, lines follow the order
-        # of the file, which --train_sampling_strategy sequential keeps.
-        return sorted(best_fit(lengths, args.max_length), key=min)
+        # best_fit starts with the longest rows. This is the order of the file, which
+        # --train_sampling_strategy sequential keeps.
+        return best_fit(lengths, args.max_length).in_order_of_rows()
     return OnePerLine(len(lengths))
 
 

@@ -110,11 +110,12 @@ from accelerate.utils import set_seed
 from transformers import AutoModelForCausalLM
 
 from components.accelerator import make_accelerator
-from components.batches import BatchPlan, Line, OnePerLine, best_fit
+from components.batches import BatchPlan
 from components.chat import load_tokenizer, show_trained_tokens, tokenize_conversation
 from components.chat_template import ChatTemplate
 from components.conversations import Conversation, read_conversation, trains_on_answers_only
 from components.export import save_model
+from components.lines import Line, OnePerLine, best_fit
 from components.mixture import read_splits
 from components.model import load_pretrained, outline_of, set_up_layers
 from components.model_checks import check_model
@@ -191,9 +192,9 @@ def load_data(args: Arguments, tokenizer: Any) -> tuple[Rows, Rows | None]:
 def lay_out(lengths: np.ndarray, args: Arguments) -> Sequence[Line]:
     """Return the rows of each line: one, or with --packing as many as fit into --max_length."""
     if args.packing:
-        # best_fit starts with the longest rows. Sorted by their first row, lines follow the order
-        # of the file, which --train_sampling_strategy sequential keeps.
-        return sorted(best_fit(lengths, args.max_length), key=min)
+        # best_fit starts with the longest rows. This is the order of the file, which
+        # --train_sampling_strategy sequential keeps.
+        return best_fit(lengths, args.max_length).in_order_of_rows()
     return OnePerLine(len(lengths))
 
 

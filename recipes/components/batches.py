@@ -6,7 +6,6 @@ has the same rows on any number of ranks.
 """
 
 import math
-from bisect import bisect_left, insort
 from collections.abc import Sequence
 from functools import partial
 from typing import Any, ClassVar, NamedTuple, Protocol
@@ -18,12 +17,12 @@ from torch.utils.data import DataLoader
 
 from components.arguments import CommonArguments, EvalOnStartArguments, SamplingArguments
 from components.best import require_rows_to_choose_by
+from components.lines import Line, OnePerLine
 from components.mesh import Mesh
 from components.plugins import pipeline_ranks
 from components.rows import Rows
 from components.watch import leave_process_group
 
-Line = list[int]  # numbers of the rows in one line of a batch
 SORTED_STEPS = 50  # optimizer steps whose rows group_by_length sorts at a time
 
 
@@ -40,20 +39,6 @@ class Collator(Protocol):
     columns: ClassVar[list[str]]
 
     def __call__(self, source: Any, lines: Sequence[Line]) -> dict[str, Any]: ...
-
-
-class OnePerLine(Sequence[Line]):
-    """Lines of one row each, which are made when they are read."""
-
-    def __init__(self, num_rows: int) -> None:
-        self._num_rows = num_rows
-
-    def __len__(self) -> int:
-        return self._num_rows
-
-    # pyrefly: ignore[bad-override]  # no slices: loaders read one line at a time
-    def __getitem__(self, number: int) -> Line:
-        return [number]
 
 
 def rows_of_lines(source: Any, lines: Sequence[Line]) -> list[Any]:
@@ -91,30 +76,6 @@ class EpochRow(NamedTuple):
         """Return the epoch and the row for which `number` stands."""
         epoch, row = divmod(number, num_rows)
         return cls(epoch, row)
-
-
-def best_fit(lengths: Sequence[int] | np.ndarray, capacity: int) -> list[Line]:
-    """Return lines of at most `capacity` tokens by best-fit decreasing (arXiv 2404.10830).
-
-    Rows are placed from the longest to the shortest, each in the line that it fills best.
-
-    Args:
-        lengths: tokens of each row, none above `capacity`.
-    """
-    lines: list[Line] = []
-    rooms: list[tuple[int, int]] = []  # (tokens left, number of the line), sorted
-    shortest = min(lengths)
-    for row in np.argsort(-np.asarray(lengths), kind="stable").tolist():
-        place = bisect_left(rooms, (lengths[row], 0))
-        if place < len(rooms):
-            room, line = rooms.pop(place)
-        else:
-            room, line = capacity, len(lines)
-            lines.append([])
-        lines[line].append(row)
-        if room - lengths[row] >= shortest:
-            insort(rooms, (room - lengths[row], line))
-    return lines
 
 
 def global_batches(

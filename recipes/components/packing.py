@@ -8,7 +8,8 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 
-from components.batches import Line, best_fit, rows_of_lines
+from components.batches import rows_of_lines
+from components.lines import Line, best_fit
 from components.tokens import NOT_TRAINED_ON
 
 

@@ -71,15 +71,16 @@ def batches(
     Each has inputs (arguments of the model), positions and targets ([supervised tokens], see
     components.packing.TokenCollator), and counts (of supervised tokens, and of all but padding).
     """
-    from components.batches import best_fit, global_batches
+    from components.batches import global_batches
+    from components.lines import best_fit
     from components.packing import TokenCollator
 
     lengths = [len(row["input_ids"]) for row in tokens]
     source = Rows({**row, "row": 0} for row in tokens)
-    lines = [[row] for row in range(len(tokens))]
+    lines: Sequence[list[int]] = [[row] for row in range(len(tokens))]
     width = 0
     if packed:
-        lines = sorted(best_fit(lengths, max_length), key=min)
+        lines = best_fit(lengths, max_length).in_order_of_rows()
         width = max_length
     collate = TokenCollator(pad_token_id=pad_token_id, width=width)
     found = []
