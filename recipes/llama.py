@@ -194,7 +194,7 @@ def lay_out(lengths: np.ndarray, args: Arguments) -> Sequence[Line]:
         # best_fit starts with the longest rows. This is the order of the file, which
         # --train_sampling_strategy sequential keeps.
         return best_fit(lengths, args.max_length).in_order_of_rows()
-    return OnePerLine(len(lengths))
+    return OnePerLine(range(len(lengths)))
 
 
 # ---- Model ----
@@ -239,7 +239,9 @@ def main(args: Arguments) -> None:
     packer = collator
     if args.packing:
         packer = dataclasses.replace(collator, width=args.max_length)
-    train_loader = plan.training_loader(train_rows, packer, first_step=run.step, lines=lines)
+    train_loader = plan.training_loader(
+        train_rows, packer, first_step=run.step, order=run.row_order, lines=lines
+    )
     eval_loader = plan.evaluation_loader(eval_rows, collator)
     predictor = make_predictor(args, run, accelerator, plan, eval_rows, tokenizer)
 

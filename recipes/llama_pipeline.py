@@ -195,7 +195,7 @@ def lay_out(lengths: np.ndarray, args: Arguments) -> Sequence[Line]:
         # best_fit starts with the longest rows. This is the order of the file, which
         # --train_sampling_strategy sequential keeps.
         return best_fit(lengths, args.max_length).in_order_of_rows()
-    return OnePerLine(len(lengths))
+    return OnePerLine(range(len(lengths)))
 
 
 def make_collators(args: Arguments, pad: int) -> tuple[PipelineCollator, PipelineCollator]:
@@ -262,7 +262,9 @@ def main(args: Arguments) -> None:
     )
     run.check_plan(plan.total_steps, rows_per_step=plan.rows_per_step, data=train_rows.fingerprint)
     train_collator, eval_collator = make_collators(args, tokenizer.pad_token_id)
-    train_loader = plan.training_loader(train_rows, train_collator, run.step, lines)
+    train_loader = plan.training_loader(
+        train_rows, train_collator, first_step=run.step, order=run.row_order, lines=lines
+    )
     eval_loader = plan.evaluation_loader(eval_rows, eval_collator)
 
     # ---- Model, optimizer, schedule ----

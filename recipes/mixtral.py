@@ -428,7 +428,9 @@ def main(args: Arguments) -> None:
         one_line=takes_one_line(args.attn_implementation),
         pad_to_multiple_of=Mesh.of(accelerator).pad_to_multiple_of,
     )
-    train_loader = plan.training_loader(train_rows, collator, first_step=run.step)
+    train_loader = plan.training_loader(
+        train_rows, collator, first_step=run.step, order=run.row_order
+    )
     eval_loader = plan.evaluation_loader(eval_rows, collator)
 
     # ---- Model, optimizer, schedule ----

@@ -306,6 +306,7 @@ def main(args: Arguments) -> None:
         train_rows,
         ImageCollator(train_images.encoded, processor, size, args.augmentation, args.seed),
         first_step=run.step,
+        order=run.row_order,
     )
     eval_loader = None
     if eval_images is not None:

@@ -12,15 +12,16 @@ SORTED_AT_ONCE = 1 << 20  # keys that are sorted at a time, which bounds the mem
 class OnePerLine(Sequence[Line]):
     """Lines of one row each, which are made when they are read."""
 
-    def __init__(self, num_rows: int) -> None:
-        self._num_rows = num_rows
+    def __init__(self, rows: Sequence[int]) -> None:
+        """rows: the number of the row of each line."""
+        self._rows = rows
 
     def __len__(self) -> int:
-        return self._num_rows
+        return len(self._rows)
 
     # pyrefly: ignore[bad-override]  # no slices: loaders read one line at a time
     def __getitem__(self, number: int) -> Line:
-        return [number]
+        return [self._rows[number]]
 
 
 class PackedLines(Sequence[Line]):

@@ -71,7 +71,7 @@ def batches(
     Each has inputs (arguments of the model), positions and targets ([supervised tokens], see
     components.packing.TokenCollator), and counts (of supervised tokens, and of all but padding).
     """
-    from components.batches import global_batches
+    from components.batches import Batches
     from components.lines import best_fit
     from components.packing import TokenCollator
 
@@ -84,7 +84,7 @@ def batches(
         width = max_length
     collate = TokenCollator(pad_token_id=pad_token_id, width=width)
     found = []
-    for numbers in global_batches(len(lines), batch_size, 1):
+    for numbers in Batches(len(lines), batch_size):
         batch = collate(source, [lines[number] for number in numbers])
         names = ("inputs", "positions", "targets", "counts")
         found.append({name: batch[name] for name in names})
