@@ -19,6 +19,7 @@ from torch.utils.data import DataLoader
 
 from components.arguments import CommonArguments, EvalOnStartArguments, SamplingArguments
 from components.best import require_rows_to_choose_by
+from components.int_column import Lengths
 from components.lines import Line, OnePerLine
 from components.mesh import Mesh
 from components.plugins import pipeline_ranks
@@ -184,7 +185,7 @@ class BatchPlan:
         args: CommonArguments,
         accelerator: Accelerator,
         num_lines: int,
-        lengths: np.ndarray | None = None,
+        lengths: Lengths | None = None,
         num_workers: int = 0,
     ) -> None:
         """Plan the batches of `num_lines` lines.

@@ -4,9 +4,14 @@
 from collections.abc import Iterator, Sequence
 
 import numpy as np
+from accelerate import Accelerator
+
+from components.host_sharing import compute_once_a_host
+from components.int_column import Lengths
 
 Line = list[int]  # numbers of the rows in one line of a batch
-SORTED_AT_ONCE = 1 << 20  # keys that are sorted at a time, which bounds the memory
+ROWS_AT_ONCE = 1 << 20  # rows whose lengths are read at a time
+ROWS_IN_GROUP = 1 << 24  # rows that are sorted by length before they are placed
 
 
 class OnePerLine(Sequence[Line]):
@@ -54,7 +59,20 @@ class PackedLines(Sequence[Line]):
         return PackedLines(self.rows, self.starts[order], self.ends[order])
 
 
-def best_fit(lengths: Sequence[int] | np.ndarray, capacity: int) -> PackedLines:
+def pack_rows(accelerator: Accelerator, lengths: Lengths, capacity: int) -> PackedLines:
+    """Return lines of at most `capacity` tokens, in the order of their first rows in the file.
+
+    One rank of each host computes them (`best_fit`). Every rank takes part.
+    """
+
+    def compute() -> Sequence[np.ndarray]:
+        lines = best_fit(lengths, capacity).in_order_of_rows()
+        return lines.rows, lines.starts, lines.ends
+
+    return PackedLines(*compute_once_a_host(accelerator, compute))
+
+
+def best_fit(lengths: Sequence[int] | Lengths, capacity: int) -> PackedLines:
     """Return lines of at most `capacity` tokens by best-fit decreasing (arXiv 2404.10830).
 
     Rows are placed from the longest to the shortest, each in the line that it fills best, the
@@ -62,23 +80,42 @@ def best_fit(lengths: Sequence[int] | np.ndarray, capacity: int) -> PackedLines:
     they were begun.
 
     The time is linear in the number of rows, since lengths are whole numbers up to `capacity`: rows
-    of one length are placed at once, into all lines with the same room (`Rooms`).
+    of one length are placed at once, into all lines with the same room (`Rooms`). It is done
+    twice, first to find how many rows each line gets, so that little more memory is needed than
+    for the result: 4 bytes a row.
 
     Args:
-        lengths: tokens of each row, none above `capacity`.
+        lengths: tokens of each row, none above `capacity`. They are read in parts.
     """
-    lengths = np.asarray(lengths)
-    order, numbers = sort_by_key(lengths, capacity + 1, largest_first=True)
-    line_of_place = np.empty_like(order)
+    row_type = np.int32 if len(lengths) < 2**31 else np.int64
+    numbers = np.zeros(capacity + 1, dtype=np.int64)
+    for _, part in in_parts(lengths):
+        numbers += np.bincount(part, minlength=capacity + 1)
+    found = np.flatnonzero(numbers)[::-1].tolist()  # the lengths that there are
+
     rooms = Rooms(capacity)
-    place = 0
-    for length in reversed(np.flatnonzero(numbers).tolist()):
-        for lines in rooms.take_rows(length, int(numbers[length])):
-            line_of_place[place : place + len(lines)] = lines
-            place += len(lines)
-    places, sizes = sort_by_key(line_of_place, rooms.num_lines)
-    ends = np.cumsum(sizes, dtype=sizes.dtype)
-    return PackedLines(order[places], ends - sizes, ends)
+    sizes = np.zeros(0, dtype=np.int32)
+    for length in found:
+        for lines, rows_per_line in rooms.take_rows(length, int(numbers[length])):
+            if rooms.num_lines > len(sizes):
+                sizes = np.pad(sizes, (0, 2 * rooms.num_lines - len(sizes)))
+            sizes[lines] += rows_per_line
+    ends = np.cumsum(sizes[: rooms.num_lines], dtype=row_type)
+    del sizes
+
+    rooms = Rooms(capacity)
+    rows = np.empty(len(lengths), dtype=row_type)
+    next_places = np.concatenate([np.zeros(1, dtype=row_type), ends[:-1]])
+    starts = next_places.copy()
+    for group in groups_of_lengths(found, numbers):
+        longest_first = sort_rows(lengths, group, numbers, row_type)
+        for length in group:
+            for lines, rows_per_line in rooms.take_rows(length, int(numbers[length])):
+                places = next_places[lines][:, None] + np.arange(rows_per_line, dtype=row_type)
+                rows[places.ravel()] = longest_first[: places.size]
+                longest_first = longest_first[places.size :]
+                next_places[lines] += rows_per_line
+    return PackedLines(rows, starts, ends)
 
 
 class Rooms:
@@ -99,19 +136,22 @@ class Rooms:
         self._buckets: dict[int, list[np.ndarray]] = {}
         self._used = 0  # A number whose bit r is set if a line has room for r tokens
 
-    def take_rows(self, length: int, number: int) -> Iterator[np.ndarray]:
-        """Place rows of a length, and yield the lines of the first ones, of the next ones, ..."""
+    def take_rows(self, length: int, number: int) -> Iterator[tuple[np.ndarray, int]]:
+        """Place rows of a length, and yield lines and the number of rows that each of them gets."""
         while number:
             room, lines = self._best_lines(length, number)
             rows_per_line = room // length
-            num_placed = min(number, len(lines) * rows_per_line)
-            num_full, rest = divmod(num_placed, rows_per_line)
-            self._put(room - rows_per_line * length, lines[:num_full])
-            self._put(room, lines[num_full:] if not rest else lines[num_full + 1 :])
+            num_full, rest = divmod(min(number, len(lines) * rows_per_line), rows_per_line)
+            full, left = lines[:num_full], lines[num_full:]
+            if num_full:
+                self._put(room - rows_per_line * length, full)
+                yield full, rows_per_line
             if rest:
-                self._put(room - rest * length, lines[num_full : num_full + 1])
-            yield np.repeat(lines[: num_full + 1], rows_per_line)[:num_placed]
-            number -= num_placed
+                last, left = left[:1], left[1:]
+                self._put(room - rest * length, last)
+                yield last, rest
+            self._put(room, left)
+            number -= num_full * rows_per_line + rest
 
     def _best_lines(self, length: int, number: int) -> tuple[int, np.ndarray]:
         """Take the lines that rows of a length fill best; new ones, if it fits into none.
@@ -136,42 +176,53 @@ class Rooms:
         self._used |= 1 << room
 
 
-def sort_by_key(
-    keys: np.ndarray, num_keys: int, *, largest_first: bool = False
-) -> tuple[np.ndarray, np.ndarray]:
-    """Return the places of keys in the order of the keys, and how often there is each key.
+def in_parts(lengths: Sequence[int] | Lengths) -> Iterator[tuple[int, np.ndarray]]:
+    """Yield the number of the first row and the lengths, [rows], of one part after the other."""
+    for start in range(0, len(lengths), ROWS_AT_ONCE):
+        yield start, np.asarray(lengths[start : start + ROWS_AT_ONCE])
 
-    Equal keys stay in their order. This is a counting sort, of a part of the keys at a time, so
-    that it takes little more memory than its result.
+
+def groups_of_lengths(found: Sequence[int], numbers: np.ndarray) -> Iterator[list[int]]:
+    """Yield lengths in groups of at most ROWS_IN_GROUP rows, or of one length.
 
     Args:
-        keys: whole numbers from 0 to num_keys - 1.
-        largest_first: whether the keys are in falling order.
-
-    Returns:
-        Places, [keys], and numbers by key, [num_keys].
+        found: the lengths that there are.
+        numbers: the number of rows of each length.
     """
-    key_type = np.min_scalar_type(num_keys)  # numpy sorts 16 bits in linear time
-    place_type = np.int32 if len(keys) < 2**31 else np.int64
-    starts = range(0, len(keys), SORTED_AT_ONCE)
-    numbers = np.zeros(num_keys, dtype=place_type)
-    for start in starts:
-        np.add.at(numbers, keys[start : start + SORTED_AT_ONCE], 1)
-    next_place = np.cumsum(numbers, dtype=place_type)
-    if largest_first:
-        next_place = len(keys) - next_place
-    else:
-        next_place -= numbers
-    order = np.empty(len(keys), dtype=place_type)
-    for start in starts:
-        part = keys[start : start + SORTED_AT_ONCE].astype(key_type)
-        if largest_first:
-            part = key_type.type(num_keys - 1) - part
-        part_order = np.argsort(part, kind="stable")
-        found, firsts, counts = np.unique(part[part_order], return_index=True, return_counts=True)
-        if largest_first:
-            found = num_keys - 1 - found.astype(place_type)
-        places = np.arange(len(part)) + np.repeat(next_place[found] - firsts, counts)
-        order[places] = start + part_order
-        next_place[found] += counts.astype(place_type)
-    return order, numbers
+    group: list[int] = []
+    num_rows = 0
+    for length in found:
+        if group and num_rows + numbers[length] > ROWS_IN_GROUP:
+            yield group
+            group = []
+            num_rows = 0
+        group.append(length)
+        num_rows += numbers[length]
+    yield group
+
+
+def sort_rows(
+    lengths: Sequence[int] | Lengths, group: Sequence[int], numbers: np.ndarray, row_type: type
+) -> np.ndarray:
+    """Return the numbers of the rows of some lengths, those of the longest first.
+
+    Rows of one length stay in their order. This is a counting sort, in parts.
+
+    Args:
+        group: the lengths, which are all that there are from the longest to the shortest of them.
+        numbers: the number of rows of each length.
+    """
+    longest, shortest = group[0], group[-1]
+    sizes = numbers[longest : shortest - 1 if shortest else None : -1]
+    next_place = np.cumsum(sizes) - sizes  # by how much a row is shorter than the longest
+    sorted_rows = np.empty(sizes.sum(), dtype=row_type)
+    for start, part in in_parts(lengths):
+        inside = np.flatnonzero((part >= shortest) & (part <= longest))
+        # numpy sorts 16 bits in linear time
+        shorter_by = (longest - part[inside].astype(np.int64)).astype(np.min_scalar_type(longest))
+        order = np.argsort(shorter_by, kind="stable")
+        keys, firsts, counts = np.unique(shorter_by[order], return_index=True, return_counts=True)
+        places = np.arange(len(inside)) + np.repeat(next_place[keys] - firsts, counts)
+        sorted_rows[places] = start + inside[order]
+        next_place[keys] += counts
+    return sorted_rows

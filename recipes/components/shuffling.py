@@ -9,6 +9,8 @@ from typing import Protocol
 
 import numpy as np
 
+from components.int_column import Lengths
+
 LISTED = 1  # the order of the first version, whose checkpoints do not name it
 NEWEST = 2  # the order of new runs
 # Four rounds make a random permutation if the round functions are random (Luby and Rackoff 1988)
@@ -48,7 +50,7 @@ class ListedOrder:
 class SortedInParts:
     """An order of which each part of `size` numbers begins with the longest row."""
 
-    def __init__(self, order: Order, lengths: np.ndarray, size: int) -> None:
+    def __init__(self, order: Order, lengths: Lengths, size: int) -> None:
         """lengths: tokens of each row; size: of a part."""
         self._order = order
         self._lengths = lengths
@@ -70,7 +72,7 @@ class SortedInParts:
         if part != self._part:
             end = min((part + 1) * self._size, len(self._lengths))
             numbers = self._order.at(np.arange(part * self._size, end))
-            longest_first = np.argsort(-self._lengths[numbers].astype(np.int64), kind="stable")
+            longest_first = np.argsort(-self._lengths[numbers], kind="stable")
             self._sorted = numbers[longest_first]
             self._part = part
         return self._sorted

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from components import lines as lines_module
-from components.lines import best_fit, sort_by_key
+from components.lines import best_fit
 
 CAPACITY = 512
 
@@ -55,8 +55,9 @@ def test_each_row_is_packed_once_and_next_to_nothing_stays_empty(kind):
 
 
 def test_buckets_of_rooms_give_the_lines_of_placing_row_by_row(monkeypatch):
-    """In all sorts of lengths and capacities, and if the rows are sorted in several parts."""
-    monkeypatch.setattr(lines_module, "SORTED_AT_ONCE", 50)
+    """In all sorts of lengths and capacities, with rows that are read and sorted in parts."""
+    monkeypatch.setattr(lines_module, "ROWS_AT_ONCE", 50)
+    monkeypatch.setattr(lines_module, "ROWS_IN_GROUP", 70)
     chance = np.random.default_rng(0)
     for _ in range(100):
         capacity = int(chance.integers(1, 200))
@@ -71,13 +72,3 @@ def test_buckets_of_rooms_give_the_lines_of_placing_row_by_row(monkeypatch):
 def test_lengths_may_be_of_a_type_that_does_not_hold_the_capacity():
     lengths = np.array([3, 200, 7], dtype=np.uint8)
     assert list(best_fit(lengths, 100_000)) == [[1, 2, 0]]
-
-
-@pytest.mark.parametrize("largest_first", [False, True])
-def test_sorting_in_parts_keeps_equal_keys_in_their_order(largest_first, monkeypatch):
-    monkeypatch.setattr(lines_module, "SORTED_AT_ONCE", 7)
-    keys = np.random.default_rng(0).integers(0, 10, 100)
-    order, numbers = sort_by_key(keys, 10, largest_first=largest_first)
-    signed = -keys if largest_first else keys
-    assert order.tolist() == np.argsort(signed, kind="stable").tolist()
-    assert numbers.tolist() == np.bincount(keys, minlength=10).tolist()
