@@ -6,12 +6,12 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from accelerate import Accelerator
 
-from components.host_sharing import compute_once_a_host
+from components.host_sharing import NewArray, compute_once_a_host
 from components.int_column import Lengths
 
 Line = list[int]  # numbers of the rows in one line of a batch
 ROWS_AT_ONCE = 1 << 20  # rows whose lengths are read at a time
-ROWS_IN_GROUP = 1 << 24  # rows that are sorted by length before they are placed
+ROWS_IN_GROUP = 1 << 23  # rows that are sorted by length before they are placed
 
 
 class OnePerLine(Sequence[Line]):
@@ -65,14 +65,16 @@ def pack_rows(accelerator: Accelerator, lengths: Lengths, capacity: int) -> Pack
     One rank of each host computes them (`best_fit`). Every rank takes part.
     """
 
-    def compute() -> Sequence[np.ndarray]:
-        lines = best_fit(lengths, capacity).in_order_of_rows()
+    def compute(new_array: NewArray) -> Sequence[np.ndarray]:
+        lines = best_fit(lengths, capacity, new_array).in_order_of_rows()
         return lines.rows, lines.starts, lines.ends
 
     return PackedLines(*compute_once_a_host(accelerator, compute))
 
 
-def best_fit(lengths: Sequence[int] | Lengths, capacity: int) -> PackedLines:
+def best_fit(
+    lengths: Sequence[int] | Lengths, capacity: int, new_array: NewArray = np.empty
+) -> PackedLines:
     """Return lines of at most `capacity` tokens by best-fit decreasing (arXiv 2404.10830).
 
     Rows are placed from the longest to the shortest, each in the line that it fills best, the
@@ -82,10 +84,11 @@ def best_fit(lengths: Sequence[int] | Lengths, capacity: int) -> PackedLines:
     The time is linear in the number of rows, since lengths are whole numbers up to `capacity`: rows
     of one length are placed at once, into all lines with the same room (`Rooms`). It is done
     twice, first to find how many rows each line gets, so that little more memory is needed than
-    for the result: 4 bytes a row.
+    for the result, 4 bytes per row.
 
     Args:
         lengths: tokens of each row, none above `capacity`. They are read in parts.
+        new_array: a function that makes the array of all rows.
     """
     row_type = np.int32 if len(lengths) < 2**31 else np.int64
     numbers = np.zeros(capacity + 1, dtype=np.int64)
@@ -100,21 +103,20 @@ def best_fit(lengths: Sequence[int] | Lengths, capacity: int) -> PackedLines:
             if rooms.num_lines > len(sizes):
                 sizes = np.pad(sizes, (0, 2 * rooms.num_lines - len(sizes)))
             sizes[lines] += rows_per_line
-    ends = np.cumsum(sizes[: rooms.num_lines], dtype=row_type)
+    starts = np.cumsum(sizes[: rooms.num_lines], dtype=row_type) - sizes[: rooms.num_lines]
     del sizes
 
     rooms = Rooms(capacity)
-    rows = np.empty(len(lengths), dtype=row_type)
-    next_places = np.concatenate([np.zeros(1, dtype=row_type), ends[:-1]])
-    starts = next_places.copy()
+    rows = new_array(len(lengths), row_type)
+    ends = starts.copy()  # These grow with the rows that are placed.
     for group in groups_of_lengths(found, numbers):
         longest_first = sort_rows(lengths, group, numbers, row_type)
         for length in group:
             for lines, rows_per_line in rooms.take_rows(length, int(numbers[length])):
-                places = next_places[lines][:, None] + np.arange(rows_per_line, dtype=row_type)
+                places = ends[lines][:, None] + np.arange(rows_per_line, dtype=row_type)
                 rows[places.ravel()] = longest_first[: places.size]
                 longest_first = longest_first[places.size :]
-                next_places[lines] += rows_per_line
+                ends[lines] += rows_per_line
     return PackedLines(rows, starts, ends)
 
 
@@ -141,17 +143,19 @@ class Rooms:
         while number:
             room, lines = self._best_lines(length, number)
             rows_per_line = room // length
-            num_full, rest = divmod(min(number, len(lines) * rows_per_line), rows_per_line)
-            full, left = lines[:num_full], lines[num_full:]
+            num_placed = min(number, len(lines) * rows_per_line)
+            number -= num_placed
+            num_full, rest = divmod(num_placed, rows_per_line)
+            full = lines[:num_full]
             if num_full:
                 self._put(room - rows_per_line * length, full)
                 yield full, rows_per_line
             if rest:
-                last, left = left[:1], left[1:]
+                last = lines[num_full : num_full + 1]
                 self._put(room - rest * length, last)
                 yield last, rest
-            self._put(room, left)
-            number -= num_full * rows_per_line + rest
+                num_full += 1
+            self._put(room, lines[num_full:])
 
     def _best_lines(self, length: int, number: int) -> tuple[int, np.ndarray]:
         """Take the lines that rows of a length fill best; new ones, if it fits into none.

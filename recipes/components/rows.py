@@ -44,13 +44,14 @@ UNREAD = "not_read"  # the columns and message keys that nothing has read, as JS
 TRUNCATED = "truncated"  # whether `prepare` has cut the row
 WHOLE_LENGTH = "whole_length"  # the tokens of a row with the end that `prepare` has cut off
 REWRITTEN = "rewritten"  # number of answers that are not trained on, as the chat template rewrites
-NUMBER = "number_in_file"  # of the row, from 1; a file may have a column `row` of another type
+# The number of the row, from 1. It becomes `row`, which a file may have in another type.
+NUMBER = "number_in_file"
 TEMPORARY = (PROBLEM, UNREAD, WHOLE_LENGTH, REWRITTEN)
 NOTABLE_SHARE = 0.05  # A larger share of truncated rows is a warning.
-# Batches in which rows are prepared and written
-ROWS_OF_BATCH = 1_000  # at least
-MOST_BATCHES = 1_000  # of a data set, if these many bytes of rows as they are suffice
-MOST_BYTES_OF_BATCH = 32 << 20
+# Rows are prepared and written in this many batches, unless one had fewer rows or more bytes.
+NUM_BATCHES = 1_000
+FEWEST_ROWS_OF_BATCH = 1_000
+MOST_BYTES_OF_BATCH = 32 << 20  # The bytes are those of the rows before they are prepared.
 
 
 class HasDataArguments(Protocol):
@@ -333,7 +334,7 @@ def rows_per_batch(dataset: "Dataset") -> int:
     num_rows = len(dataset)
     bytes_per_row = dataset.data.nbytes / num_rows
     fitting = int(MOST_BYTES_OF_BATCH / max(bytes_per_row, 1))
-    return max(ROWS_OF_BATCH, min(num_rows // MOST_BATCHES, fitting))
+    return max(FEWEST_ROWS_OF_BATCH, min(num_rows // NUM_BATCHES, fitting))
 
 
 def find_unusable(rows: "Dataset") -> dict[int, str]:

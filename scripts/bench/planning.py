@@ -5,6 +5,7 @@ import json
 import subprocess
 import sys
 from dataclasses import dataclass
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -49,27 +50,41 @@ def write_rows(file: Path, number: int) -> None:
     """
     from datasets import Features, List, Value
 
-    kinds = {name: Value("int64") for name in ("length", "largest", "hash", "whole_length")}
-    tokens = {"input_ids": List(Value("int32")), "labels": List(Value("int32"))}
-    found = {"truncated": Value("bool"), "problem": Value("string"), "not_read": Value("string")}
-    features = Features({**tokens, **kinds, **found, "number_in_file": Value("int64")})
+    tokens = List(Value("int32"))
+    whole_number = Value("int64")
+    text = Value("string")
+    features = Features(
+        input_ids=tokens,
+        labels=tokens,
+        length=whole_number,
+        largest=whole_number,
+        hash=whole_number,
+        whole_length=whole_number,
+        truncated=Value("bool"),
+        problem=text,
+        not_read=text,
+        number_in_file=whole_number,
+    )
     schema = features.arrow_schema
     chance = np.random.default_rng(0)
     staged = file.with_suffix(".tmp")
-    with pyarrow.OSFile(str(staged), "wb") as stream, pyarrow.ipc.new_stream(stream, schema) as out:
+    with pyarrow.OSFile(str(staged), "wb") as stream:
+        out = pyarrow.ipc.new_stream(stream, schema)
         for start in range(0, number, ROWS_PER_BATCH):
             size = min(ROWS_PER_BATCH, number - start)
-            lengths = chance.lognormal(np.log(MEDIAN_LENGTH), 1, size).clip(1, LONGEST)
-            columns = columns_of(lengths.astype(np.int64), start, chance)
-            out.write_batch(pyarrow.record_batch(columns, schema=schema))
+            columns = columns_of(size, start, chance)
+            batch = pyarrow.record_batch(columns, schema=schema)
+            out.write_batch(batch)
+        out.close()
     staged.rename(file)
 
 
-def columns_of(lengths: np.ndarray, start: int, chance: np.random.Generator) -> dict[str, Any]:
-    """Return the columns of rows of these lengths, the first of which has the number `start`."""
-    size = len(lengths)
-    ends = pyarrow.array(np.arange(0, 2 * size + 1, 2, dtype=np.int32))
-    tokens = pyarrow.array(np.ones(2 * size, dtype=np.int32))
+def columns_of(size: int, start: int, chance: np.random.Generator) -> dict[str, Any]:
+    """Return the columns of `size` rows, before which there are `start` others."""
+    drawn = chance.lognormal(np.log(MEDIAN_LENGTH), 1, size)
+    lengths = drawn.clip(1, LONGEST).astype(np.int64)
+    ends = np.arange(0, 2 * size + 1, 2, dtype=np.int32)
+    tokens = np.ones(2 * size, dtype=np.int32)
     lists = pyarrow.ListArray.from_arrays(ends, tokens)
     return {
         "input_ids": lists,
@@ -95,50 +110,55 @@ def measure(plan: Plan, file: Path, folder: Path) -> dict[str, Any]:
     for old in folder.glob("*.json"):
         old.unlink()
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    launch += ["--nproc_per_node", str(plan.ranks), str(RANK)]
-    done = subprocess.run(
-        [*launch, str(file), str(folder), str(int(plan.packs))],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    launch += ["--nproc_per_node", str(plan.ranks)]
+    launch += [str(RANK), str(file), str(folder), str(int(plan.packs))]
+    done = subprocess.run(launch, capture_output=True, text=True, check=False)
     if done.returncode:
         raise RankError(done.stderr[-3000:])
-    ranks = [json.loads(path.read_text()) for path in folder.glob("*.json")]
-    phases: dict[str, dict[str, float]] = {}
-    for name in ranks[0]["phases"]:
-        found = [rank["phases"][name] for rank in ranks]
-        phases[name] = {key: max(phase[key] for phase in found) for key in found[0]}
+    ranks = []
+    for path in sorted(folder.glob("*.json")):
+        ranks.append(json.loads(path.read_text()))
+    private = [rank["private_bytes"] for rank in ranks]
     return {
         "rows": plan.rows,
         "ranks": plan.ranks,
         "packs": plan.packs,
         "full": ranks[0]["full"],
-        "phases": phases,
-        "private_bytes": sorted((rank["private_bytes"] for rank in ranks), reverse=True),
+        "phases": slowest(ranks),
+        "private_bytes": sorted(private, reverse=True),
         "shared_bytes": ranks[0]["shared_bytes"],
     }
+
+
+def slowest(ranks: list[dict[str, Any]]) -> dict[str, dict[str, float]]:
+    """Return the seconds that each phase took on the rank that took longest."""
+    phases = {}
+    for name in ranks[0]["phases"]:
+        found = [rank["phases"][name] for rank in ranks]
+        phases[name] = max(found, key=itemgetter("seconds"))
+    return phases
 
 
 def planning_table(results: list[dict[str, Any]]) -> str:
     """Return the table of what planning takes, by number of rows."""
     lines = []
     for row in results:
-        phases = row["phases"]
-        seconds = [f"{phases[name]['seconds']:.1f}" if name in phases else "" for name in PHASES]
-        total = sum(phase["seconds"] for phase in phases.values())
-        processor = sum(phase["cpu_seconds"] for phase in phases.values())
+        seconds = []
+        for name in PHASES:
+            phase = row["phases"].get(name)
+            seconds.append(f"{phase['seconds']:.1f}" if phase else "")
         private = sum(row["private_bytes"]) / MIB
-        lines.append(
-            [
-                f"{row['rows']:,}",
-                str(row["ranks"]),
-                f"{row['full']:.2%}" if row["packs"] else "not packed",
-                *seconds,
-                f"{total:.1f}",
-                f"{processor:.1f}",
-                f"{private:,.0f} + {row['shared_bytes'] / MIB:,.0f}",
-            ]
-        )
-    header = ["rows", "ranks", "lines full", *PHASES, "seconds", "of CPU", "MiB a host"]
+        shared = row["shared_bytes"] / MIB
+        line = [f"{row['rows']:,}", str(row["ranks"])]
+        line.append(f"{row['full']:.2%}" if row["packs"] else "not packed")
+        line += seconds
+        line += [f"{total(row, 'seconds'):.1f}", f"{total(row, 'cpu_seconds'):.1f}"]
+        line.append(f"{private:,.0f} + {shared:,.0f}")
+        lines.append(line)
+    header = ["rows", "ranks", "lines full", *PHASES, "seconds", "CPU seconds", "MiB on the host"]
     return table(header, lines)
+
+
+def total(row: dict[str, Any], name: str) -> float:
+    """Return the sum of the seconds of all phases."""
+    return sum(phase[name] for phase in row["phases"].values())
