@@ -22,7 +22,8 @@ import json
 import sys
 from pathlib import Path
 
-from bench.planning import Plan, RankError, measure, planning_table, write_rows
+from bench.planning import Plan, RankError, measure, write_rows
+from bench.planning_tables import whole_table
 from exits import run_command
 from usage import Parser
 
@@ -64,7 +65,7 @@ def main() -> int:
                 return 1
             results.append(row)
         file.unlink()
-    print(planning_table(results))
+    print(whole_table(results))
     if args.json:
         args.json.parent.mkdir(parents=True, exist_ok=True)
         lines = ",\n".join(json.dumps(row) for row in results)

@@ -13,14 +13,11 @@ import numpy as np
 import pyarrow
 
 import paths  # noqa: F401  makes recipes/ importable
-from proof.markdown import table
 
 RANK = Path(__file__).with_name("planning_rank.py")
 ROWS_PER_BATCH = 25_000  # about what components/rows.py writes for rows of this length
 MEDIAN_LENGTH = 245
 LONGEST = 4096
-MIB = 2**20
-PHASES = ("read and check", "fingerprint", "pack", "first batch")
 
 
 @dataclass(frozen=True)
@@ -137,28 +134,3 @@ def slowest(ranks: list[dict[str, Any]]) -> dict[str, dict[str, float]]:
         found = [rank["phases"][name] for rank in ranks]
         phases[name] = max(found, key=itemgetter("seconds"))
     return phases
-
-
-def planning_table(results: list[dict[str, Any]]) -> str:
-    """Return the table of what planning takes, by number of rows."""
-    lines = []
-    for row in results:
-        seconds = []
-        for name in PHASES:
-            phase = row["phases"].get(name)
-            seconds.append(f"{phase['seconds']:.1f}" if phase else "")
-        private = sum(row["private_bytes"]) / MIB
-        shared = row["shared_bytes"] / MIB
-        line = [f"{row['rows']:,}", str(row["ranks"])]
-        line.append(f"{row['full']:.2%}" if row["packs"] else "not packed")
-        line += seconds
-        line += [f"{total(row, 'seconds'):.1f}", f"{total(row, 'cpu_seconds'):.1f}"]
-        line.append(f"{private:,.0f} + {shared:,.0f}")
-        lines.append(line)
-    header = ["rows", "ranks", "lines full", *PHASES, "seconds", "CPU seconds", "MiB on the host"]
-    return table(header, lines)
-
-
-def total(row: dict[str, Any], name: str) -> float:
-    """Return the sum of the seconds of all phases."""
-    return sum(phase[name] for phase in row["phases"].values())
