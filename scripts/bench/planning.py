@@ -5,7 +5,6 @@ import json
 import subprocess
 import sys
 from dataclasses import dataclass
-from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -121,16 +120,15 @@ def measure(plan: Plan, file: Path, folder: Path) -> dict[str, Any]:
         "ranks": plan.ranks,
         "packs": plan.packs,
         "full": ranks[0]["full"],
-        "phases": slowest(ranks),
+        "seconds": slowest(ranks),
         "private_bytes": sorted(private, reverse=True),
         "shared_bytes": ranks[0]["shared_bytes"],
     }
 
 
-def slowest(ranks: list[dict[str, Any]]) -> dict[str, dict[str, float]]:
+def slowest(ranks: list[dict[str, Any]]) -> dict[str, float]:
     """Return the seconds that each phase took on the rank that took longest."""
-    phases = {}
-    for name in ranks[0]["phases"]:
-        found = [rank["phases"][name] for rank in ranks]
-        phases[name] = max(found, key=itemgetter("seconds"))
-    return phases
+    seconds = {}
+    for name in ranks[0]["seconds"]:
+        seconds[name] = max(rank["seconds"][name] for rank in ranks)
+    return seconds

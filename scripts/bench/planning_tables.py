@@ -26,20 +26,15 @@ def whole_table(results: Sequence[Mapping[str, Any]]) -> str:
     for row in results:
         seconds = []
         for name in PHASES:
-            phase = row["phases"].get(name)
-            seconds.append(f"{phase['seconds']:.1f}" if phase else "")
+            found = row["seconds"].get(name)
+            seconds.append("" if found is None else f"{found:.1f}")
         private = sum(row["private_bytes"]) / MIB
         shared = row["shared_bytes"] / MIB
         line = [f"{row['rows']:,}", str(row["ranks"])]
         line.append(f"{row['full']:.2%}" if row["packs"] else "not packed")
         line += seconds
-        line += [f"{total(row, 'seconds'):.1f}", f"{total(row, 'cpu_seconds'):.1f}"]
+        line.append(f"{sum(row['seconds'].values()):.1f}")
         line.append(f"{private:,.0f} + {shared:,.0f}")
         lines.append(line)
-    header = ["rows", "ranks", "lines full", *PHASES, "seconds", "CPU seconds", "MiB on the host"]
+    header = ["rows", "ranks", "lines full", *PHASES, "seconds in all", "MiB on the host"]
     return table(header, lines)
-
-
-def total(row: Mapping[str, Any], name: str) -> float:
-    """Return the sum of the seconds of all phases."""
-    return sum(phase[name] for phase in row["phases"].values())
