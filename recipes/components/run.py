@@ -23,7 +23,7 @@ from accelerate.utils import broadcast_object_list, gather_object
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-from components import checkpoint, folder, nonfinite, upstream
+from components import checkpoint, folder, nonfinite, shuffling, upstream
 from components.arguments import CommonArguments, EvalOnStartArguments
 from components.best import BestEvaluation, is_better, metric_name
 from components.changes import find_changes
@@ -78,6 +78,8 @@ class Run:
 
     Attributes:
         step: the number of steps done so far, those before the checkpoint included.
+        row_order: the version of the order of rows (components/shuffling.py), which a resumed run
+            keeps.
     """
 
     def __init__(self, args: CommonArguments, counts: str = "tokens", shows: str = "") -> None:
@@ -117,6 +119,7 @@ class Run:
         self._evaluated = not evaluates_first
         self._best: BestEvaluation | None = None  # Only with --load_best_model_at_end
         self.step = 0
+        self.row_order = shuffling.NEWEST
 
     # ---- Before the loop ----
     def start(self, accelerator: Accelerator) -> None:
@@ -449,6 +452,7 @@ class Run:
         return {
             "step": self.step,
             "schedule_steps": self._schedule.steps,
+            "row_order": self.row_order,
             self._counted: self._num_seen,
             "nonfinite_steps": self._nonfinite.left_out,
             "evaluated": self._evaluated,
@@ -550,6 +554,7 @@ class Run:
                 f"continued: choose another --output_dir, or move {found.parent} away",
             )
         self._checkpoint = found
+        self._keep_row_order()
         self.step = self._restored["step"]
         self._saved_step = self.step
         self._evaluated = self._restored["evaluated"]
@@ -557,6 +562,18 @@ class Run:
         self._nonfinite.left_out = self._restored["nonfinite_steps"]
         self._status.step = self.step
         self._find_best()
+
+    def _keep_row_order(self) -> None:
+        """Take over the order of rows of the checkpoint's run; end with 64 if it is unknown."""
+        self.row_order = self._restored.get("row_order", shuffling.LISTED)
+        if self.row_order <= shuffling.NEWEST:
+            return
+        end_all_ranks(
+            self._accelerator,
+            Exit.USAGE,
+            f"{self._checkpoint} is of newer recipes, which read rows in an order that these do "
+            f"not know ({self.row_order}): continue with those, or choose another --output_dir",
+        )
 
     def _keep_finished_model(self) -> None:
         """End all ranks if the run is done but has no checkpoint left, since it would start over.
