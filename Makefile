@@ -13,7 +13,7 @@ export TOKENIZERS_PARALLELISM ?= false
 # Some containers set it. Without bytecode each process compiles all that it imports from here.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help install install-dev docs quickstart proof bench pictures test check fix test-export test-gpu gpu-proof gpu-wheels clean
+.PHONY: help install install-dev docs quickstart proof bench pictures test check fix test-export test-cluster test-gpu gpu-proof gpu-wheels clean
 .PHONY: quickstart-llama quickstart-mistral_pretrain quickstart-bert quickstart-bert_ner quickstart-t5 quickstart-llama_dpo quickstart-vit quickstart-mixtral
 
 help:  ## list these targets
@@ -184,6 +184,12 @@ test-export: install-dev  ## compile llama.cpp, for minutes, and run exported mo
 	$(VENV)/bin/python -m pip install --quiet -r requirements-llama-cpp.txt
 	python -m pytest -q -rs -n 2 tests/export
 
+# As root it installs Slurm where apt-get can; otherwise the tests are skipped, with the reason
+test-cluster: install-dev  ## run clusters/ on Slurm, started here, and on two agents
+	if [ "$$(id -u)" = 0 ] && ! command -v slurmctld >/dev/null && command -v apt-get >/dev/null; then \
+	  apt-get install -y slurm-wlm munge || echo "Slurm could not be installed"; fi
+	python -m pytest -q -rs tests/cluster
+
 proof: install  ## measure every strategy and the planner; write the tables
 	python scripts/parity.py --json results/parity.json
 	python scripts/validate_planner.py --json results/planner.json
@@ -207,7 +213,13 @@ pictures: install  ## draw the pictures of README.md and docs/ from results/
 test-gpu: install-dev  ## the tests that need a GPU
 	python -m pytest -q -rs tests/gpu
 
-gpu-proof: install  ## what only a GPU can show; PROOF="--minutes 10" limits it
+gpu-# As root it installs Slurm where apt-get can; otherwise the tests are skipped, with the reason
+test-cluster: install-dev  ## run clusters/ on Slurm, started here, and on two agents
+	if [ "$$(id -u)" = 0 ] && ! command -v slurmctld >/dev/null && command -v apt-get >/dev/null; then \
+	  apt-get install -y slurm-wlm munge || echo "Slurm could not be installed"; fi
+	python -m pytest -q -rs tests/cluster
+
+proof: install  ## what only a GPU can show; PROOF="--minutes 10" limits it
 	python scripts/gpu_proof.py $(PROOF)
 
 gpu-wheels: install  ## download packages for a GPU machine without a network
