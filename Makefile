@@ -188,6 +188,8 @@ test-export: install-dev  ## compile llama.cpp, for minutes, and run exported mo
 test-cluster: install-dev  ## run clusters/ on Slurm, started here, and on two agents
 	if [ "$$(id -u)" = 0 ] && ! command -v slurmctld >/dev/null && command -v apt-get >/dev/null; then \
 	  apt-get install -y slurm-wlm munge || echo "Slurm could not be installed"; fi
+	test -x .venv-clusters/bin/python || $(BASE_PYTHON) -m venv .venv-clusters
+	.venv-clusters/bin/python -m pip install --quiet -r requirements-clusters.txt
 	python -m pytest -q -rs tests/cluster
 
 proof: install  ## measure every strategy and the planner; write the tables
@@ -213,17 +215,11 @@ pictures: install  ## draw the pictures of README.md and docs/ from results/
 test-gpu: install-dev  ## the tests that need a GPU
 	python -m pytest -q -rs tests/gpu
 
-gpu-# As root it installs Slurm where apt-get can; otherwise the tests are skipped, with the reason
-test-cluster: install-dev  ## run clusters/ on Slurm, started here, and on two agents
-	if [ "$$(id -u)" = 0 ] && ! command -v slurmctld >/dev/null && command -v apt-get >/dev/null; then \
-	  apt-get install -y slurm-wlm munge || echo "Slurm could not be installed"; fi
-	python -m pytest -q -rs tests/cluster
-
-proof: install  ## what only a GPU can show; PROOF="--minutes 10" limits it
+gpu-proof: install  ## what only a GPU can show; PROOF="--minutes 10" limits it
 	python scripts/gpu_proof.py $(PROOF)
 
 gpu-wheels: install  ## download packages for a GPU machine without a network
 	python scripts/gpu_wheels.py --python_version $(PYTHON) --cuda $(CUDA)
 
 clean:  ## remove the environment, the runs and the site
-	rm -rf .venv runs site
+	rm -rf .venv .venv-clusters runs site

@@ -22,7 +22,7 @@ from proof.trials.outcome import verified
 STEPS = 60
 LAUNCHER = f"{sys.executable} scripts/rehearse.py --device cpu"
 ENDED = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL")
-PATIENCE = 300  # seconds; an attempt starts within 20 on two idle cores
+PATIENCE = 900  # seconds, of a busy machine; an attempt starts within 20 on two idle cores
 
 
 @dataclass
