@@ -147,7 +147,7 @@ def test_a_job_that_is_preempted_three_times_equals_the_uninterrupted_one(cluste
         job.wait_for_attempt(attempt)
     assert_same_run(job, whole)
     assert job.attempts == 3
-    assert job.output().count("ended with exit code 75") == 3
+    assert job.output().count("continues from the newest checkpoint") == 3
 
 
 def test_a_job_that_reaches_its_time_limit_saves_and_goes_on(submit):
@@ -222,7 +222,7 @@ def test_another_recipe_and_yaml_are_two_variables_away(submit):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"flags": ("--max_steps", -1)}, "--max_steps"),
+        ({"flags": ("--no_such_flag", 1)}, "--no_such_flag"),
         ({"flags": ("--output_dir", "elsewhere")}, "OUTPUT_DIR names the folder of the run"),
         ({"config": "missing"}, "CONFIG is the YAML"),
     ],

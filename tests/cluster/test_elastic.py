@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: Apache-2.0
+"""clusters/torchrun_elastic.sh: from two hosts to one and back to two, in one run.
+
+Both agents run on this machine with one CPU rank each. A host is lost by killing all of its
+processes.
+"""
+
+import os
+import socket
+import subprocess
+import time
+
+import psutil
+import pytest
+
+from launching import CONFIGS, REPO, data_of, read_metrics
+
+STEPS = 300  # enough of them for a host to come back before the last one
+PATIENCE = 900  # seconds, of a busy machine
+SCRIPT = REPO / "clusters" / "torchrun_elastic.sh"
+
+
+@pytest.fixture
+def start(short_of, tmp_path):
+    """A function that starts the script as on one host, and returns its process and its log."""
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        port = one.getsockname()[1]
+    (tmp_path / "ranks").mkdir()
+    variables = {
+        # CPU ranks, as scripts/rehearse.py starts them
+        "LAUNCHER": "accelerate launch --quiet --mixed_precision no",
+        "RANK_PROGRAM": "python scripts/proof/cpu_ranks.py",
+        "REHEARSAL_FOLDER": str(tmp_path / "ranks"),
+        "REHEARSAL_DEVICE": "cpu",
+        "REHEARSAL_RANKS_PER_NODE": "1",
+        "ACCELERATE_TORCH_DEVICE": "cpu",
+        "CUDA_VISIBLE_DEVICES": "",
+        "GPUS": "1",
+        "RDZV_CONF": "last_call_timeout=5",
+        "RECIPE": "recipes/llama.py",
+        "CONFIG": str(CONFIGS / "ddp.yaml"),
+        "OUTPUT_DIR": str(tmp_path / "run"),
+        "MEETING": f"127.0.0.1:{port}",
+        "HOSTS": "1:2",
+        "ROWS_PER_STEP": "8",
+        "BATCH": "4",
+    }
+    words = [*data_of(short_of("llama")), "--max_steps", STEPS, "--save_steps", 5]
+    started = []
+
+    def start(name, **changes):
+        log = tmp_path / f"{name}.log"
+        process = subprocess.Popen(
+            [str(word) for word in (SCRIPT, *words, "--logging_steps", 1)],
+            cwd=REPO,
+            env=os.environ | variables | changes,
+            stdout=log.open("w"),
+            stderr=subprocess.STDOUT,
+        )
+        started.append(process)
+        return process, log
+
+    yield start
+    for process in started:
+        kill_all_of(process)
+
+
+def kill_all_of(process):
+    """Kill a process and all that it has started; nothing happens if it has ended."""
+    if process.poll() is None:
+        for one in [*psutil.Process(process.pid).children(recursive=True), process]:
+            one.kill()
+        process.wait()
+
+
+def wait(condition, what, *logs):
+    deadline = time.monotonic() + PATIENCE
+    while not condition():
+        text = "\n".join(log.read_text()[-3000:] for log in logs)
+        assert time.monotonic() < deadline, f"no {what}:\n{text}"
+        time.sleep(0.2)
+
+
+def steps_in(folder):
+    metrics = folder / "metrics.jsonl"
+    return [line["step"] for line in read_metrics(folder)[0]] if metrics.exists() else []
+
+
+def test_a_host_is_lost_and_comes_back(start, tmp_path):
+    first, log = start("first")
+    second, _ = start("second")
+    wait(lambda: len(steps_in(tmp_path / "run")) >= 8, "step 8", log)
+    kill_all_of(second)
+    wait(lambda: "1 process = 8 rows per step" in log.read_text(), "run on one host", log)
+    third, other_log = start("third")
+    assert first.wait(PATIENCE) == 0, log.read_text()[-3000:]
+    assert third.wait(PATIENCE) == 0, other_log.read_text()[-3000:]
+    assert steps_in(tmp_path / "run") == list(range(1, STEPS + 1))
+    # Either agent may have rank 0 of the last attempt, which prints
+    assert (
+        "2 processes = 8 rows per step"
+        in (log.read_text() + other_log.read_text()).split("1 process = 8 rows per step")[-1]
+    )
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"RECIPE": "missing.py"}, "RECIPE is the script to train"),
+        ({"MEETING": "host1"}, "MEETING is where the agents meet"),
+        ({"HOSTS": "all"}, "HOSTS is how many hosts take part"),
+        ({"OUTPUT_DIR": ""}, "OUTPUT_DIR is the folder of the run"),
+    ],
+)
+def test_a_wrong_call_is_refused_in_one_line(changes, message, start):
+    process, log = start("wrong", **changes)
+    assert process.wait(60) == 64
+    assert log.read_text().startswith(f"error: {message}") and log.read_text().count("\n") == 1
