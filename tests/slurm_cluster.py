@@ -66,7 +66,7 @@ def why_not():
 
 
 def free_ports(number):
-    """Ports that nobody listens on now."""
+    """Return ports that are free now."""
     with contextlib.ExitStack() as stack:
         sockets = [stack.enter_context(socket.socket()) for _ in range(number)]
         for one in sockets:

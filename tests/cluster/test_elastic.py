@@ -13,7 +13,7 @@ import time
 import psutil
 import pytest
 
-from launching import CONFIGS, REPO, data_of, read_metrics
+from launching import CONFIGS, REPO, data_of, read_metrics, rehearse
 
 STEPS = 300  # enough of them for a host to come back before the last one
 PATIENCE = 900  # seconds, of a busy machine
@@ -87,7 +87,11 @@ def steps_in(folder):
     return [line["step"] for line in read_metrics(folder)[0]] if metrics.exists() else []
 
 
-def test_a_host_is_lost_and_comes_back(start, tmp_path):
+def losses_of(folder):
+    return [line["loss"] for line in read_metrics(folder)[0]]
+
+
+def test_a_host_is_lost_and_comes_back(start, short_of, tmp_path):
     first, log = start("first")
     second, _ = start("second")
     wait(lambda: len(steps_in(tmp_path / "run")) >= 8, "step 8", log)
@@ -97,6 +101,11 @@ def test_a_host_is_lost_and_comes_back(start, tmp_path):
     assert first.wait(PATIENCE) == 0, log.read_text()[-3000:]
     assert third.wait(PATIENCE) == 0, other_log.read_text()[-3000:]
     assert steps_in(tmp_path / "run") == list(range(1, STEPS + 1))
+    flags = ("--max_steps", STEPS, "--per_device_train_batch_size", 4, "--logging_steps", 1)
+    whole = rehearse("ddp", *data_of(short_of("llama")), *flags, "--output_dir", tmp_path / "whole")
+    assert whole.returncode == 0, whole.output[-3000:]
+    # The same rows in each step; only the order of a sum depends on the number of ranks
+    assert losses_of(tmp_path / "run") == pytest.approx(losses_of(tmp_path / "whole"), abs=1e-4)
     # Either agent may have rank 0 of the last attempt, which prints
     assert (
         "2 processes = 8 rows per step"
