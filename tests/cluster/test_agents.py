@@ -8,7 +8,6 @@ hand, and the very command of the file runs twice on this machine, as it would o
 import os
 import shlex
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -18,6 +17,7 @@ import pytest
 import yaml
 
 from launching import CONFIGS, REPO, data_of, read_json, read_metrics, rehearse
+from slurm_cluster import free_ports
 
 CLUSTERS = REPO / "clusters"
 PYTHON = Path(os.environ.get("CLUSTERS_PYTHON", REPO / ".venv-clusters" / "bin" / "python"))
@@ -65,12 +65,6 @@ def test_a_key_that_the_engine_does_not_know_is_found(kind, old, new, tmp_path):
 
 
 # ---- Run ----
-def free_port():
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return str(one.getsockname()[1])
-
-
 def pod_command(words):
     """The command of the container of trainjob.yaml, with other words for the recipe."""
     trainer = yaml.safe_load((CLUSTERS / "trainjob.yaml").read_text())["spec"]["trainer"]
@@ -115,7 +109,7 @@ class Agents:
     def __init__(self, kind, folder, words, config="fsdp"):
         self.folder = folder
         self.processes = []
-        port = free_port()
+        port = str(free_ports(1)[0])
         folder.parent.mkdir(exist_ok=True)
         for rank in (0, 1):
             if kind == "trainjob":

@@ -6,14 +6,15 @@ processes.
 """
 
 import os
-import socket
 import subprocess
+import sys
 import time
 
 import psutil
 import pytest
 
 from launching import CONFIGS, REPO, data_of, read_metrics, rehearse
+from slurm_cluster import free_ports
 
 # Enough for a host to come back before the last step: on one host they take longer than a start
 STEPS = 200
@@ -25,9 +26,7 @@ SCRIPT = REPO / "clusters" / "torchrun_elastic.sh"
 @pytest.fixture
 def start(short_of, tmp_path):
     """A function that starts the script as on one host, and returns its process and its log."""
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        port = one.getsockname()[1]
+    (port,) = free_ports(1)
     (tmp_path / "ranks").mkdir()
     variables = {
         # CPU ranks, as scripts/rehearse.py starts them
@@ -111,6 +110,35 @@ def test_a_host_is_lost_and_comes_back(start, short_of, tmp_path):
     # Either agent may have rank 0 of the last attempt, which prints
     after_return = log.read_text().split(f"1 process = {ROWS} rows per step")[-1]
     assert f"2 processes = {ROWS} rows per step" in after_return + other_log.read_text()
+
+
+@pytest.mark.parametrize(("setting", "joins"), [("0", False), ("1", True)])
+def test_a_host_that_comes_later_needs_the_setting_of_the_script(setting, joins, tmp_path):
+    """Without TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1, torch 2.13 lets the second agent wait for an
+    address that the first one published in an earlier round only."""
+    assert "\nexport TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1\n" in SCRIPT.read_text()
+    (port,) = free_ports(1)
+    conf = "last_call_timeout=1,read_timeout=10"
+    command = [sys.executable, "-m", "torch.distributed.run", "--nnodes=1:2"]
+    command += ["--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{port}", f"--rdzv-conf={conf}"]
+    command += ["--monitor-interval=0.1", "--no-python"]
+    command += ["bash", "-c", "echo world of $WORLD_SIZE; exec sleep 600"]
+    environment = os.environ | {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": setting}
+    started = []
+    logs = [tmp_path / "first.log", tmp_path / "second.log"]
+    try:
+        for log, text in zip(logs, ("world of 1", ""), strict=True):
+            with log.open("w") as file:
+                started.append(subprocess.Popen(command, env=environment, stdout=file, stderr=file))
+            wait(lambda log=log, text=text: text in log.read_text(), text, log)
+        if joins:
+            wait(lambda: all("world of 2" in log.read_text() for log in logs), "two", *logs)
+        else:
+            wait(lambda: "DistStoreError: wait timeout" in logs[1].read_text(), "end", *logs)
+            assert "world of 2" not in logs[1].read_text()
+    finally:
+        for process in started:
+            kill_all_of(process)
 
 
 @pytest.mark.parametrize(
