@@ -43,7 +43,6 @@ PLAIN = {
     "apt install g++",
     "python -m pytest -q tests/unit/components/test_cli.py",
     "kubectl apply -f clusters/trainjob.yaml",
-    "sky volumes apply volume.yaml",
 }
 CLUSTER_PROGRAMS = ("sbatch", "sky", "clusters/torchrun_elastic.sh")
 
