@@ -6,11 +6,13 @@ optimizer state. In bf16 and fp16, ZeRO-0 holds an fp32 master weight for each w
 """
 
 from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import Any
 
 import torch
 
 from components import upstream
+from components.owners import Entry
 
 Tensors = Mapping[str, torch.Tensor]
 # {name: (weight, its fp32 master weight)}
@@ -96,21 +98,37 @@ def zero_weights(engine: Any) -> dict[str, Any]:
     return weights
 
 
-def zero_parts(engine: Any) -> Iterator[tuple[str, Any]]:
-    """Yield (name, whole tensor) for everything that ZeRO-1 to 3 train, one at a time.
+def zero_entries(engine: Any) -> Iterator[Entry]:
+    """Yield an entry for everything that ZeRO-1 to 3 train. All ranks have the same.
 
     Tensors are gathered from the flat parts of the fp32 weights and their state that the ranks hold
-    (deepspeed/utils/tensor_fragment.py). Every rank must iterate over all of them.
+    (deepspeed/utils/tensor_fragment.py).
+    """
+    entries = engine.optimizer.optimizer.state.values()
+    step = next(entry["step"] for entry in entries if "step" in entry)
+    steps = torch.tensor(float(step))
+    for name, weight in zero_weights(engine).items():
+        # In fp32, whatever the dtype of the weight in the model; ZeRO-3 leaves that empty.
+        nbytes = 4 * getattr(weight, "ds_numel", weight.numel())
+        yield Entry(name, nbytes, partial(gather_zero_tensor, weight, None))
+        for key in MOMENTS:
+            gather = partial(gather_zero_tensor, weight, key)
+            yield Entry(f"state.{name}.{key}", nbytes, gather)
+        yield Entry(f"state.{name}.step", steps.nbytes, lambda owner: steps)
+
+
+def gather_zero_tensor(weight: Any, key: str | None, owner: int) -> Any:
+    """Return the whole fp32 weight, or a moment of it, on every rank.
+
+    Args:
+        key: the name of the moment; None for the weight.
+        owner: the rank that needs the tensor: DeepSpeed gives it to all.
     """
     from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_optimizer_state
 
-    entries = engine.optimizer.optimizer.state.values()
-    step = next(entry["step"] for entry in entries if "step" in entry)
-    for name, weight in zero_weights(engine).items():
-        yield name, safe_get_full_fp32_param(weight)
-        for key in MOMENTS:
-            yield f"state.{name}.{key}", safe_get_full_optimizer_state(weight, key)
-        yield f"state.{name}.step", torch.tensor(float(step))
+    if key is None:
+        return safe_get_full_fp32_param(weight)
+    return safe_get_full_optimizer_state(weight, key)
 
 
 def restore_zero_state(engine: Any, state: Tensors) -> None:

@@ -180,10 +180,18 @@ def test_a_state_comes_back_into_an_optimizer_that_has_not_stepped(optimizer_cla
     assert_equal(gathered(model, optimizer), state)
 
 
-def test_only_the_main_process_keeps_what_is_gathered():
+def test_each_tensor_is_kept_by_one_rank_and_statistics_by_the_first():
+    """Each rank has statistics of its own rows, and a checkpoint those of rank 0."""
     model, optimizer = with_norm(seed=1)
-    other_rank = fake_accelerator(is_main_process=False, num_processes=2)
-    assert gather_state(other_rank, model, SimpleNamespace(optimizer=optimizer)) == {}
+    whole = gathered(model, optimizer)
+    shares = []
+    for rank in range(2):
+        accelerator = fake_accelerator(
+            is_main_process=rank == 0, process_index=rank, num_processes=2
+        )
+        shares.append(gather_state(accelerator, model, SimpleNamespace(optimizer=optimizer)))
+    assert sorted([*shares[0], *shares[1]]) == sorted(whole)
+    assert "buffer.1.running_mean" in shares[0]
 
 
 @pytest.mark.parametrize(
