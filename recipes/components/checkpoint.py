@@ -124,14 +124,22 @@ def read_progress(checkpoint: Path) -> dict[str, Any]:
     return json.loads((checkpoint / PROGRESS).read_text())
 
 
-def read_state(checkpoint: Path) -> dict[str, torch.Tensor]:
-    """Return {name: tensor} of a checkpoint, mapped from its files.
+def sizes_of_state(checkpoint: Path) -> dict[str, int]:
+    """Return {file: bytes} of the files of a checkpoint that have the state."""
+    manifest = json.loads((checkpoint / MANIFEST).read_text())
+    return {name: manifest[name]["size"] for name in state_files_of(manifest)}
 
-    The ranks of a host share the memory of what they read.
-    """
+
+def read_part(file: Path) -> dict[str, torch.Tensor]:
+    """Return {name: tensor} of one file, mapped from it: it is read when a tensor is used."""
+    return load_file(file)
+
+
+def read_state(checkpoint: Path) -> dict[str, torch.Tensor]:
+    """Return {name: tensor} of a whole checkpoint, mapped from its files."""
     state = {}
-    for name in state_files_of(json.loads((checkpoint / MANIFEST).read_text())):
-        state |= load_file(checkpoint / name)
+    for name in sizes_of_state(checkpoint):
+        state |= read_part(checkpoint / name)
     return state
 
 

@@ -34,6 +34,7 @@ from components.metrics import Metrics, drop_lines_after, finite_or_none, peak_m
 from components.model_card import CardNotes, write_card
 from components.model_checks import check_under_strategy, warn_of_long_rows
 from components.optimizer import Schedule
+from components.saved_state import SavedState
 from components.startup import imports_are_done
 from components.state import (
     gather_state,
@@ -569,7 +570,7 @@ class Run:
     def _restore(self, path: Path) -> None:
         """Restore the checkpoint's state, and cut the files with a line per step to its step."""
         accelerator = self._accelerator
-        state = checkpoint.read_state(path)
+        state = SavedState.read(accelerator, path)
         if not restore_state(accelerator, self._model, self._optimizer, state):
             fail(
                 Exit.DATA,
@@ -651,7 +652,7 @@ class Run:
                 "that of the last step, leave out --load_best_model_at_end and pass "
                 "--allow_change load_best_model_at_end",
             )
-        state = checkpoint.read_state(path)
+        state = SavedState.read(accelerator, path)
         if not restore_after_training(accelerator, self._model, self._optimizer, state):
             fail(Exit.DATA, f"not all of {path} could be restored as it was saved")
 

@@ -4,7 +4,8 @@
 Checkpoints hold these tensors, so that they fit every YAML and number of ranks.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -18,7 +19,6 @@ from torch.distributed.fsdp._runtime_utils import _reshard
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from components.deepspeed_state import (
-    Tensors,
     clean_name,
     master_parts,
     master_weights,
@@ -28,6 +28,7 @@ from components.deepspeed_state import (
 )
 from components.fsdp1_state import NOTHING, fsdp1_entries, fsdp1_parts, is_fsdp1
 from components.owners import Entry, share_out, whole_of
+from components.saved_state import SavedState
 from components.strategy import Strategy
 
 LARGEST_MAP = 4096  # elements; bitsandbytes' quantization maps have no more
@@ -145,52 +146,49 @@ def restore_state(
     accelerator: Accelerator,
     model: torch.nn.Module,
     optimizer: AcceleratedOptimizer,
-    state: Tensors,
+    state: SavedState,
 ) -> bool:
-    """Restore a gathered state, on each rank its part, and compare the result with it.
+    """Restore a saved state, on each rank its part, and compare the result with it.
+
+    Every rank takes part.
 
     Where the engine allows it, tensors are copied in place, one at a time: nothing is held twice,
     and bitsandbytes' paged optimizer state stays in its memory.
 
-    Args:
-        state: {name: tensor on the host} on every rank, mapped from the checkpoint's file, so that
-            the ranks of a host share its memory.
-
     Returns:
-        Whether all of the state is in place: on rank 0 for every rank's part, or on each rank for
-        its own.
+        Whether all of the state is in place: on each rank for its own part, or for what it read.
     """
     buffers = dict(running_statistics(model))
-    if not buffers.keys() <= state.keys():
+    if not buffers.keys() <= set(state.names):
         return False
     for name, buffer in buffers.items():
-        buffer.copy_(state[name])
-    trained = {name: tensor for name, tensor in state.items() if name not in buffers}
+        buffer.copy_(state.fetch(name))
+    trained = [name for name in state.names if name not in buffers]
 
     if has_flat_parts(Strategy.of(accelerator)):
-        restore_zero_state(model, trained)
-        return are_restored(whole_parts(zero_entries(model)), trained)
-    if Strategy.of(accelerator).pipeline > 1:
-        _init_optim_state(optimizer.optimizer)
-        own = [name for name, _ in trained_entries(model, optimizer.optimizer)]
-        if set(gather_object(own)) != trained.keys():
-            return False
-        trained = {name: trained[name] for name in own}
+        restore_zero_state(model, state)
+        return are_restored(whole_parts(zero_entries(model)), state, trained)
     masters = master_weights(model, optimizer.optimizer)
     if masters:
         inner = optimizer.optimizer.optimizer
-        restore_master_state(masters, inner, trained)
-        return are_restored(master_parts(masters, inner), trained)
-    return restore_in_place(model, optimizer.optimizer, trained)
+        restore_master_state(masters, inner, state)
+        return are_restored(master_parts(masters, inner), state, trained)
+    own = trained
+    if Strategy.of(accelerator).pipeline > 1:
+        _init_optim_state(optimizer.optimizer)
+        own = [name for name, _ in trained_entries(model, optimizer.optimizer)]
+        if set(gather_object(own)) != set(trained):
+            return False
+    return restore_in_place(model, optimizer.optimizer, state, trained, own)
 
 
 def restore_after_training(
     accelerator: Accelerator,
     model: torch.nn.Module,
     optimizer: AcceleratedOptimizer,
-    state: Tensors,
+    state: SavedState,
 ) -> bool:
-    """Restore a gathered state over the one that training has reached, as `restore_state` does.
+    """Restore a saved state over the one that training has reached, as `restore_state` does.
 
     Call it between steps. Optimizer state is made from scratch where restore_in_place does so:
     FSDP1 keeps it only for weights of which the rank has a part, and the checkpoint has it for all.
@@ -226,52 +224,105 @@ def whole_parts(entries: Iterable[Entry]) -> Iterator[tuple[str, torch.Tensor]]:
         yield entry.name, entry.gather(0)
 
 
-def are_restored(parts: Iterable[tuple[str, torch.Tensor]], state: Tensors) -> bool:
-    """Return whether pairs of name and tensor have every name and value of `state`."""
-    equal = {}
+def are_restored(
+    parts: Iterable[tuple[str, torch.Tensor]], state: SavedState, names: Collection[str]
+) -> bool:
+    """Return whether pairs of name and tensor have these names, and the values that were saved.
+
+    Each rank compares what it reads from the checkpoint.
+    """
+    found = set()
+    is_equal = True
     for name, tensor in parts:  # Up to the last one, since gathering it may need every rank.
-        if name in state:
-            equal[name] = torch.equal(tensor.cpu(), state[name])
-    return equal.keys() == state.keys() and all(equal.values())
+        found.add(name)
+        if name in state.own:
+            is_equal = is_equal and torch.equal(tensor.cpu(), state.own[name])
+    return is_equal and found == set(names)
 
 
 def restore_in_place(
-    model: torch.nn.Module, optimizer: torch.optim.Optimizer, state: Tensors
+    model: torch.nn.Module,
+    optimizer: torch.optim.Optimizer,
+    state: SavedState,
+    names: Collection[str],
+    own: Collection[str],
 ) -> bool:
-    """Copy a gathered state into the weights and the optimizer, tensor by tensor.
+    """Copy a saved state into the weights and the optimizer, tensor by tensor.
 
-    This is for one process, DDP, FSDP and ZeRO-0 in fp32. Returns whether state and optimizer name
-    the same tensors, and each now has the saved values.
+    This is for one process, DDP, FSDP and ZeRO-0 in fp32. Every rank takes part.
+
+    Args:
+        names: of what to restore, in the same order on every rank.
+        own: those of which this rank has all or a part; a rank of a pipeline has those of its
+            stages.
+
+    Returns:
+        Whether `own` and the optimizer name the same tensors, and each now has the saved values.
     """
     _init_optim_state(optimizer)  # It takes a step of rate 0, after which all state exists.
     parts = fsdp1_parts(model)
-    places = {}  # {name: (tensor or number, this rank's part of the whole or None)}
-    for name, weight in trained_weights(model, optimizer).items():
-        part = parts.get(weight)
-        places[name] = (weight, part)
-        entries = optimizer.state[weight]
-        for key, value in entries.items():
-            place = f"state.{name}.{saved_key(optimizer, key)}"
-            places[place] = (value, part)
-            is_number = not isinstance(value, torch.Tensor)  # bitsandbytes counts steps in an int.
-            if is_number and place in state:
-                entries[key] = type(value)(state[place].item())
-    if places.keys() != state.keys():
+    places = places_of(model, optimizer, parts)
+    if places.keys() != set(own):
         return False
 
     arrived = []
     with torch.no_grad():
-        for name, (target, part) in places.items():
-            if isinstance(target, torch.Tensor):
-                arrived.append(copy_whole(state[name], target, part))
+        for name in names:
+            whole = state.fetch(name)
+            if name in places:
+                arrived.append(places[name].fill(whole))
     for weight, part in parts.items():
         if part == NOTHING:  # FSDP1 expects state only for weights of which the rank has a part.
             optimizer.state.pop(weight, None)
     return all(arrived)
 
 
+@dataclass(frozen=True)
+class Place:
+    """Where a tensor of a checkpoint belongs on this rank.
+
+    Attributes:
+        holder: the mapping that has the value under `key`: a tensor, or bitsandbytes' number.
+        part: the slice of the flattened whole that this rank has under FSDP1; None for all of it.
+    """
+
+    holder: Any
+    key: Any
+    part: slice | None
+
+    def fill(self, whole: torch.Tensor) -> bool:
+        """Put what was saved in place. Returns whether it arrived."""
+        value = self.holder[self.key]
+        if isinstance(value, torch.Tensor):
+            return copy_whole(whole, value, self.part)
+        self.holder[self.key] = type(value)(whole.item())  # bitsandbytes counts steps in an int.
+        return True
+
+
+def places_of(
+    model: torch.nn.Module,
+    optimizer: torch.optim.Optimizer,
+    parts: Mapping[torch.Tensor, slice],
+) -> dict[str, Place]:
+    """Return {name in a checkpoint: its place} of the weights and the optimizer state.
+
+    Args:
+        parts: the result of `fsdp1_parts`.
+    """
+    places = {}
+    weights = trained_weights(model, optimizer)
+    for name, weight in weights.items():
+        part = parts.get(weight)
+        places[name] = Place(weights, name, part)
+        entries = optimizer.state[weight]
+        for key in entries:
+            place = f"state.{name}.{saved_key(optimizer, key)}"
+            places[place] = Place(entries, key, part)
+    return places
+
+
 def copy_whole(saved: torch.Tensor, target: torch.Tensor, part: slice | None = None) -> bool:
-    """Copy a whole tensor on the host into a tensor, or into this rank's part of it.
+    """Copy a whole tensor into a tensor, or into this rank's part of it.
 
     Args:
         part: the target's slice in `fsdp1_parts`; a DTensor knows its own part.
@@ -337,7 +388,7 @@ def running_statistics(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tens
                 yield f"buffer.{clean_name(name)}", buffer
 
 
-def first_nonfinite(state: Tensors) -> str | None:
+def first_nonfinite(state: Mapping[str, torch.Tensor]) -> str | None:
     """Return the name of the first tensor with a number in it that is not finite, or None.
 
     The sum of a tensor is not finite if one of its numbers is not, and is thirty times as fast as

@@ -10,6 +10,7 @@ from bitsandbytes.optim import AdamW8bit
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 
 from components.deepspeed_state import clean_name, flatten, master_weights
+from components.saved_state import SavedState
 from components.state import (
     first_nonfinite,
     gather_state,
@@ -48,7 +49,9 @@ def gathered(model, optimizer):
 
 
 def restored(model, optimizer, state):
-    return restore_state(fake_accelerator(), model, SimpleNamespace(optimizer=optimizer), state)
+    accelerator = fake_accelerator()
+    saved = SavedState(accelerator, state)
+    return restore_state(accelerator, model, SimpleNamespace(optimizer=optimizer), saved)
 
 
 def assert_equal(state, other):
