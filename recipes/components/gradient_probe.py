@@ -28,9 +28,10 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 
 from components.deepspeed_state import clean_name
 from components.exits import Exit
+from components.fsdp1_state import fsdp1_parts
 from components.mesh import Mesh, divided
 from components.optimizer import is_bias_or_norm
-from components.state import fsdp1_parts, get_loss_scale
+from components.state import get_loss_scale
 from components.strategy import Strategy
 
 # The largest difference, as a share of the gradient's norm. In fp32 only the order of additions

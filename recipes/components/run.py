@@ -2,13 +2,12 @@
 """A run is a folder: it can be stopped, killed or run out of disk space, and resumes where it was.
 
 A recipe's loop uses one object, `Run`. Behind it are status.py (how a run ends), watch.py (signals,
-dead and hanging ranks), checkpoint.py (files), state.py (whole tensors of any strategy),
-nonfinite.py and metrics.py.
+dead and hanging ranks), saving.py (all ranks write together), checkpoint.py (files), state.py
+(whole tensors of any strategy), nonfinite.py and metrics.py.
 """
 
 import dataclasses
 import os
-import shutil
 import sys
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -20,10 +19,9 @@ import torch
 from accelerate import Accelerator
 from accelerate.optimizer import AcceleratedOptimizer
 from accelerate.utils import broadcast_object_list, gather_object
-from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-from components import checkpoint, folder, nonfinite, shuffling, upstream
+from components import checkpoint, folder, nonfinite, saving, shuffling, upstream
 from components.arguments import CommonArguments, EvalOnStartArguments
 from components.best import BestEvaluation, is_better, metric_name
 from components.changes import find_changes
@@ -36,15 +34,14 @@ from components.metrics import Metrics, drop_lines_after, finite_or_none, peak_m
 from components.model_card import CardNotes, write_card
 from components.model_checks import check_under_strategy, warn_of_long_rows
 from components.optimizer import Schedule
+from components.saved_state import SavedState
 from components.startup import imports_are_done
 from components.state import (
-    first_nonfinite,
     gather_state,
     get_loss_scale,
     restore_after_training,
     restore_loss_scale,
     restore_state,
-    without_optimizer_state,
 )
 from components.status import HOST, fail, process_status
 from components.strategy import ProbedAccelerator, Strategy
@@ -475,9 +472,7 @@ class Run:
         if has_one or progress["schedule_steps"] == 0:
             return
         accelerator = self._accelerator
-        state = gather_state(accelerator, self._model, self._optimizer)
-        if only_model:
-            state = without_optimizer_state(state)
+        share = gather_state(accelerator, self._model, self._optimizer, only_model)
         progress = progress | {
             "only_model": only_model,
             self._counted: int(progress[self._counted]),
@@ -486,43 +481,13 @@ class Run:
             "ranks": accelerator.num_processes,
             "strategy": Strategy.of(accelerator).name,
         }
-        code = Exit.DONE
-        problem = ""
-        if accelerator.is_main_process:
-            code, problem = self._publish(state, progress)
-        code, problem = broadcast_object_list([(code, problem)])[0]
+        best_step = self._best.step if self._best else None
+        limit = self._args.save_total_limit
+        code, problem = saving.publish(accelerator, self._folder, share, progress, limit, best_step)
         if problem:
             self._end(code, problem)
         self._saved_step = progress["step"]
         self._saved_is_whole = not only_model
-
-    def _publish(
-        self, state: Mapping[str, torch.Tensor], progress: Mapping[str, Any]
-    ) -> tuple[int, str]:
-        """Write a checkpoint, on the main process, which has the state.
-
-        Returns:
-            The code with which the run has to end and why, or Exit.DONE and "".
-        """
-        step = progress["step"]
-        broken = first_nonfinite(state)
-        if broken is not None:
-            problem = f"{broken} is not finite after step {step}: no checkpoint is made"
-            return Exit.NOT_FINITE, problem
-        try:
-            best_step = self._best.step if self._best else None
-            limit = self._args.save_total_limit
-            checkpoint.publish(self._folder, state, progress, limit, best_step)
-        except (OSError, SafetensorError) as error:
-            shutil.rmtree(checkpoint.staging_folder(self._folder, step), ignore_errors=True)
-            free = shutil.disk_usage(self._folder).free
-            problem = (
-                f"the checkpoint after step {step} could not be finished: {error}: it needs "
-                f"{checkpoint.size_of_state(state):,} bytes, {free:,} are free in {self._folder}; "
-                "older checkpoints, if there are any, are whole"
-            )
-            return Exit.CANNOT_WRITE, problem
-        return Exit.DONE, ""
 
     def _find_checkpoint(self) -> None:
         """Choose the checkpoint to resume from, on rank 0 for all. Every host must see it."""
@@ -535,7 +500,7 @@ class Run:
         if found is None:
             self._keep_finished_model()
             return
-        seen = gather_object([(HOST, (found / checkpoint.STATE).is_file())])
+        seen = gather_object([(HOST, (found / checkpoint.PROGRESS).is_file())])
         missing = [host for host, is_there in seen if not is_there]
         if missing:
             end_all_ranks(
@@ -622,7 +587,7 @@ class Run:
     def _restore(self, path: Path) -> None:
         """Restore the checkpoint's state, and cut the files with a line per step to its step."""
         accelerator = self._accelerator
-        state = load_file(path / checkpoint.STATE)
+        state = SavedState.read(accelerator, path)
         if not restore_state(accelerator, self._model, self._optimizer, state):
             fail(
                 Exit.DATA,
@@ -704,7 +669,7 @@ class Run:
                 "that of the last step, leave out --load_best_model_at_end and pass "
                 "--allow_change load_best_model_at_end",
             )
-        state = load_file(path / checkpoint.STATE)
+        state = SavedState.read(accelerator, path)
         if not restore_after_training(accelerator, self._model, self._optimizer, state):
             fail(Exit.DATA, f"not all of {path} could be restored as it was saved")
 
