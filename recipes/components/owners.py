@@ -66,4 +66,5 @@ def whole_of(tensor: torch.Tensor) -> torch.Tensor:
     if not isinstance(whole, DTensor):
         return whole
     # Shards that are offloaded to the host are gathered where the ranks communicate.
-    return whole.to(whole.device_mesh.device_type).full_tensor()
+    on_device: Any = whole.to(whole.device_mesh.device_type)
+    return on_device.full_tensor()

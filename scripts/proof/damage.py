@@ -21,7 +21,8 @@ from components import checkpoint as files
 from components.checkpoint import choose_checkpoint, find_damage, hash_of
 
 MANIFEST = "manifest.json"
-FILES = (*files.state_files(2), files.PROGRESS)  # Of `make_checkpoint`
+# What `make_checkpoint` writes
+FILES = (*files.state_files(2), files.PROGRESS)
 NAMES = (*FILES, MANIFEST)
 # Values that replace others in a changed manifest
 ODD_VALUES = [
