@@ -223,6 +223,7 @@ FOUND_BY_PARITY_OF_MESHES = {
 AVERAGED = "return self.data_ranks * self.cp * self.sp"
 AVERAGED_BY_ZERO2 = "if zero_stage in (1, 2):\n            return self.data_ranks\n"
 PARTS = "num_parts = accelerator.gradient_accumulation_steps * averaged"
+START = "    accelerator = make_accelerator(args)\n"
 SPLIT = "    split_adapters(model, accelerator)\n"
 HALF = r"norm\.weight with 0\.5 times its gradient"
 DOUBLE = r"norm\.weight with 2 times its gradient"
@@ -275,10 +276,9 @@ FOUND_BY_THE_RUN = {
     "adapters that FSDP2 leaves out": (
         replace(TWO_RANKS, config="fsdp2_full_shard", weights="LoRA"),
         OF_OWN_RANK,
-        f"{COMPONENTS}/model.py",
-        SPLIT,
-        f"{SPLIT}    accelerator.state.fsdp_plugin.ignored_modules = "
-        "[module for name, module in model.named_modules() if name.endswith('.default')]\n",
+        RECIPE,
+        START,
+        f"{START}    accelerator.state.fsdp_plugin.ignored_modules = r'.*\\.lora_[AB]\\.default'\n",
     ),
 }
 # scripts/parity.py compares neither evaluations nor dropout
