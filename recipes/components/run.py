@@ -35,6 +35,7 @@ from components.model_card import CardNotes, write_card
 from components.model_checks import check_under_strategy, warn_of_long_rows
 from components.optimizer import Schedule
 from components.saved_state import SavedState
+from components.shared_folder import find_host_without
 from components.startup import imports_are_done
 from components.state import (
     gather_state,
@@ -128,6 +129,8 @@ class Run:
         problems = [problem for problem in found if problem]
         if problems:
             end_all_ranks(accelerator, Exit.CANNOT_WRITE, problems[0])
+        if accelerator.num_processes > 1 and not self._args.dry_run:
+            self._check_folder_is_shared()
         self._find_checkpoint()
 
     def check_plan(self, total_steps: int, **identity: Any) -> None:
@@ -488,6 +491,17 @@ class Run:
             self._end(code, problem)
         self._saved_step = progress["step"]
         self._saved_is_whole = not only_model
+
+    def _check_folder_is_shared(self) -> None:
+        """End with 64 if a host has another output folder: its ranks could not save into it."""
+        host = find_host_without(self._accelerator, self._folder)
+        if host is not None:
+            end_all_ranks(
+                self._accelerator,
+                Exit.USAGE,
+                f"--output_dir {self._folder}: {host} does not see what rank 0 writes there: pass "
+                "a folder on a file system that all hosts share, by the same path on each",
+            )
 
     def _find_checkpoint(self) -> None:
         """Choose the checkpoint to resume from, on rank 0 for all. Every host must see it."""

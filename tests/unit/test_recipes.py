@@ -64,7 +64,7 @@ COLLECTIVES = set(
     read_weights reduce restore_after_training restore_state resume run_reference save_and_end
     save_model save_state share_new_modules skip_if_not_finite run.start start_trackers steps
     summarize summed_losses summed_tag_loss summed_target_loss token_loss training_loader
-    wait_for_everyone weighted_row_losses whole_weights _between_steps
+    wait_for_everyone weighted_row_losses whole_weights _between_steps find_host_without
     _check_nonfinite _deal _end _end_if_done _find_best _find_checkpoint _keep_finished_model
     _keep_row_order
     _load_best _note_if_best _save_and_stop _save_if_new _write_step

@@ -1,0 +1,42 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whether the hosts of a run share the output folder, into which ranks of all of them write."""
+
+import contextlib
+import secrets
+import time
+from pathlib import Path
+
+from accelerate import Accelerator
+from accelerate.utils import broadcast_object_list, gather_object
+
+from components.status import HOST
+
+SECONDS_FOR_FILE = 10  # A network file system may show a new file to other hosts this much later.
+
+
+def find_host_without(accelerator: Accelerator, folder: Path) -> str | None:
+    """Return the name of a host that does not see what rank 0 writes, or None.
+
+    Every rank takes part. The folder exists on every host; nothing is left in it.
+    """
+    name = broadcast_object_list([f".seen-by-all-hosts-{secrets.token_hex(8)}"])[0]
+    file = folder / name
+    if accelerator.is_main_process:
+        file.touch()
+    accelerator.wait_for_everyone()
+    found = gather_object([(HOST, appears(file))])
+    if accelerator.is_main_process:
+        with contextlib.suppress(OSError):  # A file that is left does no harm.
+            file.unlink()
+    hosts = [host for host, is_there in found if not is_there]
+    return hosts[0] if hosts else None
+
+
+def appears(file: Path) -> bool:
+    """Return whether a file is there, now or within some seconds."""
+    until = time.monotonic() + SECONDS_FOR_FILE
+    while not file.exists():
+        if time.monotonic() > until:
+            return False
+        time.sleep(0.2)
+    return True
