@@ -22,7 +22,7 @@ NOTHING = slice(0, 0)
 
 def is_fsdp1(model: torch.nn.Module) -> bool:
     """Return whether FSDP1 wraps the model: its weights are then views of flat parts."""
-    return type(model).__name__ == "FullyShardedDataParallel"
+    return isinstance(model, FullyShardedDataParallel)
 
 
 def fsdp1_parts(model: torch.nn.Module) -> dict[torch.Tensor, slice]:

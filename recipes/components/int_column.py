@@ -42,9 +42,10 @@ class IntColumn:
         return values
 
     def arrays(self) -> Iterator[np.ndarray]:
-        """Yield the values of all rows, chunk after chunk."""
+        """Yield the values of all rows, chunk after chunk; chunks without rows are left out."""
         for chunk in self._column.chunks:
-            yield chunk.to_numpy(zero_copy_only=False)  # Truth values are bits on disk
+            if len(chunk) > 0:
+                yield chunk.to_numpy(zero_copy_only=False)  # Truth values are bits on disk
 
     def sum(self) -> int:
         """Return the sum of all values; a truth value counts as 1."""
