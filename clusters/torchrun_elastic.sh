@@ -25,6 +25,7 @@ refuse() {
 [[ ${MEETING-} == *:* ]] || refuse "MEETING is where the agents meet, such as MEETING=host1:29400"
 [[ ${HOSTS-} =~ ^[0-9]+(:[0-9]+)?$ ]] || refuse "HOSTS is how many hosts take part, such as HOSTS=1:4"
 [[ ${ROWS_PER_STEP-} =~ ^[0-9]+$ ]] || refuse "ROWS_PER_STEP is the rows of a step, such as ROWS_PER_STEP=256"
+[[ ${BATCH:-8} =~ ^[1-9][0-9]*$ ]] || refuse "BATCH is the rows of a micro-batch, such as BATCH=8"
 [[ ${OUTPUT_DIR-} ]] || refuse "OUTPUT_DIR is the folder of the run, which all hosts share"
 [[ " $* " != *" --output_dir"* ]] || refuse "OUTPUT_DIR names the folder of the run, not --output_dir"
 GPUS=${GPUS:-$(nvidia-smi --list-gpus | wc -l)}
