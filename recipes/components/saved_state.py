@@ -2,8 +2,9 @@
 """The state in a checkpoint as one rank after another reads it, for all of them.
 
 Each file is read by one rank of the run, which sends its tensors to the others, whole and one at a
-time. So the file system is asked for each byte once, however many ranks there are, and no rank
-needs memory for more than one tensor.
+time. So the file system is asked for each byte once, however many ranks there are, besides rank 0,
+which has read all files before to verify their hashes. No rank needs memory for more than one
+tensor.
 """
 
 from collections.abc import Mapping
