@@ -13,7 +13,7 @@ export TOKENIZERS_PARALLELISM ?= false
 # Some containers set it. Without bytecode each process compiles all that it imports from here.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help install install-dev docs quickstart proof bench pictures test check fix test-export test-gpu gpu-proof gpu-wheels clean
+.PHONY: help install install-dev docs quickstart proof bench pictures test check fix test-export test-cluster test-gpu gpu-proof gpu-wheels clean
 .PHONY: quickstart-llama quickstart-mistral_pretrain quickstart-bert quickstart-bert_ner quickstart-t5 quickstart-llama_dpo quickstart-vit quickstart-mixtral
 
 help:  ## list these targets
@@ -184,6 +184,14 @@ test-export: install-dev  ## compile llama.cpp, for minutes, and run exported mo
 	$(VENV)/bin/python -m pip install --quiet -r requirements-llama-cpp.txt
 	python -m pytest -q -rs -n 2 tests/export
 
+# As root it installs Slurm where apt-get can; otherwise the tests are skipped, with the reason
+test-cluster: install-dev  ## run clusters/ on Slurm, started here, and on two agents
+	if [ "$$(id -u)" = 0 ] && ! command -v slurmctld >/dev/null && command -v apt-get >/dev/null; then \
+	  apt-get install -y slurm-wlm munge || echo "Slurm could not be installed"; fi
+	test -x .venv-clusters/bin/python || $(BASE_PYTHON) -m venv .venv-clusters
+	.venv-clusters/bin/python -m pip install --quiet -r requirements-clusters.txt
+	python -m pytest -q -rs tests/cluster
+
 proof: install  ## measure every strategy and the planner; write the tables
 	python scripts/parity.py --json results/parity.json
 	python scripts/validate_planner.py --json results/planner.json
@@ -197,6 +205,7 @@ proof: install  ## measure every strategy and the planner; write the tables
 bench: install-dev  ## speed against other trainers: hours; needs GSM8K's rows
 	python scripts/benchmark.py
 	python scripts/benchmark_rows.py
+	python scripts/benchmark_planning.py --json results/planning.json
 	python scripts/benchmark_tables.py
 	python scripts/readme_tables.py
 	python scripts/draw.py speed
@@ -214,4 +223,4 @@ gpu-wheels: install  ## download packages for a GPU machine without a network
 	python scripts/gpu_wheels.py --python_version $(PYTHON) --cuda $(CUDA)
 
 clean:  ## remove the environment, the runs and the site
-	rm -rf .venv runs site
+	rm -rf .venv .venv-clusters runs site

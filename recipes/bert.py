@@ -90,11 +90,12 @@ from accelerate.utils import set_seed
 from transformers import AutoModelForSequenceClassification, DataCollatorWithPadding
 
 from components.accelerator import make_accelerator
-from components.batches import BatchPlan, Line, rows_of_lines
+from components.batches import BatchPlan, rows_of_lines
 from components.classifier import evaluate_classifier, load_classifier, weighted_row_losses
 from components.columns import validate_texts
 from components.export import save_model
 from components.labels import Classes, add_labels, find_classes, label_tensors, read_label
+from components.lines import Line
 from components.mesh import sum_over_rows
 from components.model_checks import base_model_of, check_model
 from components.optimizer import make_optimizer
@@ -239,7 +240,9 @@ def main(args: Arguments) -> None:
     plan = BatchPlan(args, accelerator, len(train_rows), lengths, args.dataloader_num_workers)
     run.check_plan(plan.total_steps, rows_per_step=plan.rows_per_step, data=train_rows.fingerprint)
     collator = TextCollator(DataCollatorWithPadding(tokenizer))
-    train_loader = plan.training_loader(train_rows, collator, first_step=run.step)
+    train_loader = plan.training_loader(
+        train_rows, collator, first_step=run.step, order=run.row_order
+    )
     eval_loader = plan.evaluation_loader(eval_rows, collator)
 
     # ---- Model, optimizer, schedule ----

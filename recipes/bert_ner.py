@@ -84,9 +84,10 @@ from accelerate.utils import set_seed
 from transformers import AutoConfig, AutoModelForTokenClassification, DataCollatorWithPadding
 
 from components.accelerator import make_accelerator
-from components.batches import BatchPlan, Line, rows_of_lines
+from components.batches import BatchPlan, rows_of_lines
 from components.classifier import load_classifier
 from components.export import save_model
+from components.lines import Line
 from components.loading import loading
 from components.mesh import sum_over_rows
 from components.model_checks import base_model_of, check_model
@@ -271,7 +272,9 @@ def main(args: Arguments) -> None:
     plan = BatchPlan(args, accelerator, len(train_rows), lengths, args.dataloader_num_workers)
     run.check_plan(plan.total_steps, rows_per_step=plan.rows_per_step, data=train_rows.fingerprint)
     collator = TagCollator(DataCollatorWithPadding(tokenizer), tag_ids, args.label_all_tokens)
-    train_loader = plan.training_loader(train_rows, collator, first_step=run.step)
+    train_loader = plan.training_loader(
+        train_rows, collator, first_step=run.step, order=run.row_order
+    )
     eval_loader = plan.evaluation_loader(eval_rows, collator)
 
     # ---- Model, optimizer, schedule ----

@@ -103,7 +103,6 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
 from accelerate import Accelerator
 from accelerate.utils import set_seed
@@ -111,12 +110,14 @@ from transformers import AutoModelForCausalLM
 
 from components.accelerator import make_accelerator
 from components.answers import describe_predictions, make_predictor
-from components.batches import BatchPlan, Line, OnePerLine, best_fit
+from components.batches import BatchPlan
 from components.chat import load_tokenizer, show_trained_tokens, tokenize_conversation
 from components.chat_template import ChatTemplate
 from components.conversations import Conversation, read_conversation, trains_on_answers_only
 from components.export import save_model
 from components.head_loss import LossInHead
+from components.int_column import IntColumn
+from components.lines import Line, OnePerLine, pack_rows
 from components.mesh import Mesh, part_of, sum_over_rows
 from components.mixture import read_splits
 from components.model import add_adapters, load_pretrained, set_up_layers
@@ -187,13 +188,11 @@ def load_data(args: Arguments, tokenizer: Any) -> tuple[Rows, Rows | None]:
     )
 
 
-def lay_out(lengths: np.ndarray, args: Arguments) -> Sequence[Line]:
+def lay_out(lengths: IntColumn, args: Arguments, accelerator: Accelerator) -> Sequence[Line]:
     """Return the rows of each line: one, or with --packing as many as fit into --max_length."""
     if args.packing:
-        # best_fit starts with the longest rows. Sorted by their first row, lines follow the order
-        # of the file, which --train_sampling_strategy sequential keeps.
-        return sorted(best_fit(lengths, args.max_length), key=min)
-    return OnePerLine(len(lengths))
+        return pack_rows(accelerator, lengths, args.max_length)
+    return OnePerLine(range(len(lengths)))
 
 
 # ---- Model ----
@@ -218,7 +217,7 @@ def main(args: Arguments) -> None:
     with accelerator.local_main_process_first():  # the other ranks read its cache
         train_rows, eval_rows = load_data(args, tokenizer)
     lengths = train_rows.lengths
-    lines = lay_out(lengths, args)
+    lines = lay_out(lengths, args, accelerator)
     plan = BatchPlan(
         args,
         accelerator,
@@ -238,7 +237,9 @@ def main(args: Arguments) -> None:
     packer = collator
     if args.packing:
         packer = dataclasses.replace(collator, width=args.max_length)
-    train_loader = plan.training_loader(train_rows, packer, first_step=run.step, lines=lines)
+    train_loader = plan.training_loader(
+        train_rows, packer, first_step=run.step, order=run.row_order, lines=lines
+    )
     eval_loader = plan.evaluation_loader(eval_rows, collator)
     predictor = make_predictor(args, run, accelerator, plan, eval_rows, tokenizer)
 

@@ -458,7 +458,7 @@ def main(args: Arguments) -> None:
         pad_to_multiple_of=Mesh.of(accelerator).pad_to_multiple_of,
     )
     both = join_splits(train_rows, eval_rows)  # one numbering, for the table of the reference
-    train_loader = plan.training_loader(both, collator, first_step=run.step)
+    train_loader = plan.training_loader(both, collator, first_step=run.step, order=run.row_order)
     whole_loader = plan.ordered_loader(both, collator, range(len(both)))
     eval_loader = plan.evaluation_loader(both, collator, range(len(train_rows), len(both)))
 

@@ -103,18 +103,19 @@ import math
 from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
 from accelerate import Accelerator
 from accelerate.utils import set_seed
 from transformers import AutoModelForCausalLM
 
 from components.accelerator import make_accelerator
-from components.batches import BatchPlan, Line, OnePerLine, best_fit
+from components.batches import BatchPlan
 from components.chat import load_tokenizer, show_trained_tokens, tokenize_conversation
 from components.chat_template import ChatTemplate
 from components.conversations import Conversation, read_conversation, trains_on_answers_only
 from components.export import save_model
+from components.int_column import IntColumn
+from components.lines import Line, OnePerLine, pack_rows
 from components.mixture import read_splits
 from components.model import load_pretrained, outline_of, set_up_layers
 from components.model_checks import check_model
@@ -188,13 +189,11 @@ def load_data(args: Arguments, tokenizer: Any) -> tuple[Rows, Rows | None]:
     )
 
 
-def lay_out(lengths: np.ndarray, args: Arguments) -> Sequence[Line]:
+def lay_out(lengths: IntColumn, args: Arguments, accelerator: Accelerator) -> Sequence[Line]:
     """Return the rows of each line: one, or with --packing as many as fit into --max_length."""
     if args.packing:
-        # best_fit starts with the longest rows. Sorted by their first row, lines follow the order
-        # of the file, which --train_sampling_strategy sequential keeps.
-        return sorted(best_fit(lengths, args.max_length), key=min)
-    return OnePerLine(len(lengths))
+        return pack_rows(accelerator, lengths, args.max_length)
+    return OnePerLine(range(len(lengths)))
 
 
 def make_collators(args: Arguments, pad: int) -> tuple[PipelineCollator, PipelineCollator]:
@@ -251,7 +250,7 @@ def main(args: Arguments) -> None:
     with accelerator.local_main_process_first():  # the other ranks read its cache
         train_rows, eval_rows = load_data(args, tokenizer)
     lengths = train_rows.lengths
-    lines = lay_out(lengths, args)
+    lines = lay_out(lengths, args, accelerator)
     plan = BatchPlan(
         args,
         accelerator,
@@ -261,7 +260,9 @@ def main(args: Arguments) -> None:
     )
     run.check_plan(plan.total_steps, rows_per_step=plan.rows_per_step, data=train_rows.fingerprint)
     train_collator, eval_collator = make_collators(args, tokenizer.pad_token_id)
-    train_loader = plan.training_loader(train_rows, train_collator, run.step, lines)
+    train_loader = plan.training_loader(
+        train_rows, train_collator, first_step=run.step, order=run.row_order, lines=lines
+    )
     eval_loader = plan.evaluation_loader(eval_rows, eval_collator)
 
     # ---- Model, optimizer, schedule ----

@@ -320,7 +320,13 @@ def main(args: Arguments) -> None:
     evaluate_after = evaluation_steps(args, total_steps, total_steps)
     run.check_plan(total_steps, rows_per_step=rows_per_step, data=corpus.documents.fingerprint)
     stream = BlockStream(
-        corpus.documents, tokenizer, args, accelerator, corpus.passes, rows_per_step
+        corpus.documents,
+        tokenizer,
+        args,
+        accelerator,
+        corpus.passes,
+        rows_per_step,
+        order=run.row_order,
     )
     one_line = takes_one_line(args.attn_implementation)
     to_batch = partial(

@@ -102,13 +102,14 @@ from torch.utils.data import DataLoader
 from transformers import AutoModelForCausalLM
 
 from components.accelerator import make_accelerator
-from components.batches import BatchPlan, Line
+from components.batches import BatchPlan
 from components.chat import load_tokenizer, show_trained_tokens, tokenize_conversation
 from components.chat_template import ChatTemplate
 from components.conversations import Conversation, read_conversation, trains_on_answers_only
 from components.exits import Exit
 from components.export import save_model
 from components.head_loss import LossInHead
+from components.lines import Line
 from components.mesh import Mesh, part_of, sum_over_parts, sum_over_rows, sum_over_tokens
 from components.mixture import read_splits
 from components.model import add_adapters, load_pretrained, set_up_layers
@@ -427,7 +428,9 @@ def main(args: Arguments) -> None:
         one_line=takes_one_line(args.attn_implementation),
         pad_to_multiple_of=Mesh.of(accelerator).pad_to_multiple_of,
     )
-    train_loader = plan.training_loader(train_rows, collator, first_step=run.step)
+    train_loader = plan.training_loader(
+        train_rows, collator, first_step=run.step, order=run.row_order
+    )
     eval_loader = plan.evaluation_loader(eval_rows, collator)
 
     # ---- Model, optimizer, schedule ----

@@ -420,7 +420,9 @@ def main(args: Arguments) -> None:
     plan = BatchPlan(args, accelerator, len(train_rows), lengths, args.dataloader_num_workers)
     run.check_plan(plan.total_steps, rows_per_step=plan.rows_per_step, data=train_rows.fingerprint)
     collator = Seq2SeqCollator(tokenizer.pad_token_id)
-    train_loader = plan.training_loader(train_rows, collator, first_step=run.step)
+    train_loader = plan.training_loader(
+        train_rows, collator, first_step=run.step, order=run.row_order
+    )
     eval_loader = plan.evaluation_loader(eval_rows, collator)
 
     # ---- Model, optimizer, schedule ----

@@ -87,7 +87,7 @@ from transformers import AutoImageProcessor, AutoModelForImageClassification
 
 from components import upstream
 from components.accelerator import make_accelerator
-from components.batches import BatchPlan, EpochRow, Line, rows_of_lines
+from components.batches import BatchPlan, EpochRow, rows_of_lines
 from components.best import require_rows_to_choose_by
 from components.classifier import evaluate_classifier, load_classifier, weighted_row_losses
 from components.export import save_model
@@ -101,6 +101,7 @@ from components.labels import (
     label_as_text,
     label_tensors,
 )
+from components.lines import Line
 from components.loading import loading
 from components.mesh import sum_over_rows
 from components.optimizer import make_optimizer
@@ -305,6 +306,7 @@ def main(args: Arguments) -> None:
         train_rows,
         ImageCollator(train_images.encoded, processor, size, args.augmentation, args.seed),
         first_step=run.step,
+        order=run.row_order,
     )
     eval_loader = None
     if eval_images is not None:

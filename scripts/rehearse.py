@@ -5,6 +5,8 @@
     python scripts/rehearse.py --config_file YAML --num_processes 4 recipes/llama.py ...
     python scripts/rehearse.py --config_file YAML --device cuda --num_processes 8 RECIPE.py ...
     python scripts/rehearse.py --warm --config_file YAML recipes/llama.py --max_steps 3 ...
+    python scripts/rehearse.py --config_file YAML --num_machines 2 --machine_rank 0 \\
+        --main_process_ip HOST --main_process_port 29500 recipes/llama.py --max_steps 3 ...
 
 With --warm, scripts/warm.py imports the libraries once for all rehearsals of half an hour, which
 saves seconds in each process from the second rehearsal on.
@@ -35,6 +37,18 @@ from proof.rehearsal import Rehearsal, Wishes, find_device, plan
 from proof.shard_report import judge, table
 from usage import Parser
 
+# Options of accelerate launch that say how several machines meet, and what becomes of their output
+MEETING = (
+    "machine_rank",
+    "main_process_ip",
+    "deepspeed_multinode_launcher",
+    "rdzv_backend",
+    "rdzv_conf",
+    "max_restarts",
+    "log_dir",
+    "tee",
+)
+
 
 def parse_args() -> tuple[Parser, argparse.Namespace]:
     """Return the parser, for errors that are found later, and the command line."""
@@ -62,6 +76,12 @@ def parse_args() -> tuple[Parser, argparse.Namespace]:
         help="start from processes that have already imported the libraries",
     )
     parser.add_argument("--main_process_port", type=int, help="default: 0, a free port")
+    parser.add_argument(
+        "--num_machines", type=int, help="machines on which this command is started, each once"
+    )
+    meeting = parser.add_argument_group("several machines", "passed on to accelerate launch")
+    for name in MEETING:
+        meeting.add_argument(f"--{name}")
     parser.add_argument("recipe", metavar="RECIPE.py", help="the script to run")
     parser.add_argument(
         "recipe_args", nargs=argparse.REMAINDER, metavar="...", help="its own arguments"
@@ -95,8 +115,22 @@ def show(args: argparse.Namespace, rehearsal: Rehearsal) -> None:
     sys.stdout.flush()
 
 
+def meeting_of(args: argparse.Namespace) -> list[str]:
+    """Return the options about several machines that were given, as words of accelerate launch."""
+    words = []
+    if args.num_machines:
+        words += ["--num_machines", str(args.num_machines)]
+    for name in MEETING:
+        if getattr(args, name) is not None:
+            words += [f"--{name}", getattr(args, name)]
+    return words
+
+
 def report(folder: Path, rehearsal: Rehearsal) -> tuple[list[dict], str]:
     """Print what the ranks measured beside the YAML's promise; return the rows and a verdict."""
+    if rehearsal.machines > 1 or "PET_NNODES" in os.environ:
+        print("shard report: not measured, since it needs all ranks on one machine")
+        return [], "not measured"
     paths = [folder / f"shards.{rank}" for rank in range(rehearsal.ranks)]
     if not all(path.exists() for path in paths):
         print(
@@ -139,7 +173,9 @@ def main() -> None:
     for path in (args.config_file, args.recipe):
         if not Path(path).is_file():
             parser.error(f"{path} does not exist")
-    wishes = Wishes(args.num_processes, args.ranks_per_node, args.mixed_precision)
+    wishes = Wishes(
+        args.num_processes, args.ranks_per_node, args.mixed_precision, args.num_machines
+    )
     try:
         rehearsal = plan(args.config_file, wishes, find_device(args.device))
     except ValueError as error:
@@ -147,9 +183,10 @@ def main() -> None:
     show(args, rehearsal)
     with tempfile.TemporaryDirectory(prefix="rehearsal_") as name:
         folder = Path(name)
-        command = rehearsal.command([args.recipe, *args.recipe_args], args.main_process_port or 0)
+        words = [args.recipe, *args.recipe_args]
+        command = rehearsal.command(words, args.main_process_port or 0, meeting_of(args))
         launcher = Launcher(command, rehearsal.environment(folder), folder)
-        code = recipe_exit_code(launcher.run(), folder, rehearsal.ranks)
+        code = recipe_exit_code(launcher.run(), folder, rehearsal.ranks_here)
         rows, verdict = report(folder, rehearsal)
     write_report(args, rehearsal, {"exit_code": code, "verdict": verdict, "rows": rows})
     if code:

@@ -8,10 +8,10 @@
 
 Each launch rehearses three optimizer steps of the recipe (scripts/rehearse.py) on two ranks, or on
 four where the YAML needs a mesh of 2 x 2. A YAML under which ranks share rows is launched with
-several sizes of its mesh, on up to four ranks. In every rank torch's MemTracker follows all tensors
-from the second optimizer step to the third. A rank's planned peak counts its device and its host
-together, since on CPU ranks they are one. One job under all YAMLs takes about six minutes on two
-cores.
+several sizes of its mesh, on up to eight ranks, and one under which they share experts trains a
+mixture in groups of several sizes. In every rank torch's MemTracker follows all tensors from the
+second optimizer step to the third. A rank's planned peak counts its device and its host together,
+since on CPU ranks they are one. One job under all YAMLs takes about six minutes on two cores.
 """
 
 import argparse
@@ -22,8 +22,8 @@ from pathlib import Path
 from typing import Any
 
 from exits import run_command
-from planner.rehearsals import config_names, mesh_names, meshes
-from planner.tracked_jobs import JOBS, JOBS_OF_MESHES, is_refused
+from planner.rehearsals import config_names, expert_names, mesh_names
+from planner.tracked_jobs import JOBS, is_refused
 from usage import Parser
 
 Row = dict[str, Any]
@@ -34,7 +34,7 @@ MIB = 2**20
 def parse_args() -> argparse.Namespace:
     """Return the arguments of the command line."""
     parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    names = [*config_names(), *mesh_names()]
+    names = [*config_names(), *mesh_names(), *expert_names()]
     parser.add_argument(
         "--configs", nargs="+", choices=names, default=names, help="YAML files (default: all)"
     )
@@ -82,26 +82,28 @@ def launched_rows(args: argparse.Namespace) -> Iterator[Row]:
         for job in args.jobs:
             for config in args.configs:
                 run = Path(folder) / f"{job}_{config}".replace(" ", "_")
-                if config in mesh_names():
+                if config in (*mesh_names(), *expert_names()):
                     yield from rows_of_mesh(config, job, tiny, run)
                 elif not is_refused(config, job):
                     yield live_peaks.measure(config, job, tiny, run)
 
 
 def rows_of_mesh(config: str, job: str, tiny: Path, folder: Path) -> Iterator[Row]:
-    """Launch and yield a job under each mesh of a YAML under which ranks share rows."""
+    """Launch and yield a job under each mesh of a YAML under which ranks share rows or experts."""
     from planner import live_peaks  # takes seconds to import
 
-    if job not in JOBS_OF_MESHES:
-        return
-    of_config = [mesh for mesh in meshes(live_peaks.MOST_RANKS) if mesh.config == config]
+    places = [mesh for tracked, mesh in live_peaks.tracked_places() if tracked == job]
+    of_config = [mesh for mesh in places if mesh.config == config]
     for number, mesh in enumerate(of_config):
         yield live_peaks.measure_mesh(mesh, job, tiny, folder.with_name(f"{folder.name}_{number}"))
 
 
 def line_of(row: Row) -> str:
     """Return a line for the terminal."""
-    name = " ".join([row["config"], *row.get("sizes", [])])
+    words = [row["config"], *row.get("sizes", [])]
+    if "ep" in row:
+        words += [str(row["ranks"]), f"ep_size={row['ep']}"]
+    name = " ".join(words)
     line = (
         f"{name:24} {row['job']:13} {max(row['measured']) / MIB:9.1f} MiB measured, "
         f"{row['planned'] / MIB:9.1f} planned, {row['error']:+.2%}"

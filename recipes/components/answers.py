@@ -19,11 +19,12 @@ from accelerate import Accelerator
 from torch.utils.data import DataLoader
 
 from components import varlen
-from components.batches import BatchPlan, Line, rows_of_lines
+from components.batches import BatchPlan, rows_of_lines
 from components.chat_template import ChatTemplate
 from components.exits import Exit
 from components.folder import predictions_file
 from components.generation import generate
+from components.lines import Line
 from components.mesh import gather_rows
 from components.predictions import NUM_SHOWN, SHOWN_LETTERS, show_prediction, write_predictions
 from components.rows import TRUNCATED, Rows

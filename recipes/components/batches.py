@@ -6,25 +6,29 @@ has the same rows on any number of ranks.
 """
 
 import math
-from bisect import bisect_left, insort
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from itertools import groupby
 from typing import Any, ClassVar, NamedTuple, Protocol
 
 import numpy as np
 import torch
 from accelerate import Accelerator
+from accelerate.data_loader import prepare_data_loader
 from torch.utils.data import DataLoader
 
 from components.arguments import CommonArguments, EvalOnStartArguments, SamplingArguments
 from components.best import require_rows_to_choose_by
+from components.int_column import Lengths
+from components.lines import Line, OnePerLine
 from components.mesh import Mesh
 from components.plugins import pipeline_ranks
 from components.rows import Rows
+from components.shuffling import FileOrder, Order, SortedInParts, shuffled
 from components.watch import leave_process_group
 
-Line = list[int]  # numbers of the rows in one line of a batch
 SORTED_STEPS = 50  # optimizer steps whose rows group_by_length sorts at a time
+ROWS_AT_ONCE = 4096  # rows whose places in the order are computed at a time
 
 
 class Collator(Protocol):
@@ -40,20 +44,6 @@ class Collator(Protocol):
     columns: ClassVar[list[str]]
 
     def __call__(self, source: Any, lines: Sequence[Line]) -> dict[str, Any]: ...
-
-
-class OnePerLine(Sequence[Line]):
-    """Lines of one row each, which are made when they are read."""
-
-    def __init__(self, num_rows: int) -> None:
-        self._num_rows = num_rows
-
-    def __len__(self) -> int:
-        return self._num_rows
-
-    # pyrefly: ignore[bad-override]  # no slices: loaders read one line at a time
-    def __getitem__(self, number: int) -> Line:
-        return [number]
 
 
 def rows_of_lines(source: Any, lines: Sequence[Line]) -> list[Any]:
@@ -93,65 +83,91 @@ class EpochRow(NamedTuple):
         return cls(epoch, row)
 
 
-def best_fit(lengths: Sequence[int] | np.ndarray, capacity: int) -> list[Line]:
-    """Return lines of at most `capacity` tokens by best-fit decreasing (arXiv 2404.10830).
+def order_of_file(epoch: int) -> Order:
+    """Return the order of the rows in their file, which every epoch has."""
+    del epoch  # Each other function of this kind needs it
+    return FileOrder()
 
-    Rows are placed from the longest to the shortest, each in the line that it fills best.
 
-    Args:
-        lengths: tokens of each row, none above `capacity`.
+class Batches:
+    """The batches of all ranks and epochs, in order, as lists of line numbers.
+
+    They are computed when they are read, from any of them on. Empty batches fill each epoch up to
+    whole steps.
     """
-    lines: list[Line] = []
-    rooms: list[tuple[int, int]] = []  # (tokens left, number of the line), sorted
-    shortest = min(lengths)
-    for row in np.argsort(-np.asarray(lengths), kind="stable").tolist():
-        place = bisect_left(rooms, (lengths[row], 0))
-        if place < len(rooms):
-            room, line = rooms.pop(place)
-        else:
-            room, line = capacity, len(lines)
-            lines.append([])
-        lines[line].append(row)
-        if room - lengths[row] >= shortest:
-            insort(rooms, (room - lengths[row], line))
-    return lines
+
+    def __init__(
+        self,
+        num_lines: int,
+        batch_size: int,
+        batches_per_step: int = 1,
+        num_epochs: int = 1,
+        order_of_epoch: Callable[[int], Order] = order_of_file,
+        counts_on: bool = False,
+    ) -> None:
+        """Cut epochs of `num_lines` lines into batches.
+
+        Args:
+            batches_per_step: micro-batches per optimizer step, over all ranks.
+            order_of_epoch: a function that returns the order of the lines in an epoch.
+            counts_on: whether lines have other numbers in each epoch, those of `EpochRow`.
+        """
+        self._num_lines = num_lines
+        self._batch_size = batch_size
+        num_steps = math.ceil(num_lines / (batch_size * batches_per_step))
+        self._batches_per_epoch = num_steps * batches_per_step
+        self._num_epochs = num_epochs
+        self._order_of_epoch = order_of_epoch
+        self._counts_on = counts_on
+
+    def __len__(self) -> int:
+        return self._num_epochs * self._batches_per_epoch
+
+    def __iter__(self) -> Iterator[list[int]]:
+        return self.read(range(len(self)))
+
+    def read(self, numbers: range) -> Iterator[list[int]]:
+        """Yield the batches of these numbers, computing some thousand rows at a time."""
+        batches_at_once = max(1, ROWS_AT_ONCE // self._batch_size)
+        order: Order = FileOrder()
+        epoch_of_order = -1
+        for first in range(0, len(numbers), batches_at_once):
+            some = numbers[first : first + batches_at_once]
+            for epoch, in_epoch in groupby(some, self._epoch_of):
+                if epoch != epoch_of_order:
+                    order = self._order_of_epoch(epoch)
+                    epoch_of_order = epoch
+                yield from self._read_epoch(epoch, order, np.array(list(in_epoch)))
+
+    def _epoch_of(self, number: int) -> int:
+        """Return the epoch to which a batch belongs."""
+        return number // self._batches_per_epoch
+
+    def _read_epoch(self, epoch: int, order: Order, numbers: np.ndarray) -> Iterator[list[int]]:
+        """Yield the batches of these numbers, which are in one epoch."""
+        starts = numbers % self._batches_per_epoch * self._batch_size
+        places = starts[:, None] + np.arange(self._batch_size)
+        exist = places < self._num_lines
+        lines = order.at(places[exist])
+        if self._counts_on:
+            lines = lines + EpochRow(epoch, 0).number(self._num_lines)
+        for batch in np.split(lines, np.cumsum(exist.sum(axis=1))[:-1]):
+            yield batch.tolist()
 
 
-def global_batches(
-    num_lines: int,
-    batch_size: int,
-    batches_per_step: int,
-    num_epochs: int = 1,
-    seed: int | None = None,
-    lengths: np.ndarray | None = None,
-) -> list[list[int]]:
-    """Return the batches of all ranks and epochs, in order, as lists of line numbers.
+class BatchesOfRank:
+    """The batches of one rank: a batch sampler for a loader."""
 
-    accelerate gives batch j to rank j % ranks. Empty batches fill each epoch up to whole steps.
+    def __init__(self, batches: Batches, numbers: range) -> None:
+        """numbers: which of the batches of all ranks these are."""
+        self._batches = batches
+        self._numbers = numbers
 
-    Args:
-        batches_per_step: micro-batches per optimizer step, over all ranks.
-        seed: seed of the order of each epoch; None keeps the lines in their order.
-        lengths: lengths of the lines; if given, every SORTED_STEPS steps are sorted by length.
-    """
-    batches: list[list[int]] = []
-    for epoch in range(num_epochs):
-        order = np.arange(num_lines)
-        if seed is not None:
-            order = np.random.default_rng((seed, epoch)).permutation(num_lines)
-        if lengths is not None:
-            order = sort_in_parts(order, lengths, SORTED_STEPS * batch_size * batches_per_step)
-        for start in range(0, num_lines, batch_size):
-            batches.append(order[start : start + batch_size].tolist())
-        missing = -len(batches) % batches_per_step
-        batches += [[] for _ in range(missing)]
-    return batches
+    def __len__(self) -> int:
+        return len(self._numbers)
 
-
-def sort_in_parts(order: np.ndarray, lengths: np.ndarray, size: int) -> np.ndarray:
-    """Return an order in which each part of `size` lines begins with its longest."""
-    parts = np.split(order, range(size, len(order), size))
-    return np.concatenate([part[np.argsort(-lengths[part], kind="stable")] for part in parts])
+    def __iter__(self) -> Iterator[list[int]]:
+        return self._batches.read(self._numbers)
 
 
 class BatchPlan:
@@ -169,7 +185,7 @@ class BatchPlan:
         args: CommonArguments,
         accelerator: Accelerator,
         num_lines: int,
-        lengths: np.ndarray | None = None,
+        lengths: Lengths | None = None,
         num_workers: int = 0,
     ) -> None:
         """Plan the batches of `num_lines` lines.
@@ -206,51 +222,68 @@ class BatchPlan:
         """The passes over the data that the run begins."""
         return math.ceil(self.total_steps / self.steps_per_epoch)
 
-    def batches_from(self, first_step: int) -> list[list[int]]:
-        """Return the batches of all ranks from a step to the end of the run."""
-        order = "random"
-        if isinstance(self._args, SamplingArguments):
-            order = self._args.train_sampling_strategy
-        batches = global_batches(
+    def batches(self, order: int, counts_on: bool = False) -> Batches:
+        """Return the batches of all ranks of the run.
+
+        Args:
+            order: the version of the order of rows (components/shuffling.py).
+            counts_on: as in `Batches`.
+        """
+        return Batches(
             self._num_lines,
             self._args.per_device_train_batch_size,
             self._batches_per_step,
-            num_epochs=self.num_epochs,
-            seed=None if order == "sequential" else self._args.seed,
-            lengths=self._lengths if order == "group_by_length" else None,
+            self.num_epochs,
+            partial(self._order_of_epoch, order),
+            counts_on,
         )
-        first = first_step * self._batches_per_step
-        return batches[first : self.total_steps * self._batches_per_step]
+
+    def _order_of_epoch(self, version: int, epoch: int) -> Order:
+        """Return the order of the lines in an epoch, by --train_sampling_strategy."""
+        strategy = "random"
+        if isinstance(self._args, SamplingArguments):
+            strategy = self._args.train_sampling_strategy
+        if strategy == "sequential":
+            return FileOrder()
+        order = shuffled(self._num_lines, (self._args.seed, epoch), version)
+        if strategy == "random":
+            return order
+        assert self._lengths is not None
+        return SortedInParts(order, self._lengths, SORTED_STEPS * self.rows_per_step)
 
     def training_loader(
         self,
         rows: Rows,
         collate: Collator,
         first_step: int,
+        order: int,
         lines: Sequence[Line] | None = None,
     ) -> DataLoader:
         """Return a loader of this rank's micro-batches to the end of the run, on its device.
 
         Args:
             first_step: steps that are done already.
+            order: the version of the order of rows that the run began with.
             lines: numbers of the rows in each line; None for one row per line.
         """
         if lines is None:
-            lines = OnePerLine(len(rows))
-        return self._loader(rows, lines, self.batches_from(first_step), collate)
+            lines = OnePerLine(range(len(rows)))
+        return self._loader(rows, lines, self.batches(order), collate, self._steps_from(first_step))
 
-    def augmenting_loader(self, rows: Rows, collate: Collator, first_step: int) -> DataLoader:
+    def augmenting_loader(
+        self, rows: Rows, collate: Collator, first_step: int, order: int
+    ) -> DataLoader:
         """Return a loader like `training_loader`, for a collator that augments rows.
 
         Each line is the number of an EpochRow.
         """
-        batches = self.batches_from(first_step)
-        first = first_step * self._batches_per_step
-        batches_per_epoch = self.steps_per_epoch * self._batches_per_step
-        for place, batch in enumerate(batches, first):
-            epoch = place // batches_per_epoch
-            batch[:] = [EpochRow(epoch, row).number(len(rows)) for row in batch]
-        return self._loader(rows, OnePerLine(len(rows) * self.num_epochs), batches, collate)
+        lines = OnePerLine(range(len(rows) * self.num_epochs))
+        batches = self.batches(order, counts_on=True)
+        return self._loader(rows, lines, batches, collate, self._steps_from(first_step))
+
+    def _steps_from(self, first_step: int) -> range:
+        """Return the numbers of the batches of all ranks from a step to the end of the run."""
+        return range(first_step * self._batches_per_step, self.total_steps * self._batches_per_step)
 
     def evaluation_loader(
         self, rows: Rows | None, collate: Collator, numbers: range | None = None
@@ -270,24 +303,29 @@ class BatchPlan:
     def ordered_loader(self, rows: Rows, collate: Collator, numbers: Sequence[int]) -> DataLoader:
         """Return a loader of this rank's part of these rows, in their order, one row per line."""
         size = self._args.per_device_eval_batch_size
-        batches = global_batches(len(numbers), size, self._data_ranks)
-        batches = [[numbers[place] for place in batch] for batch in batches]
-        return self._loader(rows, OnePerLine(len(rows)), batches, collate)
+        batches = Batches(len(numbers), size, self._data_ranks)
+        return self._loader(rows, OnePerLine(numbers), batches, collate, range(len(batches)))
 
     def _loader(
         self,
         rows: Rows,
         lines: Sequence[Line],
-        batches: Sequence[list[int]],
+        batches: Batches,
         collate: Collator,
+        numbers: range,
     ) -> DataLoader:
-        """Return a loader of this rank's part of the batches of all ranks."""
+        """Return a loader of this rank's part of the batches of all ranks with these numbers.
+
+        Batch j goes to rank j % ranks; ranks that share rows get the same. accelerate would deal
+        alike, except for ranks of a pipeline and of DeepSpeed's sequence parallelism, but would
+        make the batches of all ranks on each.
+        """
         source = rows.dataset.select_columns(collate.columns)
-        batches = self._for_all_ranks(batches)
+        own = numbers[Mesh.of(self._accelerator).data_rank :: self._data_ranks]
         loader = DataLoader(
             # pyrefly: ignore[bad-argument-type]  # a sequence has all that a data set needs
             lines,
-            batch_sampler=batches,
+            batch_sampler=BatchesOfRank(batches, own),
             collate_fn=partial(collate, source),
             num_workers=self._num_workers,
             pin_memory=self._accelerator.device.type == "cuda",
@@ -296,22 +334,14 @@ class BatchPlan:
             # that one is seeded for each step and draws dropout
             generator=torch.Generator(),
         )
-        return self._accelerator.prepare(loader)
-
-    def _for_all_ranks(self, batches: Sequence[list[int]]) -> list[list[int]]:
-        """Return the batches as accelerate deals them, batch j to rank j % ranks.
-
-        Ranks r, r + pipelines, r + 2 pipelines and so on are one pipeline and get the same; so do
-        neighbors that share a row under DeepSpeed. Of the other meshes accelerate knows by itself
-        which ranks share rows.
-        """
-        sharing = Mesh.of(self._accelerator).sp
-        batches = [batch for batch in batches for _ in range(sharing)]
-        dealt: list[list[int]] = []
-        for start in range(0, len(batches), self._data_ranks):
-            for _ in range(pipeline_ranks(self._accelerator)):
-                dealt += batches[start : start + self._data_ranks]
-        return dealt
+        return prepare_data_loader(
+            loader,
+            self._accelerator.device,
+            num_processes=1,  # The batches are dealt already
+            process_index=0,
+            put_on_device=True,
+            non_blocking=self._accelerator.non_blocking,
+        )
 
 
 def describe_batch(

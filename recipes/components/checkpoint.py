@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Checkpoints as files. Once one is written, there is a complete one at every instant.
 
-    OUTPUT_DIR/checkpoint-STEP/state.safetensors   trained weights and optimizer state, whole
-                                                   tensors by name
-                               progress.json       steps done, schedule, arguments of the run, ranks
-                               manifest.json       size and hash of both files
-    OUTPUT_DIR/latest                              the name of the newest checkpoint
+    OUTPUT_DIR/checkpoint-STEP/state-00001-of-00004.safetensors
+                                              trained weights and optimizer state of one owner,
+                                              whole tensors by name; state.safetensors if there is
+                                              one owner
+                               progress.json  steps done, schedule, arguments of the run, ranks
+                               manifest.json  size and hash of the other files
+    OUTPUT_DIR/latest                         the name of the newest checkpoint
 
 Tensors are whole, so that a checkpoint does not depend on strategy or number of ranks. Files are
 JSON and safetensors, so that nothing is unpickled. Random state and the place in a data set of rows
@@ -33,15 +35,15 @@ import numpy as np
 import torch
 import xxhash
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 from components.exits import Exit
 from components.folder import LATEST, MANIFEST
 from components.status import fail, write_file
 
 STATE = "state.safetensors"
+STATE_PART = re.compile(r"state(-[0-9]{5,}-of-[0-9]{5,})?\.safetensors")
 PROGRESS = "progress.json"
-FILES = (STATE, PROGRESS)
 REPLACED = ".replaced"  # Ends the name of a folder whose checkpoint another one replaces
 NAME = re.compile(r"checkpoint-([0-9]{1,18})")
 # What reading a damaged file raises
@@ -129,17 +131,58 @@ def read_progress(checkpoint: Path) -> dict[str, Any]:
     return json.loads((checkpoint / PROGRESS).read_text())
 
 
+def sizes_of_state(checkpoint: Path) -> dict[str, int]:
+    """Return {file: bytes} of the files of a checkpoint that have the state."""
+    manifest = json.loads((checkpoint / MANIFEST).read_text())
+    return {name: manifest[name]["size"] for name in state_files_of(manifest)}
+
+
+def read_part(file: Path) -> dict[str, torch.Tensor]:
+    """Return {name: tensor} of one file, mapped from it: it is read when a tensor is used."""
+    return load_file(file)
+
+
+def read_state(checkpoint: Path) -> dict[str, torch.Tensor]:
+    """Return {name: tensor} of a whole checkpoint, mapped from its files."""
+    state = {}
+    for name in sizes_of_state(checkpoint):
+        state |= read_part(checkpoint / name)
+    return state
+
+
+def state_files(number: int) -> list[str]:
+    """Return the names of the files that have the state of a number of owners."""
+    if number == 1:
+        return [STATE]
+    return [f"state-{i:05d}-of-{number:05d}.safetensors" for i in range(1, number + 1)]
+
+
+def state_files_of(manifest: Mapping[str, Any]) -> list[str]:
+    """Return the names of the files with the state.
+
+    Raises:
+        ValueError: if one is missing in the manifest.
+    """
+    names = sorted(name for name in manifest if STATE_PART.fullmatch(name))
+    if not names or names != state_files(len(names)):
+        raise ValueError("the manifest does not list all parts of the state")
+    return names
+
+
 def find_damage(checkpoint: Path) -> str | None:
     """Return why a checkpoint cannot be trusted, or None if it can.
 
-    Both files must have the size and the hash of the manifest, and be readable.
+    All files must have the size and the hash of the manifest, and be readable.
     """
+    written = {}
     try:
         manifest = json.loads((checkpoint / MANIFEST).read_text())
-        written = {name: (manifest[name]["size"], manifest[name]["xxh3_128"]) for name in FILES}
+        names = [*state_files_of(manifest), PROGRESS]
+        for name in names:
+            written[name] = (manifest[name]["size"], manifest[name]["xxh3_128"])
     except UNREADABLE as error:
         return in_words(MANIFEST, error)
-    for name in FILES:
+    for name in names:
         damage = damage_of(checkpoint / name, *written[name])
         if damage is not None:
             return damage
@@ -176,37 +219,57 @@ def in_words(name: str, error: Exception) -> str:
 
 
 # ---- Writing ----
-def publish(
+def begin(folder: Path, step: int, nbytes: int) -> None:
+    """Make the staging folder of a checkpoint. One process calls it, before the owners write.
+
+    Args:
+        nbytes: of the tensors of all owners.
+
+    Raises:
+        OSError: if it cannot be made, or if the disk has no room for the tensors.
+    """
+    staging = staging_folder(folder, step)
+    shutil.rmtree(staging, ignore_errors=True)  # left over from a save that was killed
+    if nbytes > shutil.disk_usage(folder).free:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    staging.mkdir()
+
+
+def write_part(file: Path, state: Mapping[str, torch.Tensor]) -> dict[str, Any]:
+    """Write the tensors of one owner, and return what the manifest says about the file.
+
+    Raises:
+        OSError, SafetensorError: if it cannot be written.
+    """
+    save_file(dict(state), file)
+    flush(file)
+    return facts_of(file)
+
+
+def complete(
     folder: Path,
-    state: Mapping[str, torch.Tensor],
     progress: Mapping[str, Any],
+    written: Mapping[str, Any],
     limit: int,
     kept_step: int | None = None,
 ) -> None:
-    """Write a checkpoint, and delete all but the newest `limit`.
+    """Make a checkpoint of what the owners have written, and delete all but the newest `limit`.
 
-    It replaces a checkpoint of the same step.
+    It replaces a checkpoint of the same step. One process calls it, after `begin` and the owners.
 
     Args:
+        written: {file: what the manifest says about it} of all owners.
         kept_step: the step of a checkpoint that is kept in any case.
 
     Raises:
-        OSError, SafetensorError: if it cannot be written; earlier checkpoints are then unchanged.
+        OSError: if it cannot be written; earlier checkpoints are then unchanged.
     """
     final = folder / f"checkpoint-{progress['step']}"
     staging = staging_folder(folder, progress["step"])
-    shutil.rmtree(staging, ignore_errors=True)  # left over from a save that was killed
-    if size_of_state(state) > shutil.disk_usage(folder).free:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-    staging.mkdir()
-    save_file(dict(state), staging / STATE)
     (staging / PROGRESS).write_text(json.dumps(progress, indent=2))
-    manifest = {}
-    for name in FILES:
-        path = staging / name
-        manifest[name] = {"size": path.stat().st_size, "xxh3_128": hash_of(path)}
+    manifest = {**written, PROGRESS: facts_of(staging / PROGRESS)}
     (staging / MANIFEST).write_text(json.dumps(manifest, indent=2))
-    for path in (*staging.iterdir(), staging):
+    for path in (staging / PROGRESS, staging / MANIFEST, staging):
         flush(path)
     if final.exists():
         final.rename(f"{final}{REPLACED}")
@@ -215,6 +278,11 @@ def publish(
     write_file(folder / LATEST, final.name)
     flush(folder)
     delete_old(folder, limit, kept_step)
+
+
+def facts_of(file: Path) -> dict[str, Any]:
+    """Return what the manifest says about a file."""
+    return {"size": file.stat().st_size, "xxh3_128": hash_of(file)}
 
 
 def finish_replacements(folder: Path) -> None:
@@ -247,10 +315,16 @@ def delete_old(folder: Path, limit: int, kept_step: int | None) -> None:
             continue
         old = existing[step]
         # The manifest goes last: if a deletion is killed, the next one still knows the rest as ours
-        for name in (*FILES, MANIFEST):
-            (old / name).unlink(missing_ok=True)
+        for path in [*files_written_to(old), old / MANIFEST]:
+            path.unlink(missing_ok=True)
         with contextlib.suppress(OSError):
             old.rmdir()
+
+
+def files_written_to(checkpoint: Path) -> list[Path]:
+    """Return the existing files of a checkpoint, and progress.json, without its manifest."""
+    parts = [path for path in checkpoint.iterdir() if STATE_PART.fullmatch(path.name)]
+    return [*sorted(parts), checkpoint / PROGRESS]
 
 
 def staging_folder(folder: Path, step: int) -> Path:

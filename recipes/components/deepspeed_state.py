@@ -5,14 +5,16 @@ components/state.py calls this. ZeRO-1 to 3 hold flat fp32 parts of the weights 
 optimizer state. In bf16 and fp16, ZeRO-0 holds an fp32 master weight for each weight.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import torch
 
 from components import upstream
+from components.owners import Entry
+from components.saved_state import SavedState
 
-Tensors = Mapping[str, torch.Tensor]
 # {name: (weight, its fp32 master weight)}
 MasterWeights = dict[str, tuple[torch.Tensor, torch.Tensor]]
 
@@ -75,14 +77,17 @@ def master_parts(
 
 
 def restore_master_state(
-    masters: MasterWeights, optimizer: torch.optim.Optimizer, state: Tensors
+    masters: MasterWeights, optimizer: torch.optim.Optimizer, state: SavedState
 ) -> None:
-    """Copy a gathered state into ZeRO-0's master weights, 16-bit copies and optimizer state."""
+    """Copy a saved state into ZeRO-0's master weights, 16-bit copies and optimizer state.
+
+    Every rank takes part.
+    """
     for name, (weight, master) in masters.items():
-        master.data.copy_(state[name])
+        master.data.copy_(state.fetch(name))
         weight.data.copy_(master.data)
         for key, tensor in optimizer.state[master].items():
-            tensor.copy_(state[f"state.{name}.{key}"])
+            tensor.copy_(state.fetch(f"state.{name}.{key}"))
 
 
 # ---- ZeRO-1 to 3 ----
@@ -96,42 +101,58 @@ def zero_weights(engine: Any) -> dict[str, Any]:
     return weights
 
 
-def zero_parts(engine: Any) -> Iterator[tuple[str, Any]]:
-    """Yield (name, whole tensor) for everything that ZeRO-1 to 3 train, one at a time.
+def zero_entries(engine: Any) -> Iterator[Entry]:
+    """Yield an entry for everything that ZeRO-1 to 3 train. All ranks have the same.
 
     Tensors are gathered from the flat parts of the fp32 weights and their state that the ranks hold
-    (deepspeed/utils/tensor_fragment.py). Every rank must iterate over all of them.
+    (deepspeed/utils/tensor_fragment.py).
+    """
+    entries = engine.optimizer.optimizer.state.values()
+    step = next(entry["step"] for entry in entries if "step" in entry)
+    steps = torch.tensor(float(step))
+    for name, weight in zero_weights(engine).items():
+        # In fp32, whatever the dtype of the weight in the model; ZeRO-3 leaves that empty.
+        nbytes = 4 * getattr(weight, "ds_numel", weight.numel())
+        yield Entry(name, nbytes, partial(gather_zero_tensor, weight, None))
+        for key in MOMENTS:
+            gather = partial(gather_zero_tensor, weight, key)
+            yield Entry(f"state.{name}.{key}", nbytes, gather)
+        yield Entry(f"state.{name}.step", steps.nbytes, lambda owner: steps)
+
+
+def gather_zero_tensor(weight: Any, key: str | None, owner: int) -> Any:
+    """Return the whole fp32 weight, or a moment of it, on every rank.
+
+    Args:
+        key: the name of the moment; None for the weight.
+        owner: the rank that needs the tensor: DeepSpeed gives it to all.
     """
     from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_optimizer_state
 
-    entries = engine.optimizer.optimizer.state.values()
-    step = next(entry["step"] for entry in entries if "step" in entry)
-    for name, weight in zero_weights(engine).items():
-        yield name, safe_get_full_fp32_param(weight)
-        for key in MOMENTS:
-            yield f"state.{name}.{key}", safe_get_full_optimizer_state(weight, key)
-        yield f"state.{name}.step", torch.tensor(float(step))
+    if key is None:
+        return safe_get_full_fp32_param(weight)
+    return safe_get_full_optimizer_state(weight, key)
 
 
-def restore_zero_state(engine: Any, state: Tensors) -> None:
-    """Fill the flat parts of ZeRO-1 to 3, and the weights of the model, from a gathered state."""
+def restore_zero_state(engine: Any, state: SavedState) -> None:
+    """Fill the flat parts of ZeRO-1 to 3, and the weights of the model, from a saved state.
+
+    Every rank takes part.
+    """
     zero = engine.optimizer
     make_zero_moments(zero, state)
     for name, weight in zero_weights(engine).items():
-        # None is DeepSpeed's key for the fp32 weight itself
-        saved: dict[str | None, torch.Tensor] = {None: state[name]}
         for key in MOMENTS:
-            saved[key] = state[f"state.{name}.{key}"]
+            restore_zero_tensor(zero, weight, state.fetch(f"state.{name}.{key}"), key)
+        whole = state.fetch(name)
+        restore_zero_tensor(zero, weight, whole, None)
         if hasattr(weight, "ds_tensor"):
-            restore_zero3_weight(zero, weight, saved)
-        else:  # ZeRO-1 and 2
-            for key, whole in saved.items():
-                weight.set_full_hp_param(whole.to(weight.device), key)
+            restore_zero3_weight(weight, whole)
     if hasattr(zero, "update_lp_params"):
         zero.update_lp_params()
 
 
-def make_zero_moments(zero: Any, state: Tensors) -> None:
+def make_zero_moments(zero: Any, state: SavedState) -> None:
     """Give the flat parts the saved step, and moments of zeros that are filled later.
 
     Before the first step, they have no optimizer state of their own.
@@ -139,7 +160,7 @@ def make_zero_moments(zero: Any, state: Tensors) -> None:
     Args:
         zero: DeepSpeed's optimizer.
     """
-    step = next(tensor for name, tensor in state.items() if name.endswith(".step"))
+    step = state.fetch(next(name for name in state.names if name.endswith(".step")))
     parts = getattr(zero, "fp32_partitioned_groups_flat", None)  # ZeRO-3
     if not parts:
         parts = zero.single_partition_of_fp32_groups
@@ -150,23 +171,28 @@ def make_zero_moments(zero: Any, state: Tensors) -> None:
         zero.optimizer.state[flat] = entry
 
 
-def restore_zero3_weight(zero: Any, weight: Any, saved: Mapping[str | None, torch.Tensor]) -> None:
-    """Fill this rank's part of one weight of ZeRO-3, then the weight in the model.
-
-    Every rank must take part.
+def restore_zero_tensor(zero: Any, weight: Any, whole: torch.Tensor, key: str | None) -> None:
+    """Fill this rank's part of one fp32 weight, or of a moment of it.
 
     Args:
         zero: DeepSpeed's optimizer.
-        saved: {None: whole weight, name of a moment: whole moment}.
+        whole: what was saved.
+        key: the name of the moment; None, as for DeepSpeed, for the weight.
     """
-    import deepspeed
-
+    if not hasattr(weight, "ds_tensor"):  # ZeRO-1 and 2
+        weight.set_full_hp_param(whole.to(weight.device), key)
+        return
     size = weight.ds_tensor.numel()
     start = size * torch.distributed.get_rank(weight.ds_process_group)
-    for key, whole in saved.items():
-        # Only the own part: DeepSpeed's function for whole tensors fails if the last part is padded
-        part = whole.flatten()[start : start + size]
-        part = torch.nn.functional.pad(part, (0, size - part.numel()))
-        zero.set_local_hp_param(part, weight, key)
+    # Only the own part: DeepSpeed's function for whole tensors fails if the last part is padded
+    part = whole.flatten()[start : start + size]
+    part = torch.nn.functional.pad(part, (0, size - part.numel()))
+    zero.set_local_hp_param(part, weight, key)
+
+
+def restore_zero3_weight(weight: Any, whole: torch.Tensor) -> None:
+    """Fill the weight in the model of ZeRO-3. Every rank takes part."""
+    import deepspeed
+
     with deepspeed.zero.GatheredParameters([weight], modifier_rank=0):
-        weight.data.copy_(saved[None].view(weight.shape))
+        weight.data.copy_(whole.view(weight.shape))

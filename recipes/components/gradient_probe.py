@@ -28,9 +28,10 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 
 from components.deepspeed_state import clean_name
 from components.exits import Exit
+from components.fsdp1_state import fsdp1_parts
 from components.mesh import Mesh, divided
 from components.optimizer import is_bias_or_norm
-from components.state import fsdp1_parts, get_loss_scale
+from components.state import get_loss_scale
 from components.strategy import Strategy
 
 # The largest difference, as a share of the gradient's norm. In fp32 only the order of additions
@@ -232,12 +233,14 @@ class GradientProbe:
 def choose_weight(names: list[str]) -> str:
     """Return the name of a trained weight that is small, and that every forward pass uses.
 
-    It is the last bias or norm; of adapters the last B, whose gradient is not zero at the start.
+    It is the last B of adapters, whose gradient is not zero at the start, or else the last bias or
+    norm. Engines reduce whole modules that are trained beside adapters as they do other weights,
+    and may still know nothing of adapters, which are added after a model is made.
 
     Args:
         names: of the trained weights, in the order of the model.
     """
-    for is_small in (is_bias_or_norm, is_second_matrix):
+    for is_small in (is_second_matrix, is_bias_or_norm):
         found = [name for name in names if is_small(clean_name(name))]
         if found:
             return found[-1]

@@ -8,11 +8,13 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 
-from components.batches import Line, best_fit, rows_of_lines
+from components.batches import rows_of_lines
+from components.int_column import Lengths
+from components.lines import Line, best_fit
 from components.tokens import NOT_TRAINED_ON
 
 
-def describe_packing(lines: Sequence[Line], lengths: np.ndarray, capacity: int) -> str:
+def describe_packing(lines: Sequence[Line], lengths: Lengths, capacity: int) -> str:
     """Return how full the packed sequences are, for the summary."""
     full = lengths.sum() / (len(lines) * capacity)
     return f"{len(lengths)} rows in {len(lines)} lines of {capacity} tokens, {full:.1%} full"

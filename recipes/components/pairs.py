@@ -11,7 +11,7 @@ from datasets import concatenate_datasets
 from torch.nn.functional import pad
 from torch.nn.utils.rnn import pad_sequence
 
-from components.batches import Line, rows_of_lines
+from components.batches import rows_of_lines
 from components.chat_template import (
     ChatTemplate,
     check_nothing_is_lost,
@@ -20,6 +20,7 @@ from components.chat_template import (
 )
 from components.columns import Row
 from components.conversations import Conversation, Tool
+from components.lines import Line
 from components.messages import Message
 from components.packing import ends_of_rows
 from components.rows import (

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import torch
 from torch.nn.functional import pad
 
-from components.batches import Line
+from components.lines import Line
 from components.packing import TokenCollator
 
 

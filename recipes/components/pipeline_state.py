@@ -8,7 +8,8 @@ import torch
 import torch.distributed as dist
 from accelerate import Accelerator
 from accelerate.utils import gather_object
-from torch.distributed.tensor import DTensor
+
+from components.owners import whole_of
 
 
 def parts_of_stages(
@@ -44,9 +45,3 @@ def parts_of_stages(
                 received = torch.empty(shape, dtype=dtype, device=accelerator.device)
                 dist.recv(received, src=owner)
                 yield name, received.cpu()
-
-
-def whole_of(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a tensor that may be sharded, whole. Every rank that has a shard takes part."""
-    detached = tensor.detach()
-    return detached.full_tensor() if isinstance(detached, DTensor) else detached

@@ -30,6 +30,7 @@ from components.columns import Row, TrackedRow, note_unread
 from components.data_files import Source, find_files, has_files_of, load_rows, parse_line
 from components.exits import Exit
 from components.fingerprints import prepared_fingerprint
+from components.int_column import IntColumn, column_of
 from components.status import fail
 
 if TYPE_CHECKING:
@@ -43,8 +44,14 @@ UNREAD = "not_read"  # the columns and message keys that nothing has read, as JS
 TRUNCATED = "truncated"  # whether `prepare` has cut the row
 WHOLE_LENGTH = "whole_length"  # the tokens of a row with the end that `prepare` has cut off
 REWRITTEN = "rewritten"  # number of answers that are not trained on, as the chat template rewrites
+# The number of the row, from 1. It becomes `row`, which a file may have in another type.
+NUMBER = "number_in_file"
 TEMPORARY = (PROBLEM, UNREAD, WHOLE_LENGTH, REWRITTEN)
 NOTABLE_SHARE = 0.05  # A larger share of truncated rows is a warning.
+# Rows are prepared and written in this many batches, unless one had fewer rows or more bytes.
+NUM_BATCHES = 1_000
+FEWEST_ROWS_OF_BATCH = 1_000
+MOST_BYTES_OF_BATCH = 32 << 20  # The bytes are those of the rows before they are prepared.
 
 
 class HasDataArguments(Protocol):
@@ -133,18 +140,21 @@ class Rows:
         return np.asarray(self.dataset[name][:])
 
     @property
-    def lengths(self) -> np.ndarray:
+    def lengths(self) -> IntColumn:
         """The number of tokens of each row, the column `length`: [rows]."""
-        return self.column("length")
+        return IntColumn.of(self.dataset, "length")
 
     @property
     def fingerprint(self) -> str:
         """A hash of all rows in their order: a resumed run must read the rows it began with."""
-        return xxhash.xxh3_128_hexdigest(self.column("hash").tobytes())
+        hashed = xxhash.xxh3_128()
+        for hashes in IntColumn.of(self.dataset, "hash").arrays():
+            hashed.update(hashes.data)
+        return hashed.hexdigest()
 
     def largest_token(self, tokenizer: Any) -> int:
         """Return the largest token of the rows (column `largest`) and of what pads them."""
-        return max(tokenizer.pad_token_id, int(self.column("largest").max()))
+        return max(tokenizer.pad_token_id, IntColumn.of(self.dataset, "largest").max())
 
     def place(self, index: int) -> str:
         """Return where the row at an index, counted from 0, comes from: "train.jsonl, line 7"."""
@@ -176,7 +186,7 @@ def longest_row(train_rows: Rows, eval_rows: Rows | None, column: str = "length"
         column: the one with the numbers of tokens.
     """
     splits = [rows for rows in (train_rows, eval_rows) if rows is not None]
-    return max(int(rows.column(column).max()) for rows in splits)
+    return max(IntColumn.of(rows.dataset, column).max() for rows in splits)
 
 
 # ---- Splits ----
@@ -258,24 +268,35 @@ def prepare_rows(
             `whole_length` beside it, truncating many rows is a warning.
         limits: the arguments to which `prepare` truncates, for the notes.
     """
-    source = split.source
     attempted = attempt_rows(split, prepare, args.dataset_num_proc)
-    problems = attempted[PROBLEM][:]
-    bad = {number: problem for number, problem in enumerate(problems, 1) if problem}
-    rows: Any = attempted.add_column("row", np.arange(1, len(attempted) + 1))
-    if bad:  # Only then, since a selection makes every later access slower.
-        rows = rows.select([i for i, problem in enumerate(problems) if not problem])
-    bad = without_blank(bad)
-    if bad and not args.skip_bad_rows:
-        report = report_some(bad, source.prefix, source.name, len(problems))
+    return keep_usable(attempted, split, limits, skip_bad_rows=args.skip_bad_rows)
+
+
+def keep_usable(
+    attempted: "Dataset", split: Split, limits: Sequence[str], *, skip_bad_rows: bool
+) -> Rows:
+    """Return the rows of a split that can be used, of all as `attempt` makes them.
+
+    Args:
+        limits, skip_bad_rows: as in `prepare_rows`, which ends as this does.
+    """
+    source = split.source
+    rows: Any = attempted
+    num_rows = len(rows)
+    unusable = find_unusable(rows)
+    bad = without_blank(unusable)
+    if bad and not skip_bad_rows:
+        report = report_some(bad, source.prefix, source.name, num_rows)
         fail(Exit.DATA, *report)
+    if unusable:  # Only then, since a selection makes every later access slower.
+        rows = rows.select(np.delete(np.arange(num_rows), np.array(list(unusable)) - 1))
 
     notes = note_counts(rows, len(bad), limits)
     if split.is_training:  # Rows to evaluate on usually have the same columns.
         notes += note_unread(count_unread(split, rows), len(rows))
     warning = warn_of_cut_rows(rows, limits)
     temporary = [name for name in TEMPORARY if name in rows.column_names]
-    rows = rows.remove_columns(temporary).with_format("numpy")
+    rows = rows.remove_columns(temporary).rename_column(NUMBER, "row").with_format("numpy")
     return Rows(rows, notes, source.prefix, warning)
 
 
@@ -290,14 +311,43 @@ def attempt_rows(split: Split, prepare: Prepare, num_proc: int | None) -> "Datas
         if is_line:  # Other rows are decoded one by one, as one of them may not decode.
             attempt_all = attempt_lines
         verb = "Tokenizing" if TRUNCATED in first else "Checking"
+        rows_at_once = rows_per_batch(dataset)
         return dataset.map(
             functools.partial(attempt_all, prepare=prepare, is_line=is_line, instead=first),
+            with_indices=True,
             batched=is_line,
+            batch_size=rows_at_once,
+            writer_batch_size=rows_at_once,
             remove_columns=dataset.column_names,
             num_proc=num_proc,
             new_fingerprint=fingerprint,
             desc=f"{verb} {split.source.name}",
         )
+
+
+def rows_per_batch(dataset: "Dataset") -> int:
+    """Return how many rows of a data set are prepared and written together.
+
+    datasets reads the description of each batch of a file when it opens it, on every rank, which
+    takes 6 KB of memory. So large data sets have larger batches, as far as memory allows.
+    """
+    num_rows = len(dataset)
+    bytes_per_row = dataset.data.nbytes / num_rows
+    fitting = int(MOST_BYTES_OF_BATCH / max(bytes_per_row, 1))
+    return max(FEWEST_ROWS_OF_BATCH, min(num_rows // NUM_BATCHES, fitting))
+
+
+def find_unusable(rows: "Dataset") -> dict[int, str]:
+    """Return {number of a row, from 1: why it cannot be used} of rows as `attempt` makes them."""
+    unusable: dict[int, str] = {}
+    number = 0
+    for chunk in column_of(rows, PROBLEM).chunks:
+        if len(chunk.unique()) > 1 or chunk[0].as_py():
+            for place, problem in enumerate(chunk.to_pylist(), number + 1):
+                if problem:
+                    unusable[place] = problem
+        number += len(chunk)
+    return unusable
 
 
 @contextlib.contextmanager
@@ -319,7 +369,7 @@ def first_usable_row(split: Split, prepare: Prepare) -> dict[str, Any]:
         except Exception as error:  # The row cannot be decoded.
             problems[index + 1] = explain(error)
             continue
-        attempted = attempt(row, prepare, source.unit == "line", instead={})
+        attempted = attempt(row, index, prepare, source.unit == "line", instead={})
         if not attempted[PROBLEM]:
             return attempted
         problems[index + 1] = attempted[PROBLEM]
@@ -329,17 +379,26 @@ def first_usable_row(split: Split, prepare: Prepare) -> dict[str, Any]:
 
 
 def attempt_lines(
-    batch: Mapping[str, Sequence[str]], prepare: Prepare, is_line: bool, instead: dict[str, Any]
+    batch: Mapping[str, Sequence[str]],
+    indices: Sequence[int],
+    prepare: Prepare,
+    is_line: bool,
+    instead: dict[str, Any],
 ) -> dict[str, list[Any]]:
     """Return many lines of a .jsonl file as `attempt` makes them, as {column: values}."""
-    rows = [attempt({"text": text}, prepare, is_line, instead) for text in batch["text"]]
+    rows = []
+    for text, index in zip(batch["text"], indices, strict=True):
+        rows.append(attempt({"text": text}, index, prepare, is_line, instead))
     return {name: [row[name] for row in rows] for name in rows[0]}
 
 
-def attempt(row: Row, prepare: Prepare, is_line: bool, instead: dict[str, Any]) -> dict[str, Any]:
-    """Return a row as `prepare` makes it, with the columns PROBLEM and UNREAD.
+def attempt(
+    row: Row, index: int, prepare: Prepare, is_line: bool, instead: dict[str, Any]
+) -> dict[str, Any]:
+    """Return a row as `prepare` makes it, with the columns PROBLEM, UNREAD and NUMBER.
 
     Args:
+        index: the place of the row in its file, from 0.
         is_line: whether the row is a line of a .jsonl file.
         instead: the columns of a row that cannot be used, until it is left out. They are needed
             because all rows of a table have the same columns, of the same types.
@@ -348,9 +407,9 @@ def attempt(row: Row, prepare: Prepare, is_line: bool, instead: dict[str, Any]) 
         tracked = TrackedRow(parse_line(row["text"]) if is_line else row)
         prepared = prepare(tracked)
     except Exception as error:  # Chat templates and decoders raise exceptions of their own.
-        return {**instead, PROBLEM: explain(error), UNREAD: "[]"}
+        return {**instead, PROBLEM: explain(error), UNREAD: "[]", NUMBER: index + 1}
     columns = {name: without_boxes(value) for name, value in prepared.items()}
-    return {**columns, PROBLEM: "", UNREAD: json.dumps(tracked.unread())}
+    return {**columns, PROBLEM: "", UNREAD: json.dumps(tracked.unread()), NUMBER: index + 1}
 
 
 def without_boxes(value: Any) -> Any:
@@ -428,11 +487,11 @@ def note_counts(rows: "Dataset", num_left_out: int, limits: Sequence[str]) -> st
     notes = [str(len(rows))]
     if TRUNCATED in rows.column_names:
         flags = " and ".join(f"--{limit}" for limit in limits)
-        notes.append(f"{sum(rows[TRUNCATED][:])} truncated to {flags}")
+        notes.append(f"{IntColumn.of(rows, TRUNCATED).sum()} truncated to {flags}")
     notes.append(f"{num_left_out} left out")
     num_rewritten = 0
     if REWRITTEN in rows.column_names:
-        num_rewritten = sum(rows[REWRITTEN][:])
+        num_rewritten = IntColumn.of(rows, REWRITTEN).sum()
     if num_rewritten:
         notes.append(
             f"{num_rewritten} answers before the last are not trained on, since the chat template "
@@ -449,22 +508,22 @@ def warn_of_cut_rows(rows: "Dataset", limits: Sequence[str]) -> str:
     """
     if WHOLE_LENGTH not in rows.column_names:
         return ""
-    num_cut = sum(rows[TRUNCATED][:])
+    num_cut = IntColumn.of(rows, TRUNCATED).sum()
     if num_cut <= NOTABLE_SHARE * len(rows):
         return ""
     flags = " and ".join(f"--{limit}" for limit in limits)
     return (
         f"{num_cut / len(rows):.0%} of the training rows lose their end, from which the model "
-        f"would learn to stop: {flags} {max(rows[WHOLE_LENGTH][:])} fits all of them"
+        f"would learn to stop: {flags} {IntColumn.of(rows, WHOLE_LENGTH).max()} fits all of them"
     )
 
 
 def count_unread(split: Split, rows: "Dataset") -> dict[str, int]:
     """Return {column or message key that nothing reads: number of rows that have it}."""
     counts = Counter(dict.fromkeys(split.unread, len(rows)))
-    for names, num_rows in Counter(rows[UNREAD][:]).items():
-        for name in json.loads(names):
-            counts[name] += num_rows
+    for names in column_of(rows, UNREAD).value_counts().to_pylist():
+        for name in json.loads(names["values"]):
+            counts[name] += names["counts"]
     return counts
 
 

@@ -2,13 +2,12 @@
 """A run is a folder: it can be stopped, killed or run out of disk space, and resumes where it was.
 
 A recipe's loop uses one object, `Run`. Behind it are status.py (how a run ends), watch.py (signals,
-dead and hanging ranks), checkpoint.py (files), state.py (whole tensors of any strategy),
-nonfinite.py and metrics.py.
+dead and hanging ranks), saving.py (all ranks write together), checkpoint.py (files), state.py
+(whole tensors of any strategy), nonfinite.py and metrics.py.
 """
 
 import dataclasses
 import os
-import shutil
 import sys
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -20,10 +19,9 @@ import torch
 from accelerate import Accelerator
 from accelerate.optimizer import AcceleratedOptimizer
 from accelerate.utils import broadcast_object_list, gather_object
-from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-from components import checkpoint, folder, nonfinite, upstream
+from components import checkpoint, folder, nonfinite, saving, shuffling, upstream
 from components.arguments import CommonArguments, EvalOnStartArguments
 from components.best import BestEvaluation, is_better, metric_name
 from components.changes import find_changes
@@ -37,15 +35,14 @@ from components.model_card import CardNotes, write_card
 from components.model_checks import check_under_strategy, warn_of_long_rows
 from components.object_store import ObjectStore
 from components.optimizer import Schedule
+from components.saved_state import SavedState
 from components.startup import imports_are_done
 from components.state import (
-    first_nonfinite,
     gather_state,
     get_loss_scale,
     restore_after_training,
     restore_loss_scale,
     restore_state,
-    without_optimizer_state,
 )
 from components.status import HOST, RANK, fail, process_status, report_to_launcher
 from components.strategy import ProbedAccelerator, Strategy
@@ -79,6 +76,8 @@ class Run:
 
     Attributes:
         step: the number of steps done so far, those before the checkpoint included.
+        row_order: the version of the order of rows (components/shuffling.py), which a resumed run
+            keeps.
     """
 
     def __init__(self, args: CommonArguments, counts: str = "tokens", shows: str = "") -> None:
@@ -121,6 +120,7 @@ class Run:
         self._evaluated = not evaluates_first
         self._best: BestEvaluation | None = None  # Only with --load_best_model_at_end
         self.step = 0
+        self.row_order = shuffling.NEWEST
 
     # ---- Before the loop ----
     def start(self, accelerator: Accelerator) -> None:
@@ -469,6 +469,7 @@ class Run:
         return {
             "step": self.step,
             "schedule_steps": self._schedule.steps,
+            "row_order": self.row_order,
             self._counted: self._num_seen,
             "nonfinite_steps": self._nonfinite.left_out,
             "evaluated": self._evaluated,
@@ -491,9 +492,7 @@ class Run:
         if has_one or progress["schedule_steps"] == 0:
             return
         accelerator = self._accelerator
-        state = gather_state(accelerator, self._model, self._optimizer)
-        if only_model:
-            state = without_optimizer_state(state)
+        share = gather_state(accelerator, self._model, self._optimizer, only_model)
         progress = progress | {
             "only_model": only_model,
             self._counted: int(progress[self._counted]),
@@ -502,46 +501,17 @@ class Run:
             "ranks": accelerator.num_processes,
             "strategy": Strategy.of(accelerator).name,
         }
-        code = Exit.DONE
-        problem = ""
-        if accelerator.is_main_process:
-            code, problem = self._publish(state, progress)
-        code, problem = broadcast_object_list([(code, problem)])[0]
+        best_step = self._best.step if self._best else None
+        limit = self._args.save_total_limit
+        self._finish_upload()  # Publishing deletes old checkpoints.
+        code, problem = saving.publish(accelerator, self._folder, share, progress, limit, best_step)
         if problem:
             self._end(code, problem)
+        if self._store is not None and accelerator.is_main_process:
+            path = self._folder / f"checkpoint-{progress['step']}"
+            self._store.start_upload(path, limit, best_step)
         self._saved_step = progress["step"]
         self._saved_is_whole = not only_model
-
-    def _publish(
-        self, state: Mapping[str, torch.Tensor], progress: Mapping[str, Any]
-    ) -> tuple[int, str]:
-        """Write a checkpoint, on the main process, which has the state.
-
-        Returns:
-            The code with which the run has to end and why, or Exit.DONE and "".
-        """
-        step = progress["step"]
-        broken = first_nonfinite(state)
-        if broken is not None:
-            problem = f"{broken} is not finite after step {step}: no checkpoint is made"
-            return Exit.NOT_FINITE, problem
-        try:
-            best_step = self._best.step if self._best else None
-            limit = self._args.save_total_limit
-            self._finish_upload()  # Publishing deletes old checkpoints.
-            checkpoint.publish(self._folder, state, progress, limit, best_step)
-        except (OSError, SafetensorError) as error:
-            shutil.rmtree(checkpoint.staging_folder(self._folder, step), ignore_errors=True)
-            free = shutil.disk_usage(self._folder).free
-            problem = (
-                f"the checkpoint after step {step} could not be finished: {error}: it needs "
-                f"{checkpoint.size_of_state(state):,} bytes, {free:,} are free in {self._folder}; "
-                "older checkpoints, if there are any, are whole"
-            )
-            return Exit.CANNOT_WRITE, problem
-        if self._store is not None:
-            self._store.start_upload(self._folder / f"checkpoint-{step}", limit, best_step)
-        return Exit.DONE, ""
 
     def _finish_upload(self) -> None:
         """Wait until the newest checkpoint is in the object store, if one has a copy of the run.
@@ -566,7 +536,7 @@ class Run:
         if found is None:
             self._keep_finished_model()
             return
-        seen = gather_object([(HOST, (found / checkpoint.STATE).is_file())])
+        seen = gather_object([(HOST, (found / checkpoint.PROGRESS).is_file())])
         missing = [host for host, is_there in seen if not is_there]
         if missing:
             end_all_ranks(
@@ -585,6 +555,7 @@ class Run:
                 f"continued: choose another --output_dir, or move {found.parent} away",
             )
         self._checkpoint = found
+        self._keep_row_order()
         self.step = self._restored["step"]
         self._saved_step = self.step
         self._evaluated = self._restored["evaluated"]
@@ -592,6 +563,18 @@ class Run:
         self._nonfinite.left_out = self._restored["nonfinite_steps"]
         self._status.step = self.step
         self._find_best()
+
+    def _keep_row_order(self) -> None:
+        """Take over the order of rows of the checkpoint's run; end with 64 if it is unknown."""
+        self.row_order = self._restored.get("row_order", shuffling.LISTED)
+        if self.row_order <= shuffling.NEWEST:
+            return
+        end_all_ranks(
+            self._accelerator,
+            Exit.USAGE,
+            f"{self._checkpoint} is of newer recipes, which read rows in an order that these do "
+            f"not know ({self.row_order}): continue with those, or choose another --output_dir",
+        )
 
     def _keep_finished_model(self) -> None:
         """End all ranks if the run is done but has no checkpoint left, since it would start over.
@@ -642,7 +625,7 @@ class Run:
     def _restore(self, path: Path) -> None:
         """Restore the checkpoint's state, and cut the files with a line per step to its step."""
         accelerator = self._accelerator
-        state = load_file(path / checkpoint.STATE)
+        state = SavedState.read(accelerator, path)
         if not restore_state(accelerator, self._model, self._optimizer, state):
             fail(
                 Exit.DATA,
@@ -724,7 +707,7 @@ class Run:
                 "that of the last step, leave out --load_best_model_at_end and pass "
                 "--allow_change load_best_model_at_end",
             )
-        state = load_file(path / checkpoint.STATE)
+        state = SavedState.read(accelerator, path)
         if not restore_after_training(accelerator, self._model, self._optimizer, state):
             fail(Exit.DATA, f"not all of {path} could be restored as it was saved")
 

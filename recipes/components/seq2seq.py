@@ -8,7 +8,8 @@ from typing import Any, ClassVar
 import torch
 from torch.nn.utils.rnn import pad_sequence
 
-from components.batches import Line, rows_of_lines
+from components.batches import rows_of_lines
+from components.lines import Line
 from components.tokens import NOT_TRAINED_ON
 
 

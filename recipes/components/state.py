@@ -4,41 +4,33 @@
 Checkpoints hold these tensors, so that they fit every YAML and number of ranks.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from accelerate import Accelerator
 from accelerate.optimizer import AcceleratedOptimizer
 from accelerate.utils import gather_object
-from torch.distributed.checkpoint.state_dict import (
-    StateDictOptions,
-    _init_optim_state,
-    get_state_dict,
-)
+from torch.distributed.checkpoint.state_dict import _init_optim_state
 from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 from torch.distributed.fsdp._runtime_utils import _reshard
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from components.deepspeed_state import (
-    MasterWeights,
-    Tensors,
     clean_name,
-    flatten,
     master_parts,
     master_weights,
     restore_master_state,
     restore_zero_state,
-    zero_parts,
+    zero_entries,
 )
-from components.pipeline_state import parts_of_stages
+from components.fsdp1_state import NOTHING, fsdp1_entries, fsdp1_parts, is_fsdp1
+from components.owners import Entry, share_out, whole_of
+from components.saved_state import SavedState
 from components.strategy import Strategy
 
-WHOLE = StateDictOptions(
-    full_state_dict=True, cpu_offload=True, ignore_frozen_params=True, strict=False
-)
-NOTHING = slice(0, 0)
 LARGEST_MAP = 4096  # elements; bitsandbytes' quantization maps have no more
 # The attributes that are the state of DeepSpeed's dynamic loss scale
 LOSS_SCALE = ("cur_scale", "cur_iter", "last_overflow_iter", "cur_hysteresis")
@@ -46,46 +38,75 @@ LOSS_SCALE = ("cur_scale", "cur_iter", "last_overflow_iter", "cur_hysteresis")
 
 # ---- Gather ----
 def gather_state(
-    accelerator: Accelerator, model: torch.nn.Module, optimizer: AcceleratedOptimizer
+    accelerator: Accelerator,
+    model: torch.nn.Module,
+    optimizer: AcceleratedOptimizer,
+    only_model: bool = False,
 ) -> dict[str, torch.Tensor]:
-    """Gather the whole training state on the host of rank 0. Every rank must take part.
+    """Gather each tensor of the training state on the host of its owner. Every rank takes part.
 
-    Rank 0 needs 12 bytes of memory for each trained parameter.
+    The ranks' results are disjoint, and balanced by bytes. While one whole tensor is gathered after
+    another, a rank needs memory for its result and for about two of the largest tensors.
+
+    Args:
+        only_model: leave out the state of the optimizer.
 
     Returns:
-        On rank 0 {NAME: trained weight, state.NAME.KEY: its optimizer state, buffer.NAME: running
-        statistic}, whole tensors on the host; {} on the other ranks. KEY is the optimizer's own:
-        step, exp_avg, exp_avg_sq for AdamW. Where the engine has fp32 master weights, these are
-        the weights.
+        {NAME: trained weight, state.NAME.KEY: its optimizer state, buffer.NAME: running statistic},
+        whole tensors on the host, as far as this rank owns them. KEY is the optimizer's own: step,
+        exp_avg, exp_avg_sq for AdamW. Where the engine has fp32 master weights, these are the
+        weights.
     """
-    state = gather_trained(accelerator, model, optimizer.optimizer)
-    for name, buffer in running_statistics(model):
-        state[name] = buffer.cpu()
-    kept = state if accelerator.is_main_process else {}
-    return {name: storable(tensor) for name, tensor in kept.items()}
+    free_whole_weights(model)
+    entries = []
+    for entry in trained_parts(accelerator, model, optimizer.optimizer):
+        if not (only_model and entry.name.startswith("state.")):
+            entries.append(entry)
+    owners = owners_of(accelerator, entries)
+    rank = accelerator.process_index
+    state = {}
+    for entry in entries:
+        tensor = entry.gather(owners[entry.name])
+        if owners[entry.name] == rank:
+            state[entry.name] = storable(tensor.cpu())
+        del tensor  # Before the next one is gathered
+    if accelerator.is_main_process:  # Each rank has statistics of its own rows.
+        for name, buffer in running_statistics(model):
+            state[name] = storable(buffer.cpu())
+    return state
 
 
-def without_optimizer_state(state: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Return what `gather_state` returned except the state of the optimizer."""
-    return {name: tensor for name, tensor in state.items() if not name.startswith("state.")}
+def owners_of(accelerator: Accelerator, entries: Iterable[Entry]) -> dict[str, int]:
+    """Return the rank that owns each tensor. Every rank takes part.
+
+    Args:
+        entries: of this rank. Only the ranks of a pipeline have different ones, and what a stage
+            has goes to one of its ranks.
+    """
+    sizes = {entry.name: entry.nbytes for entry in entries}
+    if Strategy.of(accelerator).pipeline == 1:
+        return share_out(sizes, accelerator.num_processes)
+    holders: dict[str, list[int]] = {}
+    for rank, found in enumerate(gather_object([sizes])):
+        sizes |= found
+        for name in found:
+            holders.setdefault(name, []).append(rank)
+    return share_out(sizes, accelerator.num_processes, holders)
 
 
-def gather_trained(
+def trained_parts(
     accelerator: Accelerator, model: torch.nn.Module, optimizer: Any
-) -> dict[str, torch.Tensor]:
-    """Return what the optimizer trains, and its state, by the way that the engine needs."""
-    strategy = Strategy.of(accelerator)
-    if has_flat_parts(strategy):
-        return gather_zero_state(accelerator, model)
-    if strategy.pipeline > 1:
-        _init_optim_state(optimizer)
-        return dict(parts_of_stages(accelerator, trained_entries(model, optimizer)))
+) -> Iterable[Entry]:
+    """Return entries for what the optimizer trains, and its state, as the engine needs it."""
+    if has_flat_parts(Strategy.of(accelerator)):
+        return zero_entries(model)
     masters = master_weights(model, optimizer)
     if masters:
-        return gather_master_state(accelerator, masters, optimizer.optimizer)
-    if strategy.fsdp_version > 0 or strategy.is_split:
-        return gather_fsdp_state(model, optimizer)
-    return gather_unsharded_state(accelerator, model, optimizer)
+        return entries_of(master_parts(masters, optimizer.optimizer))
+    _init_optim_state(optimizer)  # There may have been no step yet.
+    if is_fsdp1(model):
+        return fsdp1_entries(model, optimizer, trained_weights(model, optimizer))
+    return entries_of(trained_entries(model, optimizer))
 
 
 def has_flat_parts(strategy: Strategy) -> bool:
@@ -93,68 +114,21 @@ def has_flat_parts(strategy: Strategy) -> bool:
     return strategy.zero_stage is not None and strategy.zero_stage > 0
 
 
-def gather_zero_state(accelerator: Accelerator, model: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """Return {name: whole tensor on the host} of ZeRO-1 to 3 on rank 0, {} elsewhere."""
-    state = {}
-    for name, tensor in zero_parts(model):  # Every rank must iterate over all of them.
-        if accelerator.is_main_process:
-            state[name] = tensor.to("cpu", copy=True)
-    return state
-
-
-def gather_master_state(
-    accelerator: Accelerator, masters: MasterWeights, optimizer: torch.optim.Optimizer
-) -> dict[str, torch.Tensor]:
-    """Return the state of ZeRO-0 in bf16 or fp16 on rank 0, {} on the others, which have the same.
-
-    Args:
-        masters: the result of `master_weights`.
-        optimizer: the one that DeepSpeed wraps.
-    """
-    kept = masters if accelerator.is_main_process else {}
-    return {name: tensor.cpu() for name, tensor in master_parts(kept, optimizer)}
-
-
-def gather_unsharded_state(
-    accelerator: Accelerator, model: torch.nn.Module, optimizer: torch.optim.Optimizer
-) -> dict[str, torch.Tensor]:
-    """Return the state of one process, DDP or ZeRO-0 in fp32 on rank 0, {} on the others.
+def entries_of(parts: Iterable[tuple[str, Any]]) -> Iterator[Entry]:
+    """Yield entries for pairs of name and number, tensor or DTensor.
 
     torch's get_state_dict does not work here: it looks up each name of the model's state_dict, and
-    the scales of bitsandbytes' int8 layers (SCB) are not attributes of their modules.
+    the scales of bitsandbytes' int8 layers (SCB) are not attributes of their modules. It also
+    gathers everything on rank 0.
     """
-    state: dict[str, torch.Tensor] = {}
-    if accelerator.is_main_process:
-        add_unsharded_state(state, model, optimizer)
-    return state
+    for name, value in parts:
+        tensor = torch.as_tensor(value)
+        yield Entry(name, tensor.nbytes, partial(gather_tensor, tensor))
 
 
-def add_unsharded_state(
-    state: dict[str, torch.Tensor], model: torch.nn.Module, optimizer: torch.optim.Optimizer
-) -> None:
-    """Add the weights that this process trains, and their optimizer state, on the host."""
-    _init_optim_state(optimizer)  # As get_state_dict does: there may have been no step yet.
-    for name, value in trained_entries(model, optimizer):
-        state[name] = torch.as_tensor(value).detach().cpu()
-
-
-def gather_fsdp_state(
-    model: torch.nn.Module, optimizer: torch.optim.Optimizer
-) -> dict[str, torch.Tensor]:
-    """Return the state of FSDP, from torch's get_state_dict, on rank 0, {} on the others."""
-    # Under FSDP1 frozen weights are requested too: to leave them out, torch 2.13 deletes them on
-    # every rank, also on those that have none, which raises a KeyError.
-    options = replace(WHOLE, ignore_frozen_params=not is_fsdp1(model))
-    weights, optimizer_state = get_state_dict(model, optimizer, options=options)
-    entries: Any = optimizer_state.get("state", {})
-    state: dict[str, Any] = {name: weights[name] for name in entries}
-    state.update(flatten("state", entries))
-    return state
-
-
-def is_fsdp1(model: torch.nn.Module) -> bool:
-    """Return whether FSDP1 wraps the model: its weights are then views of flat parts."""
-    return type(model).__name__ == "FullyShardedDataParallel"
+def gather_tensor(tensor: torch.Tensor, owner: int) -> torch.Tensor:
+    """Return a tensor whole on every rank, whichever its owner is."""
+    return whole_of(tensor)
 
 
 def storable(tensor: torch.Tensor) -> torch.Tensor:
@@ -172,52 +146,49 @@ def restore_state(
     accelerator: Accelerator,
     model: torch.nn.Module,
     optimizer: AcceleratedOptimizer,
-    state: Tensors,
+    state: SavedState,
 ) -> bool:
-    """Restore a gathered state, on each rank its part, and compare the result with it.
+    """Restore a saved state, on each rank its part, and compare the result with it.
+
+    Every rank takes part.
 
     Where the engine allows it, tensors are copied in place, one at a time: nothing is held twice,
     and bitsandbytes' paged optimizer state stays in its memory.
 
-    Args:
-        state: {name: tensor on the host} on every rank, mapped from the checkpoint's file, so that
-            the ranks of a host share its memory.
-
     Returns:
-        Whether all of the state is in place: on rank 0 for every rank's part, or on each rank for
-        its own.
+        Whether all of the state is in place: on each rank for its own part, or for what it read.
     """
     buffers = dict(running_statistics(model))
-    if not buffers.keys() <= state.keys():
+    if not buffers.keys() <= set(state.names):
         return False
     for name, buffer in buffers.items():
-        buffer.copy_(state[name])
-    trained = {name: tensor for name, tensor in state.items() if name not in buffers}
+        buffer.copy_(state.fetch(name))
+    trained = [name for name in state.names if name not in buffers]
 
     if has_flat_parts(Strategy.of(accelerator)):
-        restore_zero_state(model, trained)
-        return are_restored(zero_parts(model), trained)
-    if Strategy.of(accelerator).pipeline > 1:
-        _init_optim_state(optimizer.optimizer)
-        own = [name for name, _ in trained_entries(model, optimizer.optimizer)]
-        if set(gather_object(own)) != trained.keys():
-            return False
-        trained = {name: trained[name] for name in own}
+        restore_zero_state(model, state)
+        return are_restored(whole_parts(zero_entries(model)), state, trained)
     masters = master_weights(model, optimizer.optimizer)
     if masters:
         inner = optimizer.optimizer.optimizer
-        restore_master_state(masters, inner, trained)
-        return are_restored(master_parts(masters, inner), trained)
-    return restore_in_place(model, optimizer.optimizer, trained)
+        restore_master_state(masters, inner, state)
+        return are_restored(master_parts(masters, inner), state, trained)
+    own = trained
+    if Strategy.of(accelerator).pipeline > 1:
+        _init_optim_state(optimizer.optimizer)
+        own = [name for name, _ in trained_entries(model, optimizer.optimizer)]
+        if set(gather_object(own)) != set(trained):
+            return False
+    return restore_in_place(model, optimizer.optimizer, state, trained, own)
 
 
 def restore_after_training(
     accelerator: Accelerator,
     model: torch.nn.Module,
     optimizer: AcceleratedOptimizer,
-    state: Tensors,
+    state: SavedState,
 ) -> bool:
-    """Restore a gathered state over the one that training has reached, as `restore_state` does.
+    """Restore a saved state over the one that training has reached, as `restore_state` does.
 
     Call it between steps. Optimizer state is made from scratch where restore_in_place does so:
     FSDP1 keeps it only for weights of which the rank has a part, and the checkpoint has it for all.
@@ -247,71 +218,111 @@ def free_whole_weights(model: torch.nn.Module) -> None:
             _reshard(module, handle, free_unsharded_flat_param=True)
 
 
-def are_restored(parts: Iterable[tuple[str, torch.Tensor]], state: Tensors) -> bool:
-    """Return whether pairs of name and tensor have every name and value of `state`."""
-    equal = {}
-    for name, tensor in parts:  # Up to the last one, since zero_parts needs every rank for each.
-        if name in state:
-            equal[name] = torch.equal(tensor.cpu(), state[name])
-    return equal.keys() == state.keys() and all(equal.values())
+def whole_parts(entries: Iterable[Entry]) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield (name, whole tensor) of entries one at a time. Every rank must iterate over all."""
+    for entry in entries:
+        yield entry.name, entry.gather(0)
+
+
+def are_restored(
+    parts: Iterable[tuple[str, torch.Tensor]], state: SavedState, names: Collection[str]
+) -> bool:
+    """Return whether pairs of name and tensor have these names, and the values that were saved.
+
+    Each rank compares what it reads from the checkpoint.
+    """
+    found = set()
+    is_equal = True
+    for name, tensor in parts:  # Up to the last one, since gathering it may need every rank.
+        found.add(name)
+        if name in state.own:
+            is_equal = is_equal and torch.equal(tensor.cpu(), state.own[name])
+    return is_equal and found == set(names)
 
 
 def restore_in_place(
-    model: torch.nn.Module, optimizer: torch.optim.Optimizer, state: Tensors
+    model: torch.nn.Module,
+    optimizer: torch.optim.Optimizer,
+    state: SavedState,
+    names: Collection[str],
+    own: Collection[str],
 ) -> bool:
-    """Copy a gathered state into the weights and the optimizer, tensor by tensor.
+    """Copy a saved state into the weights and the optimizer, tensor by tensor.
 
-    This is for one process, DDP, FSDP and ZeRO-0 in fp32. Returns whether state and optimizer name
-    the same tensors, and each now has the saved values.
+    This is for one process, DDP, FSDP and ZeRO-0 in fp32. Every rank takes part.
+
+    Args:
+        names: of what to restore, in the same order on every rank.
+        own: those of which this rank has all or a part; a rank of a pipeline has those of its
+            stages.
+
+    Returns:
+        Whether `own` and the optimizer name the same tensors, and each now has the saved values.
     """
     _init_optim_state(optimizer)  # It takes a step of rate 0, after which all state exists.
     parts = fsdp1_parts(model)
-    places = {}  # {name: (tensor or number, this rank's part of the whole or None)}
-    for name, weight in trained_weights(model, optimizer).items():
-        part = parts.get(weight)
-        places[name] = (weight, part)
-        entries = optimizer.state[weight]
-        for key, value in entries.items():
-            place = f"state.{name}.{saved_key(optimizer, key)}"
-            places[place] = (value, part)
-            is_number = not isinstance(value, torch.Tensor)  # bitsandbytes counts steps in an int.
-            if is_number and place in state:
-                entries[key] = type(value)(state[place].item())
-    if places.keys() != state.keys():
+    places = places_of(model, optimizer, parts)
+    if places.keys() != set(own):
         return False
 
     arrived = []
     with torch.no_grad():
-        for name, (target, part) in places.items():
-            if isinstance(target, torch.Tensor):
-                arrived.append(copy_whole(state[name], target, part))
+        for name in names:
+            whole = state.fetch(name)
+            if name in places:
+                arrived.append(places[name].fill(whole))
     for weight, part in parts.items():
         if part == NOTHING:  # FSDP1 expects state only for weights of which the rank has a part.
             optimizer.state.pop(weight, None)
     return all(arrived)
 
 
-def fsdp1_parts(model: torch.nn.Module) -> dict[torch.Tensor, slice]:
-    """Return {weight: the slice of its flattened whole that this rank has} under FSDP1, else {}.
+@dataclass(frozen=True)
+class Place:
+    """Where a tensor of a checkpoint belongs on this rank.
 
-    FSDP1 cuts the weights of a layer, laid end to end, into equal parts, so that a rank has the end
-    of one and the beginning of another, all of some, and nothing of others (torch/distributed/fsdp/
-    _flat_param.py, _ShardParamInfo). Without these slices each rank would need the whole weights.
+    Attributes:
+        holder: the mapping that has the value under `key`: a tensor, or bitsandbytes' number.
+        part: the slice of the flattened whole that this rank has under FSDP1; None for all of it.
     """
-    parts: dict[torch.Tensor, slice] = {}
-    for module in FullyShardedDataParallel.fsdp_modules(model):
-        if module._handle is None:
-            continue
-        flat: Any = module._handle.flat_param
-        for weight, info in zip(flat._params, flat._shard_param_infos, strict=True):
-            parts[weight] = NOTHING
-            if info.in_shard:
-                parts[weight] = slice(info.intra_param_start_idx, info.intra_param_end_idx + 1)
-    return parts
+
+    holder: Any
+    key: Any
+    part: slice | None
+
+    def fill(self, whole: torch.Tensor) -> bool:
+        """Put what was saved in place. Returns whether it arrived."""
+        value = self.holder[self.key]
+        if isinstance(value, torch.Tensor):
+            return copy_whole(whole, value, self.part)
+        self.holder[self.key] = type(value)(whole.item())  # bitsandbytes counts steps in an int.
+        return True
+
+
+def places_of(
+    model: torch.nn.Module,
+    optimizer: torch.optim.Optimizer,
+    parts: Mapping[torch.Tensor, slice],
+) -> dict[str, Place]:
+    """Return {name in a checkpoint: its place} of the weights and the optimizer state.
+
+    Args:
+        parts: the result of `fsdp1_parts`.
+    """
+    places = {}
+    weights = trained_weights(model, optimizer)
+    for name, weight in weights.items():
+        part = parts.get(weight)
+        places[name] = Place(weights, name, part)
+        entries = optimizer.state[weight]
+        for key in entries:
+            place = f"state.{name}.{saved_key(optimizer, key)}"
+            places[place] = Place(entries, key, part)
+    return places
 
 
 def copy_whole(saved: torch.Tensor, target: torch.Tensor, part: slice | None = None) -> bool:
-    """Copy a whole tensor on the host into a tensor, or into this rank's part of it.
+    """Copy a whole tensor into a tensor, or into this rank's part of it.
 
     Args:
         part: the target's slice in `fsdp1_parts`; a DTensor knows its own part.
@@ -377,7 +388,7 @@ def running_statistics(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tens
                 yield f"buffer.{clean_name(name)}", buffer
 
 
-def first_nonfinite(state: Tensors) -> str | None:
+def first_nonfinite(state: Mapping[str, torch.Tensor]) -> str | None:
     """Return the name of the first tensor with a number in it that is not finite, or None.
 
     The sum of a tensor is not finite if one of its numbers is not, and is thirty times as fast as

@@ -15,13 +15,13 @@ from datetime import timedelta
 from itertools import islice
 from typing import Any
 
-import numpy as np
 import torch
 from accelerate import Accelerator
 from datasets import Dataset
 
 from components.documents import Documents
 from components.mesh import Mesh
+from components.shuffling import NEWEST, numbers_from, shuffled
 from components.strategy import SECONDS_AFTER_THE_WATCH
 
 TOKENS, PLACES, NUMBERS = range(3)  # the rows of a block
@@ -66,7 +66,12 @@ PlacedBlock = tuple[torch.Tensor, Position]  # a block, and the position after i
 
 # ---- Documents in order ----
 def read_documents(
-    documents: Documents, start: Position, passes: float, seed: int, buffer_size: int
+    documents: Documents,
+    start: Position,
+    passes: float,
+    seed: int,
+    buffer_size: int,
+    order: int = NEWEST,
 ) -> Iterator[Numbered]:
     """Yield document after document from a position, in another order in each pass.
 
@@ -76,30 +81,33 @@ def read_documents(
     Args:
         passes: the number of passes over all documents; math.inf for no end.
         buffer_size: the number of documents in a window of a stream.
+        order: the version of the order (components/shuffling.py).
     """
     position = start
     while position.passes < passes:
         if isinstance(documents.dataset, Dataset):
-            yield from read_indexed_pass(documents, position, seed)
+            yield from read_indexed_pass(documents, position, seed, order)
         else:
-            yield from read_streamed_pass(documents, position, seed, buffer_size)
+            yield from read_streamed_pass(documents, position, seed, buffer_size, order)
         position = Position(passes=position.passes + 1, left_out=position.left_out)
 
 
-def read_indexed_pass(documents: Documents, start: Position, seed: int) -> Iterator[Numbered]:
+def read_indexed_pass(
+    documents: Documents, start: Position, seed: int, order: int
+) -> Iterator[Numbered]:
     """Yield the rest of the documents of a pass over a data set, shuffled as a whole."""
     dataset: Any = documents.dataset
-    order = shuffled(len(dataset), (seed, start.passes, 0))
+    order_of_pass = shuffled(len(dataset), (seed, start.passes, 0), order)
     position = start
-    for place in range(start.document, len(dataset)):
+    chosen_ones = numbers_from(order_of_pass, start.document, len(dataset))
+    for place, chosen in enumerate(chosen_ones, start.document):
         position = replace(position, document=place)
-        chosen = int(order[place])
         yield documents.num_before + chosen + 1, dataset[chosen], position
         position = replace(position, token=0)
 
 
 def read_streamed_pass(
-    documents: Documents, start: Position, seed: int, buffer_size: int
+    documents: Documents, start: Position, seed: int, buffer_size: int, order: int
 ) -> Iterator[Numbered]:
     """Yield the rest of the documents of a pass over a stream, shuffled window by window."""
     stream: Any = documents.dataset
@@ -109,20 +117,16 @@ def read_streamed_pass(
     position = start
     window = list(islice(reading, buffer_size))
     while window:
-        order = shuffled(len(window), (seed, start.passes, before))
-        for place in range(position.document - before, len(window)):
+        order_of_window = shuffled(len(window), (seed, start.passes, before), order)
+        first = position.document - before
+        chosen_ones = numbers_from(order_of_window, first, len(window))
+        for place, chosen in enumerate(chosen_ones, first):
             position = replace(position, document=before + place)
-            chosen = int(order[place])
             yield documents.num_before + before + chosen + 1, window[chosen], position
             position = replace(position, token=0)
         before += len(window)
         position = replace(position, document=before, reader=stream.state_dict())
         window = list(islice(reading, buffer_size))
-
-
-def shuffled(number: int, seed: tuple[int, int, int]) -> np.ndarray:
-    """Return the numbers from 0 to number - 1 in an order that follows from a seed."""
-    return np.random.default_rng(seed).permutation(number)
 
 
 # ---- Blocks ----
@@ -200,8 +204,14 @@ class BlockStream:
         accelerator: Accelerator,
         passes: float,
         blocks_per_step: int,
+        order: int = NEWEST,
     ) -> None:
-        """passes: the number of passes over all documents; math.inf for no end."""
+        """Read from the beginning.
+
+        Args:
+            passes: the number of passes over all documents; math.inf for no end.
+            order: the version of the order that the run began with (components/shuffling.py).
+        """
         self.position = START
         self._documents = documents
         self._tokenizer = tokenizer
@@ -209,6 +219,7 @@ class BlockStream:
         self._accelerator = accelerator
         self._passes = passes
         self._blocks_per_step = blocks_per_step
+        self._order = order
         self._blocks: Iterator[PlacedBlock] | None = None
         self._ahead: Future | None = None
         self._thread: ThreadPoolExecutor | None = None
@@ -293,7 +304,12 @@ class BlockStream:
         if self._blocks is None:
             args = self._args
             numbered = read_documents(
-                self._documents, self.position, self._passes, args.seed, args.shuffle_buffer_size
+                self._documents,
+                self.position,
+                self._passes,
+                args.seed,
+                args.shuffle_buffer_size,
+                self._order,
             )
             self._blocks = cut_blocks(numbered, self._documents, self._tokenizer, args.max_length)
         self._ahead = self._thread.submit(list, islice(self._blocks, self._blocks_per_step))

@@ -582,15 +582,18 @@ def keep_gradients_split(model: Any) -> None:
 
     That of split embeddings would be whole on every rank until the step. FSDP2 makes parameters of
     its own, and splits their gradients by itself.
+
+    A hook must not refer to its weight: what FSDP2 replaces would then stay until Python's garbage
+    collector finds the cycle.
     """
     from torch.distributed.tensor import DTensor
 
-    def split_like(weight: Any) -> Any:
-        return lambda gradient: gradient.redistribute(placements=weight.placements)
+    def split_by(placements: Any) -> Any:
+        return lambda gradient: gradient.redistribute(placements=placements)
 
     for weight in model.parameters():
         if isinstance(weight, DTensor):
-            weight.register_hook(split_like(weight))
+            weight.register_hook(split_by(weight.placements))
 
 
 @workaround("peft/tuners/tuners_utils.py, _get_in_out_features", seen="peft 0.21")

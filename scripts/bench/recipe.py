@@ -71,19 +71,20 @@ def batches(
     Each has inputs (arguments of the model), positions and targets ([supervised tokens], see
     components.packing.TokenCollator), and counts (of supervised tokens, and of all but padding).
     """
-    from components.batches import best_fit, global_batches
+    from components.batches import Batches
+    from components.lines import best_fit
     from components.packing import TokenCollator
 
     lengths = [len(row["input_ids"]) for row in tokens]
     source = Rows({**row, "row": 0} for row in tokens)
-    lines = [[row] for row in range(len(tokens))]
+    lines: Sequence[list[int]] = [[row] for row in range(len(tokens))]
     width = 0
     if packed:
-        lines = sorted(best_fit(lengths, max_length), key=min)
+        lines = best_fit(lengths, max_length).in_order_of_rows()
         width = max_length
     collate = TokenCollator(pad_token_id=pad_token_id, width=width)
     found = []
-    for numbers in global_batches(len(lines), batch_size, 1):
+    for numbers in Batches(len(lines), batch_size):
         batch = collate(source, [lines[number] for number in numbers])
         names = ("inputs", "positions", "targets", "counts")
         found.append({name: batch[name] for name in names})

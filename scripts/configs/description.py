@@ -135,6 +135,7 @@ def describe(
         words["checkpoints"] = config["fsdp_config"].get("fsdp_state_dict_type", default)
     if not words_of_sharing(run):
         words["siblings"] = words_of_siblings(run)
+    words |= words_of_flags(run)
     words["no effect"] = words_of_no_effect(content, config, deepspeed)
     return words
 
@@ -277,6 +278,45 @@ def words_of_siblings(run: Run) -> str:
     """Return the same strategy under the other engines."""
     siblings = SIBLINGS[run.strategy.removesuffix("_ZERO2")]
     return ", ".join(name for engine, name in siblings.items() if engine != run.engine)
+
+
+# ---- What a flag adds ----
+def words_of_flags(run: Run) -> dict[str, str]:
+    """Return what flags of recipes make of a run, for which accelerate has no key; {} if nothing.
+
+    It is where `find_expert_problems` and `find_pipeline_problems` of recipes/components/ have
+    nothing against the file.
+    """
+    flags = []
+    if takes_experts(run):
+        flags.append("mixtral.py --ep_size N gives each of N processes 1/N of a layer's experts")
+    if takes_pipelines(run):
+        flags.append("llama_pipeline.py --pp_size N gives each of N processes some of the layers")
+    if not flags:
+        return {}
+    return {"flags": f"{', and '.join(flags)}; all else here is about runs without"}
+
+
+def takes_experts(run: Run) -> bool:
+    """Return whether a recipe of mixtures may spread experts over the processes."""
+    fsdp = run.config["fsdp_config"]
+    if run.engine == "fsdp2":
+        loads_once = fsdp.get("fsdp_cpu_ram_efficient_loading", True)
+        offloads = fsdp.get("fsdp_offload_params", False)
+        return takes_groups(run) and not (loads_once or offloads)
+    return takes_pipelines(run)
+
+
+def takes_pipelines(run: Run) -> bool:
+    """Return whether a recipe of pipelines may cut the layers over the processes."""
+    return run.engine == "ddp" and takes_groups(run)
+
+
+def takes_groups(run: Run) -> bool:
+    """Return whether processes with rows of their own can make groups that share weights."""
+    requested = run.requested
+    meshes = requested.tp * requested.cp * requested.sp * requested.replicas
+    return meshes == 1 and run.config["mixed_precision"] != "fp16"
 
 
 # ---- Keys without effect ----

@@ -22,7 +22,8 @@ The modules in reading order; each imports only modules above it:
     ledger        bytes held now and at the peak
     autograd      ops, graphs and backward passes over sizes
     decoder       which weights a decoder has, and what each is for
-    splits        what a rank has of them under tensor parallelism
+    splits        what a rank has of them under tensor or expert parallelism
+    mixture       the experts of a layer, and the loss of their routers
     loss          the recipe's loss, computed at once or in pieces
     blocks        the forward pass of a decoder
     ranks         what a rank holds: replicas, and what all sharded engines share

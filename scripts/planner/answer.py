@@ -39,7 +39,8 @@ def read_question(request: Request) -> Question:
         SystemExit: after the recipe's refusal.
     """
     # What a file gives counts as given, so that the planner proposes nothing else for it
-    request = replace(request, words=recipe.with_config_read(request.words))
+    words = recipe.with_config_read(request.words, request.recipe)
+    request = replace(request, words=words)
     args = recipe_arguments(request)
     card = bytes_of(request.gpu)
     config = read_model_config(args.model_name_or_path, args.model_revision)
@@ -52,7 +53,7 @@ def recipe_arguments(request: Request) -> RecipeArguments:
     The recipe derives --max_logits_mib from the GPU that it finds. Here that is the card that is
     planned for.
     """
-    args = recipe.parse_words(request.recipe_words())
+    args = recipe.parse_words(request.recipe_words(), request.recipe)
     if args.max_logits_mib is None:
         card = bytes_of(request.gpu) or USUAL_CARD
         return recipe.with_values(args, max_logits_mib=recipe.logits_mib_on(card))

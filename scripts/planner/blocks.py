@@ -26,9 +26,10 @@ from functools import partial
 from typing import NamedTuple
 
 from .autograd import FP32, Autograd, Tensor, Weight
-from .decoder import Decoder, Layer, Norm, Projection
+from .decoder import Decoder, Experts, Layer, Norm, Projection
 from .ledger import Storage
 from .loss import HeadLoss
+from .mixture import Mixture
 from .plan import Plan
 from .recipe import logits_mib
 from .request import Batch
@@ -37,7 +38,7 @@ from .request import Batch
 # a weight that trains is a part of its own, named by that weight.
 EMBEDDING = "embedding"
 TAIL = "tail"  # final norm, head and loss
-Part = Layer | Weight | str
+Part = Layer | Experts | Weight | str
 # around(part, forward, x): forward(x), with what the strategy does before and after it
 Around = Callable[[Part, Callable[[Tensor], Tensor], Tensor], Tensor]
 
@@ -77,6 +78,7 @@ class Forward:
         # Whether the kernel separates packed rows, and limits windows, without a mask
         kernel = plan.args.attn_implementation or ""
         self.is_flash = "flash" in kernel or kernel in FUSED_FOR_GPUS
+        self.mixture = Mixture(autograd, plan, self.tokens, decoder.hidden)
         self.head_loss = HeadLoss(autograd, decoder, logits_mib(plan.args), plan.tp)
 
     def run(self) -> ForwardPass:
@@ -87,6 +89,8 @@ class Forward:
         for layer in self.decoder.layers:
             x = self.around(layer, partial(self.layer, layer), x)
         loss = self.around(TAIL, self.tail, x)
+        if self.mixture.has_router_loss:
+            loss = self.autograd.add(loss, self.mixture.router_loss())
         self.autograd.end_autocast()
         if self.args.gradient_checkpointing:  # Recomputed layers need the mask again.
             return ForwardPass(loss, (cosine_and_sine, mask))
@@ -145,13 +149,13 @@ class Forward:
         """Return the output of attention, projected."""
         h = self.norm(layer.norms["before attention"], x, self.tokens)
         a = self.attend(layer, h)
-        return self.summed(self.project(layer.projections["o"], a))
+        return self.project(layer.projections["o"], a)
 
     def attend(self, layer: Layer, h: Tensor) -> Tensor:
         """Return what each token gathers from the others, [tokens, heads x head_dim]."""
-        q = self.project(layer.projections["q"], self.given_whole(h))
-        k = self.project(layer.projections["k"], self.given_whole(h))
-        v = self.project(layer.projections["v"], self.given_whole(h))
+        q = self.project(layer.projections["q"], h)
+        k = self.project(layer.projections["k"], h)
+        v = self.project(layer.projections["v"], h)
         if "q" in layer.norms:
             q, k = self.normed(layer, q, k)
         q, k = self.rotated(q, k)
@@ -294,23 +298,38 @@ class Forward:
         """Return x + mlp(norm(x))."""
         norm = layer.norms.get("before mlp", layer.norms["before attention"])
         h = self.norm(norm, x, self.tokens)
-        m = self.activated(layer, h)
-        m = self.summed(self.project(layer.projections["down"], m))
+        m = self.mlp(layer, h)
         if "after mlp" in layer.norms:
             m = self.norm(layer.norms["after mlp"], m, self.tokens)
         return self.autograd.add(x, m)
+
+    def mlp(self, layer: Layer, h: Tensor) -> Tensor:
+        """Return what the MLP of a layer puts out, or in its place the experts."""
+        if layer.experts is not None:
+            return self.experts(layer.experts, h)
+        return self.project(layer.projections["down"], self.activated(layer, h))
+
+    def experts(self, experts: Experts, h: Tensor) -> Tensor:
+        """Return what the experts put out that the router picks for each token."""
+        logits = self.linear(experts.router, h)
+        weights = self.mixture.routed(experts, logits)
+        return self.mixture.combined(experts, h, weights, self.compute_experts)
+
+    def compute_experts(self, experts: Experts, x: Tensor, weights: Tensor | None) -> Tensor:
+        """Return what the experts of this rank put out; under FSDP2 they may be a unit."""
+        return self.around(experts, partial(self.mixture.computed, experts, weights=weights), x)
 
     def activated(self, layer: Layer, h: Tensor) -> Tensor:
         """Return activation(gate(h)) * up(h), or activation(up(h)) without a gate."""
         if "gate" not in layer.projections:
             return self.activation(layer.projections["up"], h)
         activated = self.activation(layer.projections["gate"], h)
-        up = self.project(layer.projections["up"], self.given_whole(h))
+        up = self.project(layer.projections["up"], h)
         return self.autograd.mul(activated, up)
 
     def activation(self, projection: Projection, h: Tensor) -> Tensor:
         """Return the activation function of a projection, which keeps its input."""
-        x = self.project(projection, self.given_whole(h))
+        x = self.project(projection, h)
         return self.autograd.op(x.numel, x.itemsize, [x], keeps=[x])
 
     # ---- Tensor parallelism ----
@@ -374,10 +393,12 @@ class Forward:
     def project(self, projection: Projection, x: Tensor) -> Tensor:
         """Return the output of a linear layer, quantized or not, with its adapters."""
         ag = self.autograd
-        if projection.quantized is None:
-            out = self.linear(projection.weight, x)
-        else:
+        if projection.quantized is not None:
             out = self.quantized_product(projection, x)
+        elif projection.by_inputs:
+            out = self.summed(self.linear(projection.weight, x))
+        else:
+            out = self.linear(projection.weight, self.given_whole(x))
         if not projection.adapters:
             return out
         itemsize = out.itemsize
@@ -422,16 +443,33 @@ class Forward:
         return z
 
     def low_rank_product(self, projection: Projection, x: Tensor) -> Tensor:
-        """Return B(A(dropout(x))). A mask of dropout takes one byte per element."""
+        """Return B(A(dropout(x))).
+
+        Under tensor parallelism a rank has the columns of A for its part of the inputs, or the rows
+        of B for its part of the outputs.
+        """
         ag = self.autograd
         a, b = projection.adapters
         if ag.autocast_itemsize is None:
             x = ag.cast(x, a.itemsize)  # peft casts, but under autocast the recipe prevents it
         if self.args.lora_dropout:
-            mask = Tensor(x.numel, 1, ag.new(x.numel, 1))
-            x = ag.op(x.numel, x.itemsize, [x], keeps=[mask])
-            del mask
-        return self.linear(b, self.linear(a, x))
+            x = self.dropped(projection, x)
+        z = self.linear(a, x)
+        if projection.by_inputs:
+            return self.linear(b, self.summed(z))
+        return self.linear(b, self.given_whole(z))
+
+    def dropped(self, projection: Projection, x: Tensor) -> Tensor:
+        """Return dropout(x). Its mask takes one byte per element.
+
+        For a part of the inputs the mask is that of all of them, in the precision of x
+        (DropoutOfPart of the recipes).
+        """
+        mask = Tensor(x.numel, 1, None)
+        if self.plan.tp > 1 and projection.by_inputs:
+            mask = Tensor(x.numel * self.plan.tp, x.itemsize, None)
+        mask.storage = self.autograd.new(mask.numel, mask.itemsize)
+        return self.autograd.op(x.numel, x.itemsize, [x], keeps=[mask])
 
     def linear(self, weight: Weight, x: Tensor) -> Tensor:
         """Return the output of a linear layer that is not quantized."""

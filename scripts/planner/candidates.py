@@ -33,7 +33,7 @@ MOST_SEQUENCES = 2**16  # sequences of the largest batch that is searched for
 MOST_TOKENS = 2**20  # the longest sequence that is tried if the model has no maximum
 DECIDES_WEIGHTS = {"use_peft", "load_in_8bit", "load_in_4bit", "bnb_4bit_use_double_quant"}
 # Arguments of the recipe that a way may add to the user's
-CHOSEN = (*DECIDES_WEIGHTS, "dtype", "gradient_checkpointing")
+CHOSEN = (*DECIDES_WEIGHTS, "lora_target_parameters", "dtype", "gradient_checkpointing")
 
 
 @dataclass(frozen=True)
@@ -72,12 +72,12 @@ def launch_of(
         if word.startswith("--")
     }
     build = MemoizedBuild()
-    plain = recipe.with_values(args, use_peft=False, load_in_4bit=False, load_in_8bit=False)
+    plain = recipe.with_plain_weights(args)
     strategy, _ = strategy_for(Plan(plain), config, build)
     return Launch(
         request=request,
         args=args,
-        defaults=vars(recipe.parse_words([])),
+        defaults=vars(recipe.parse_words([], request.recipe)),
         given=given,
         config=config,
         card=card,
@@ -168,13 +168,47 @@ def ways_on(launch: Launch, ranks: int, like: Way | None = None) -> list[Way]:
 
 def candidates_on(launch: Launch, ranks: int, like: Way | None) -> Iterator[Candidate]:
     """Yield every candidate on a number of ranks."""
-    for path, config in configs_on(ranks, launch.machines):
+    for path, config, sizes in launches_on(launch, ranks):
         if like is None:
-            yield from candidates_under(launch, path, config)
+            for candidate in candidates_under(launch, path, config):
+                args = recipe.with_values(candidate.args, **sizes)
+                yield replace(candidate, args=args)
         else:
-            values = {name: getattr(like.plan.args, name) for name in CHOSEN}
-            args = recipe.with_values(launch.args, **values)
+            chosen = [name for name in CHOSEN if recipe.takes(launch.args, [name])]
+            values = {name: getattr(like.plan.args, name) for name in chosen}
+            args = recipe.with_values(launch.args, **values, **sizes)
             yield Candidate(path.name, like.weights, args, config)
+
+
+def launches_on(launch: Launch, ranks: int) -> Iterator[tuple[Path, Config, dict[str, int]]]:
+    """Yield what is worth trying on a number of ranks: (file, config, sizes that are arguments).
+
+    Experts are spread over groups of ranks if the recipe trains a mixture.
+    """
+    size = recipe.expert_ranks_of(launch.args)
+    if size == 1:
+        for path, config in configs_on(ranks, launch.machines):
+            yield path, config, {}
+    if not recipe.takes(launch.args, ["ep_size"]):
+        return
+    for path in yaml_files.expert_files():
+        for ep in expert_groups(ranks // launch.machines, size):
+            yield path, yaml_files.read(path), {"ep_size": ep}
+
+
+def expert_groups(ranks: int, size: int) -> Iterator[int]:
+    """Yield the sizes of groups that share experts in a machine: powers of two, or the given one.
+
+    Tokens travel between the ranks of a group in each layer.
+    """
+    if size > 1:
+        yield size
+        return
+    group = 2
+    while group <= ranks:
+        if ranks % group == 0:
+            yield group
+        group *= 2
 
 
 def configs_on(ranks: int, machines: int) -> Iterator[tuple[Path, Config]]:
@@ -215,15 +249,17 @@ def kinds_of_weights(
     lora: dict[str, Any] = {"use_peft": True}
     if mixed_precision in DTYPES and "dtype" not in given:
         lora["dtype"] = DTYPES[mixed_precision]
-    four_bit = lora | {"load_in_4bit": True}
-    kind = args.bnb_4bit_quant_type
-    kinds = {
-        "full": {},
-        "LoRA": lora,
-        "LoRA, int8": lora | {"load_in_8bit": True},
-        f"LoRA, {kind}": four_bit,
-        f"LoRA, {kind} dq": four_bit | {"bnb_4bit_use_double_quant": True},
-    }
+    kinds = {"full": {}, "LoRA": lora}
+    if recipe.takes(args, ["lora_target_parameters"]):
+        lora["lora_target_parameters"] = []  # adapters of experts are not planned
+    if recipe.takes(args, DECIDES_WEIGHTS):
+        four_bit = lora | {"load_in_4bit": True}
+        kind = args.bnb_4bit_quant_type
+        kinds |= {
+            "LoRA, int8": lora | {"load_in_8bit": True},
+            f"LoRA, {kind}": four_bit,
+            f"LoRA, {kind} dq": four_bit | {"bnb_4bit_use_double_quant": True},
+        }
     fixed = given & DECIDES_WEIGHTS
     possible = {name: values for name, values in kinds.items() if fixed <= values.keys()}
     return possible or {"as given": {}}

@@ -23,7 +23,7 @@ from .fsdp import Fsdp1, Fsdp2
 from .ledger import Ledger, Sizes
 from .plan import Plan
 from .ranks import Replica
-from .recipe import RecipeArguments, misfits_of_model
+from .recipe import RecipeArguments, has_router_loss, misfits_of_model
 from .request import Batch
 from .shapes import Quantized, build_base, layers_of, refuse_whole_modules
 from .splits import refuse_partly_split, shapes_of
@@ -131,6 +131,7 @@ def strategy_for(
         refuse_partly_split(decoder.layers, plan.tp)
         decoder.heads //= plan.tp
         decoder.kv_heads //= plan.tp
+    refuse_as_another_recipe(args, decoder)
     if args.use_peft:
         add_adapters(plan, model, decoder, weights)
     held = weights.of_module(model)
@@ -155,7 +156,8 @@ class Weights:
 
     def __init__(self, plan: Plan, model: PreTrainedModel) -> None:
         self.plan = plan
-        self.shapes = shapes_of(model, plan.tp)  # {id of a parameter: what this rank has of it}
+        # {id of a parameter: shape of this rank's part}
+        self.shapes = shapes_of(model, plan.tp, plan.ep)
         self.by_id: dict[int, Weight] = {}
         self.copied: set[int] = set()  # ids of parameters
         self.originals: dict[Weight, Weight] = {}  # {copy: its frozen original}
@@ -212,7 +214,9 @@ class Weights:
         shape = self.shapes.get(id(parameter), parameter.shape)
         rows = shape[0] if shape else 1
         category = "whole modules" if is_copy else "parameters"
-        return Weight(math.prod(shape), computed, trains, rows, stored, category)
+        weight = Weight(math.prod(shape), computed, trains, rows, stored, category)
+        weight.is_split_expert = plan.ep > 1 and id(parameter) in self.shapes
+        return weight
 
 
 def distinct_parameters(module: torch.nn.Module) -> list[torch.nn.Parameter]:
@@ -239,7 +243,7 @@ def units_of(
     FSDP2 and ZeRO-3: embedding, each layer, and the tail (final norm and head), which includes the
     embedding if it is tied. FSDP1: each layer, and a root with everything else; what peft adds is a
     unit for each module (wrap_adapters_for_fsdp1 of the recipes). Without a wrap policy the whole
-    model is one unit.
+    model is one unit. The experts of a layer are one that are spread over ranks.
     """
     if not plan.wraps_layers:
         return {TAIL: weights.of_module(model)}
@@ -250,6 +254,9 @@ def units_of(
     elif plan.engine != "fsdp1" and not decoder.tied:
         units[EMBEDDING] = weights.of_module(model.get_input_embeddings())
     placed = set(units.get(EMBEDDING, [])).union(from_peft)
+    if plan.ep > 1:
+        units |= {layer.experts: layer.experts.weights for layer in decoder.layers if layer.experts}
+        placed.update(*units.values())
     parts = zip([*decoder.layers, TAIL], [*layers_of(model), model], strict=True)
     for part, module in parts:
         units[part] = [weight for weight in weights.of_module(module) if weight not in placed]
@@ -287,13 +294,25 @@ def add_adapters(plan: Plan, model: PreTrainedModel, decoder: Decoder, weights: 
     for layer, module in zip(decoder.layers, layers_of(model), strict=True):
         for name, linear in adaptable(module, plan.args.lora_target_modules, weights):
             projection = layer.projections[PROJECTIONS[name]]
-            projection.adapters = adapters_for(plan, linear)
+            projection.adapters = adapters_for(plan, linear, projection.by_inputs)
             weights.adapters[projection.weight] = projection.adapters
             found = True
     if not found:
         raise UnplannableError(
             f"--lora_target_modules {' '.join(plan.args.lora_target_modules)}: "
             "no such layers in this model"
+        )
+
+
+def refuse_as_another_recipe(args: RecipeArguments, decoder: Decoder) -> None:
+    """Raise UnplannableError for a model whose plan needs another recipe."""
+    has_experts = any(layer.experts is not None for layer in decoder.layers)
+    if has_router_loss(args) and not has_experts:
+        raise UnplannableError("the model has no experts: plan recipes/llama.py")
+    if args.use_peft and has_experts and not has_router_loss(args):
+        raise UnplannableError(
+            "--use_peft: in recipes/llama.py peft may give experts adapters, which cannot be "
+            "planned: plan recipes/mixtral.py"
         )
 
 
@@ -310,15 +329,25 @@ def adaptable(
             yield name, module
 
 
-def adapters_for(plan: Plan, linear: torch.nn.Linear) -> tuple[Weight, Weight]:
-    """Return LoRA's A and B for a linear layer."""
+def adapters_for(plan: Plan, linear: torch.nn.Linear, by_inputs: bool) -> tuple[Weight, Weight]:
+    """Return LoRA's A and B for a linear layer, under tensor parallelism what a rank has of them.
+
+    by_inputs: whether a rank then has some columns of A, as of the layer; otherwise it has some
+    rows of B.
+    """
     rank = plan.args.lora_r
     stored = stored_itemsize_of_adapters(plan)
     itemsize = stored
     if plan.low_itemsize and plan.engine not in ("single", "ddp"):
         itemsize = plan.low_itemsize
-    a = Weight(rank * linear.in_features, itemsize, True, rank, stored, "adapters")
-    b = Weight(rank * linear.out_features, itemsize, True, linear.out_features, stored, "adapters")
+    inputs = linear.in_features
+    outputs = linear.out_features
+    if by_inputs:
+        inputs //= plan.tp
+    else:
+        outputs //= plan.tp
+    a = Weight(rank * inputs, itemsize, True, rank, stored, "adapters")
+    b = Weight(rank * outputs, itemsize, True, outputs, stored, "adapters")
     return a, b
 
 

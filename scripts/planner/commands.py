@@ -28,7 +28,8 @@ def command(launch: Launch, way: Way) -> list[str]:
         words += ["--num_machines", str(request.num_machines)]
     if request.mixed_precision:
         words += ["--mixed_precision", request.mixed_precision]
-    words += ["recipes/llama.py", "--model_name_or_path", model_to_load(args.model_name_or_path)]
+    words.append(f"recipes/{request.recipe}")
+    words += ["--model_name_or_path", model_to_load(args.model_name_or_path)]
     words += ["--dataset_name", *data_sets(launch)]
     words += ["--learning_rate", str(learning_rate(launch, way))]
     return words + recipe_flags(launch, way)

@@ -103,7 +103,7 @@ def reasons_of_compute(args: RecipeArguments) -> list[str]:
 
 
 def traffic_of_rows(plan: Plan, decoder: Decoder, tokens: int) -> Traffic:
-    """Return what a rank sends of the rows that it shares, for a micro-batch of whole rows."""
+    """Return what a rank sends of the rows of a micro-batch, whole ones if ranks share them."""
     again = 1 if plan.args.gradient_checkpointing else 0  # The forward pass runs twice.
     of_token = decoder.hidden * len(decoder.layers) * tokens
     keys = decoder.kv_heads * plan.tp * decoder.head_dim * len(decoder.layers) * tokens
@@ -116,6 +116,10 @@ def traffic_of_rows(plan: Plan, decoder: Decoder, tokens: int) -> Traffic:
     if plan.sp > 1:
         share = (plan.sp - 1) / plan.sp**2
         return Traffic((2 + again) * 2 * (of_token + keys) * share, "heads travel")
+    if plan.ep > 1:
+        lines = sum(layer.experts.per_token for layer in decoder.layers if layer.experts) * tokens
+        sent = 2 * (2 + again) * lines * decoder.hidden * (plan.ep - 1) / plan.ep
+        return Traffic(sent, "tokens travel to experts")
     return Traffic(0, "")
 
 

@@ -3,14 +3,15 @@
 
 The closed form covers decoders like Llama: norm, attention with separate q, k and v (grouped or
 not, with norms on them or not), rotary positions, an MLP with or without a gate, residuals, a head.
+In place of the MLP a layer may have experts, of which a router picks some for each token.
 `read_decoder` recognizes the parts of a model by the names of its modules, and raises
-UnplannableError for a layer with other parts (experts, state-space layers): such a model must be
-traced.
+UnplannableError for a layer with other parts (shared experts, state-space layers): such a model
+must be traced.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from transformers import PretrainedConfig, PreTrainedModel
@@ -35,7 +36,11 @@ PROJECTIONS = {  # {name in models: name here}
     "fc1": "up",
     "fc2": "down",
 }
-NEEDED_PROJECTIONS = {"q", "k", "v", "o", "up", "down"}
+# Those of which a rank has some inputs under tensor parallelism; of the others it has some outputs
+BY_INPUTS = {"o", "down"}
+NEEDED_PROJECTIONS = {"q", "k", "v", "o"}
+OF_MLP = {"gate", "up", "down"}
+NEEDED_OF_MLP = {"up", "down"}
 NORMS = {
     "input_layernorm": "before attention",
     "post_attention_layernorm": "before mlp",
@@ -66,6 +71,7 @@ class Projection:
 
     weight: Weight
     elements: int  # elements of the matrix; a 4-bit weight is stored in fewer
+    by_inputs: bool = False  # under tensor parallelism: what a rank has of it
     quantized: Literal["4-bit", "int8"] | None = None
     adapters: tuple[Weight, ...] = ()  # LoRA's A, [in, r], and B, [r, out], or none
 
@@ -79,12 +85,36 @@ class Norm:
 
 
 @dataclass(eq=False)
+class Experts:
+    """The experts of a layer, each a gated MLP, and the router that picks some for each token.
+
+    Attributes:
+        router: its weight, which every rank has whole.
+        gate_up, down: the weights of the experts that this rank has.
+        per_token: experts that the router picks for a token.
+        width: features inside an expert.
+    """
+
+    router: Weight
+    gate_up: Weight
+    down: Weight
+    per_token: int
+    width: int
+
+    @property
+    def weights(self) -> list[Weight]:
+        """The weights of the experts that this rank has."""
+        return [self.gate_up, self.down]
+
+
+@dataclass(eq=False)
 class Layer:
     """A decoder layer: its projections and norms by what they are for."""
 
     projections: dict[str, Projection] = field(default_factory=dict)
     norms: dict[str, Norm] = field(default_factory=dict)
     window: int = 0  # tokens that attention sees at most; 0: all
+    experts: Experts | None = None
 
 
 @dataclass
@@ -167,8 +197,13 @@ def read_layer(module: torch.nn.Module, make_weight: MakeWeight, name_of_model: 
     for path, part in module.named_modules():
         leaf = path.rpartition(".")[2]
         if isinstance(part, torch.nn.Linear) and leaf in PROJECTIONS:
-            layer.projections[PROJECTIONS[leaf]] = read_projection(part, make_weight)
+            name = PROJECTIONS[leaf]
+            layer.projections[name] = read_projection(part, make_weight, name in BY_INPUTS)
+        elif is_of_experts(part):
+            layer.experts = read_experts(module, path, make_weight, name_of_model)
         elif dict(part.named_parameters(recurse=False)):
+            if isinstance(getattr(part, "top_k", None), int):  # the router
+                continue
             if leaf not in names_of_norms:
                 raise UnplannableError(
                     f"{name_of_model}: the closed form does not cover its {path} "
@@ -176,7 +211,11 @@ def read_layer(module: torch.nn.Module, make_weight: MakeWeight, name_of_model: 
                 )
             layer.norms[names_of_norms[leaf]] = read_norm(part, make_weight)
     has_projections = NEEDED_PROJECTIONS.issubset(layer.projections)
-    if not has_projections or "before attention" not in layer.norms:
+    if layer.experts is None:
+        has_mlp = NEEDED_OF_MLP.issubset(layer.projections)
+    else:
+        has_mlp = not OF_MLP.intersection(layer.projections)
+    if not (has_projections and has_mlp) or "before attention" not in layer.norms:
         raise UnplannableError(
             f"{name_of_model}: the closed form does not cover its layers "
             f"({type(module).__name__}); {WHAT_ELSE}"
@@ -184,13 +223,44 @@ def read_layer(module: torch.nn.Module, make_weight: MakeWeight, name_of_model: 
     return layer
 
 
-def read_projection(module: torch.nn.Linear, make_weight: MakeWeight) -> Projection:
+def is_of_experts(module: torch.nn.Module) -> bool:
+    """Return whether a module has the weights of all experts of a layer."""
+    return set(dict(module.named_parameters(recurse=False))) == {"gate_up_proj", "down_proj"}
+
+
+def read_experts(
+    layer: torch.nn.Module, path: str, make_weight: MakeWeight, name_of_model: str
+) -> Experts:
+    """Return the Experts of the module at a path in a layer; the router is beside it.
+
+    Raises UnplannableError if there is no router like Mixtral's.
+    """
+    module = layer.get_submodule(path)
+    router: Any = getattr(layer.get_submodule(path.rpartition(".")[0]), "gate", None)
+    if not isinstance(getattr(router, "top_k", None), int):
+        raise UnplannableError(
+            f"{name_of_model}: the closed form does not cover its routers; {WHAT_ELSE}"
+        )
+    gate_up = module.get_parameter("gate_up_proj")
+    down = module.get_parameter("down_proj")
+    return Experts(
+        router=make_weight(router.get_parameter("weight")),
+        gate_up=make_weight(gate_up),
+        down=make_weight(down),
+        per_token=router.top_k,
+        width=down.shape[-1],
+    )
+
+
+def read_projection(
+    module: torch.nn.Linear, make_weight: MakeWeight, by_inputs: bool = False
+) -> Projection:
     """Return the Projection of a linear layer."""
     quantized = None
     if isinstance(module, Quantized):
         quantized = "4-bit" if module.in_4bit else "int8"
     elements = module.in_features * module.out_features
-    return Projection(make_weight(module.weight), elements, quantized)
+    return Projection(make_weight(module.weight), elements, by_inputs, quantized)
 
 
 def read_norm(module: torch.nn.Module, make_weight: MakeWeight) -> Norm:

@@ -35,6 +35,9 @@ class Fsdp2(Gathered):
     Under hybrid sharding, the share that replicas all-reduce lives to the end of the pass
     (AllReduceState in FSDPParamGroup). It takes extra memory from the second micro-batch on, whose
     shares are added to the first.
+
+    Experts of which no other rank has copies are a unit of one shard: they are copied without a
+    buffer, and their gradients are divided by the number of ranks in new memory.
     """
 
     buffer_of_last_gather: Storage | None = None
@@ -52,6 +55,8 @@ class Fsdp2(Gathered):
 
     def gather_ahead(self, unit: Unit) -> None:
         """Gather a unit into its buffer; shards stored in another precision are cast first."""
+        if unit.shards == 1:
+            return
         if unit.buffer is None and unit.whole is None:
             cast = self.autograd.new(unit.cast, 1, "communication")
             unit.buffer = self.autograd.new(unit.gathered, 1, "communication")
@@ -68,6 +73,8 @@ class Fsdp2(Gathered):
         last = unit.whole_gradients[with_gradient[-1]]
         unit.whole_gradients = {}
         share = self.reduce_scatter(unit)
+        if unit.shards == 1 and self.plan.ep > 1:
+            self.autograd.touch(unit.reduced, 1, "communication")
         if self.plan.replicas > 1:
             unit.all_reduce_input = share
         del last, share

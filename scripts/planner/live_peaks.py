@@ -8,12 +8,14 @@ they are one.
 
 import itertools
 import json
+import random
+import string
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from transformers import AutoConfig, AutoTokenizer
+from transformers import AutoConfig, AutoTokenizer, PretrainedConfig
 
 from paths import CONFIGS
 
@@ -27,6 +29,7 @@ from .rehearsals import (
     Mesh,
     config_names,
     content_of,
+    expert_meshes,
     make_model,
     meshes,
     ranks_of,
@@ -36,7 +39,7 @@ from .rehearsals import (
     words_of,
 )
 from .request import Batch
-from .tracked_jobs import JOBS, LONGEST, SEQUENCES
+from .tracked_jobs import JOBS, LONGEST, SEQUENCES, jobs_under
 from .zero import BUCKET
 
 Row = dict[str, Any]
@@ -49,17 +52,35 @@ MODEL = {
     "num_key_value_heads": 4,
     "vocab_size": 8000,
 }
-MOST_RANKS = 4  # larger meshes are not launched
+# The mixture whose experts are spread over ranks: an expert is an MLP as in MODEL, but narrower
+MIXTURE = MODEL | {"intermediate_size": 512, "num_hidden_layers": 2, "num_local_experts": 8}
+MIXTURES = "mixture"  # the folder of that model and its rows
+ROWS = 100
+MOST_RANKS = 8  # larger meshes are not launched
 IGNORED = -100  # the label of a token that the loss leaves out
 FLAGS = {"max_steps": STEPS, "save_steps": 0, "eval_strategy": "no"}  # for the recipe
 
 
 # ---- Measured ----
 def make_model_and_rows(folder: Path) -> None:
-    """Write the model and rows. All rows are longer than LONGEST: each batch has the same shape."""
+    """Write the models and rows. All rows are longer than LONGEST: each batch has the same shape.
+
+    The letters of the mixture's rows are drawn, so that its routers send about as many tokens to
+    each expert.
+    """
     make_model(folder, MODEL)
-    row = json.dumps({"prompt": "Say:", "completion": "again and again " * (LONGEST // 16)})
-    (folder / "rows.jsonl").write_text(f"{row}\n" * 100)
+    write_rows(folder, ["again and again " * (LONGEST // 16)] * ROWS)
+    mixture = folder / MIXTURES
+    make_model(mixture, MIXTURE, kind="mixtral")
+    generator = random.Random(0)
+    drawn = [generator.choices(string.ascii_letters, k=2 * LONGEST) for _ in range(ROWS)]
+    write_rows(mixture, ["".join(letters) for letters in drawn])
+
+
+def write_rows(folder: Path, completions: list[str]) -> None:
+    """Write rows with these completions into a folder."""
+    rows = [json.dumps({"prompt": "Say:", "completion": text}) for text in completions]
+    (folder / "rows.jsonl").write_text("\n".join(rows) + "\n")
 
 
 def measure(config: str, job: str, tiny: Path, folder: Path) -> Row:
@@ -80,11 +101,15 @@ def measure_mesh(mesh: Mesh, job: str, tiny: Path, folder: Path) -> Row:
     for found in json.loads(report_of(folder / "peaks").read_text())["rows"]:
         name = found["class"]
         held[name] = max(held.get(name, 0), found["held_bytes"])
+    if mesh.ep > 1:
+        row["ep"] = mesh.ep
     return row | {"sizes": list(mesh.sizes), "held": held}
 
 
 def launched(mesh: Mesh, job: str, tiny: Path, folder: Path) -> Row:
     """Launch a job; return its row, with the peak of each rank in bytes."""
+    if mesh.ep > 1:
+        tiny = tiny / MIXTURES
     flags = FLAGS | {
         "model_name_or_path": tiny / "model",
         "dataset_name": tiny / "rows.jsonl",
@@ -92,7 +117,7 @@ def launched(mesh: Mesh, job: str, tiny: Path, folder: Path) -> Row:
     }
     peaks = rehearse(
         mesh,
-        JOBS[job].words + words_of(flags),
+        JOBS[job].words_under(mesh) + words_of(flags),
         variable="REHEARSAL_PEAKS",
         folder=folder / "peaks",
         precision=JOBS[job].precision,
@@ -120,18 +145,30 @@ def supervised_tokens(folder: Path, length: int) -> int:
 def planned(row: Row) -> Sizes:
     """Return {category: bytes} of a rank of a measured row, device and host together."""
     job = JOBS[row["job"]]
-    config = AutoConfig.for_model("llama", **MODEL)
     batch = Batch(SEQUENCES, job.length, row["supervised"])
-    return both(*closed_form(plan_of_row(row), config, batch))
+    return both(*closed_form(plan_of_row(row), model_of_row(row), batch))
+
+
+def model_of_row(row: Row) -> PretrainedConfig:
+    """Return the config of the model of a measured row."""
+    if row.get("ep", 1) > 1:
+        return AutoConfig.for_model("mixtral", **MIXTURE)
+    return AutoConfig.for_model("llama", **MODEL)
+
+
+def mesh_of_row(row: Row) -> Mesh:
+    """Return the mesh of a measured row."""
+    return Mesh(row["config"], row["ranks"], tuple(row.get("sizes", ())), row.get("ep", 1))
 
 
 def plan_of_row(row: Row) -> Plan:
     """Return the plan of a measured row, as it runs on CPU ranks."""
     job = JOBS[row["job"]]
-    args = recipe.parse_words(["--eval_strategy", "no", *job.words])
+    mesh = mesh_of_row(row)
+    args = recipe.parse_words(["--eval_strategy", "no", *job.words_under(mesh)], mesh.recipe)
     config = yaml_files.read(CONFIGS / f"{row['config']}.yaml")
-    if row.get("sizes"):
-        config = yaml_files.read_content(content_of(row["config"], row["sizes"]))
+    if mesh.sizes:
+        config = yaml_files.read_content(content_of(row["config"], mesh.sizes))
     machines = 1
     if row["config"] == "fsdp1_hybrid_shard":
         machines = 2  # The rehearsal simulates them.
@@ -181,8 +218,18 @@ def kept_rows(path: Path) -> list[Row]:
 def place_of(row: Row) -> tuple:
     """Return what a row measures: its job, and its YAML or mesh."""
     if "sizes" in row:
-        return row["job"], row["config"], row["ranks"], tuple(row["sizes"])
+        return row["job"], *mesh_of_row(row)
     return row["job"], row["config"]
+
+
+def all_meshes() -> list[Mesh]:
+    """Return every mesh under which jobs are launched."""
+    return [*meshes(MOST_RANKS), *expert_meshes()]
+
+
+def tracked_places() -> list[tuple[str, Mesh]]:
+    """Return each (job, mesh) that is launched."""
+    return [(job, mesh) for mesh in all_meshes() for job in jobs_under(mesh)]
 
 
 def write(path: Path, rows: Iterable[Row]) -> None:
@@ -192,7 +239,7 @@ def write(path: Path, rows: Iterable[Row]) -> None:
     """
     by_place = {place_of(row): row for row in [*kept_rows(path), *rows]}
     order = [*itertools.product(JOBS, config_names())]
-    order += [(job, *mesh) for job, mesh in itertools.product(JOBS, meshes(MOST_RANKS))]
+    order += [(job, *mesh) for job, mesh in tracked_places()]
     found = [by_place[place] for place in order if place in by_place]
     lines = ",\n".join(json.dumps(row) for row in found)
     head = f'{{"versions": {json.dumps(versions())}, "rows": ['

@@ -36,6 +36,7 @@ class Plan:
     tp: int = 1  # ranks that share the matrices of each layer
     cp: int = 1  # ranks that share the tokens of each row, in attention by a ring
     sp: int = 1  # ranks that share the tokens of each row, in attention the heads
+    ep: int = 1  # ranks that share the experts of each layer, with rows of their own
 
     @property
     def copies(self) -> int:
@@ -52,7 +53,7 @@ class Plan:
         """The mesh of the first rank."""
         groups = self.ranks // self.copies
         replicas = self.replicas if self.engine == "fsdp2" else 1
-        return Mesh(replicas, groups // replicas, self.cp, self.sp, self.tp)
+        return Mesh(replicas, groups // replicas, self.cp, self.sp, self.tp, ep=self.ep)
 
     @property
     def is_fsdp(self) -> bool:
@@ -102,6 +103,7 @@ def plan_of(
         tp=strategy.tp,
         cp=strategy.cp,
         sp=strategy.sp,
+        ep=recipe.expert_ranks_of(args),
     )
     if plan.is_fsdp:
         plan = with_sharding(plan, config, strategy, ranks // machines)
@@ -156,7 +158,7 @@ def name_of(plan: Plan) -> str:
     if plan.engine == "single":
         return plan.mesh.describe("") or "one process"
     if plan.engine == "ddp":
-        return "DDP"
+        return plan.mesh.describe("DDP")
     return plan.mesh.describe(f"DeepSpeed ZeRO-{plan.stage}")
 
 
@@ -201,10 +203,10 @@ def shards_of(plan: Plan, strategy: Strategy, ranks_per_machine: int) -> int:
 
 def refuse_unknown_keys(plan: Plan, config: Config) -> None:
     """Raise UnplannableError for keys of a config whose effect on memory is not known here."""
-    if plan.tp > 1 and plan.args.use_peft:
+    if recipe.adapts_experts(plan.args):
         raise UnplannableError(
-            "--use_peft: adapters of split matrices cannot be planned; rehearse the run, whose "
-            "shard report has the bytes of each rank"
+            "--lora_target_parameters: adapters of experts cannot be planned: pass it without a "
+            "value. For a run with them, rehearse it: its shard report has the bytes of each rank"
         )
     fsdp = config.get("fsdp_config", {})
     if plan.is_fsdp and fsdp.get("fsdp_activation_checkpointing"):
@@ -231,7 +233,7 @@ def refuse_as_the_recipe(plan: Plan, config: Config) -> None:
     zero_stage = plan.stage if plan.engine == "zero" else None
     problems = recipe.refusals(
         plan.args,
-        recipe.Strategy(plan.name, fsdp_version, zero_stage, is_split=plan.tp > 1),
+        recipe.Strategy(plan.name, fsdp_version, zero_stage, is_split=plan.tp * plan.ep > 1),
         plan.mesh,
         plan.mixed_precision,
         config,

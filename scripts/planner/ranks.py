@@ -23,7 +23,7 @@ from functools import partial
 
 from .autograd import FP32, Autograd, Tensor, Weight
 from .blocks import EMBEDDING, TAIL, Part
-from .decoder import Layer
+from .decoder import Experts, Layer
 from .ledger import Sizes, Storage
 from .plan import Plan
 
@@ -99,7 +99,11 @@ class Replica:
         sizes = [state_bytes(weight, weight.numel, optim) for weight in self.trained]
         states["optimizer"] = sum(sizes)
         if self.plan.engine == "ddp":
-            sizes = [weight.numel * weight.itemsize for weight in self.trained]
+            sizes = [
+                weight.numel * weight.itemsize
+                for weight in self.trained
+                if not weight.is_split_expert
+            ]
             device["gradients"] = sum(sizes)
         return device, host
 
@@ -123,8 +127,15 @@ class Replica:
         """Called between forward and backward pass."""
 
     def accumulate(self, weight: Weight, gradient: Storage) -> None:
-        """Take a finished gradient. DDP copies that of the last micro-batch into its bucket."""
-        if self.plan.engine == "ddp" and self.is_last:
+        """Take a finished gradient. DDP copies that of the last micro-batch into its bucket.
+
+        Experts that are spread over ranks have no bucket: the recipe averages each of their
+        gradients by itself, in new memory.
+        """
+        if weight.is_split_expert:
+            average = self.autograd.new(weight.numel, weight.itemsize, "gradients")
+            self.autograd.keep_gradient(weight, average)
+        elif self.plan.engine == "ddp" and self.is_last:
             weight.gradient = None
         else:
             self.autograd.keep_gradient(weight, gradient)
@@ -163,17 +174,22 @@ class Share:
         return math.ceil(self.elements)
 
 
-def share_of(weight: Weight, plan: Plan) -> Share:
-    """Return what each of the plan's shards has of a weight."""
-    elements = weight.numel / plan.shards
+def share_of(weight: Weight, plan: Plan, shards: int) -> Share:
+    """Return what each of a number of shards has of a weight."""
+    elements = weight.numel / shards
     if plan.engine == "fsdp2":
         elements_per_row = weight.numel // weight.rows
-        elements = math.ceil(weight.rows / plan.shards) * elements_per_row
-    return Share(weight, elements, elements * plan.shards)
+        elements = math.ceil(weight.rows / shards) * elements_per_row
+    return Share(weight, elements, elements * shards)
 
 
 class Unit:
     """Parameters that are gathered together.
+
+    Args:
+        weights: the parameters, under tensor or expert parallelism what a rank has of them.
+        plan: what determines memory.
+        shards: ranks that share them.
 
     Attributes, in bytes:
         gathered: of all parameters, in the precision that the model computes with.
@@ -182,9 +198,10 @@ class Unit:
         reduced: of all gradients, in the precision in which they are reduced.
     """
 
-    def __init__(self, weights: Sequence[Weight], plan: Plan) -> None:
+    def __init__(self, weights: Sequence[Weight], plan: Plan, shards: int) -> None:
         self.weights = weights
-        self.shares = [share_of(weight, plan) for weight in weights]
+        self.shards = shards
+        self.shares = [share_of(weight, plan, shards) for weight in weights]
         self.trained = [share for share in self.shares if share.weight.trains]
         self.gathered = 0.0
         self.cast = 0.0
@@ -231,7 +248,10 @@ class Gathered(Replica):
         gathers_tail_first: bool,
     ) -> None:
         super().__init__(plan, weights, extra)
-        self.units = {part: Unit(members, plan) for part, members in units.items() if members}
+        self.units = {}
+        for part, members in units.items():
+            if members:
+                self.units[part] = Unit(members, plan, self.shards_of(part))
         self.gathers_tail_first = gathers_tail_first
         self.place: dict[
             Part, int
@@ -259,6 +279,12 @@ class Gathered(Replica):
             sizes = [share.rounded * share.weight.stored_itemsize for share in self.trained_shares]
             states["gradients"] = sum(sizes)
         return device, host
+
+    def shards_of(self, part: Part) -> int:
+        """Return how many ranks share a part: of experts those that have the same ones."""
+        if isinstance(part, Experts):
+            return self.plan.shards // self.plan.ep
+        return self.plan.shards
 
     # ---- Around a part ----
     def gather(self, unit: Unit, is_backward: bool = False) -> None:
@@ -332,7 +358,7 @@ class Gathered(Replica):
 
         torch adds later shares to the first in place. With offload the share moves to the host.
         """
-        output = self.autograd.new(unit.reduced / self.plan.shards, 1, "communication")
+        output = self.autograd.new(unit.reduced / unit.shards, 1, "communication")
         if unit.shard_of_gradients is None and not self.plan.offloads_optimizer:
             unit.shard_of_gradients = output.becomes("gradients")
         return output

@@ -1,21 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the planner needs from recipes/llama.py. No other module of the package imports the recipe.
+"""What the planner needs from recipes/llama.py and mixtral.py. No other module here imports them.
 
-The recipe parses its own arguments, refuses what it would refuse in a launch, and provides the loss
+A recipe parses its own arguments, refuses what it would refuse in a launch, and provides the loss
 and the optimizer that are traced. Importing this module takes as long as importing the recipe.
 """
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any, TypeVar
 
 import torch
 from accelerate import DistributedType
+from torch.distributed.fsdp import CPUOffloadPolicy
 from transformers import PretrainedConfig, PreTrainedModel
 
 import llama
-from components import head_loss, mesh, optimizer, upstream
+import mixtral
+from components import expert_checks, head_loss, mesh, optimizer, upstream
+from components.arguments import ExpertParallelArguments
 from components.chat_template import ChatTemplate
 from components.checks import find_conflicts
 from components.cli import RecipeParser, parse_arguments, take_config
@@ -28,8 +31,24 @@ from components.status import process_status
 from components.strategy import Strategy
 from components.strategy_checks import find_misfits
 
-# The recipe's arguments; `with_values` copies them
-RecipeArguments = llama.Arguments
+
+class MixtureArguments(mixtral.Arguments):
+    """The arguments of recipes/mixtral.py, and constants for those that only llama.py has."""
+
+    packing = False
+    padding_free = False
+    predict_with_generate = False
+    use_dora = False
+    load_in_4bit = False
+    load_in_8bit = False
+    bnb_4bit_use_double_quant = False
+    bnb_4bit_quant_type = "nf4"
+
+
+# The arguments of a recipe that can be planned; `with_values` copies them
+RecipeArguments = llama.Arguments | MixtureArguments
+RECIPES = {"llama.py": llama.Arguments, "mixtral.py": MixtureArguments}
+FIRST = "llama.py"
 Mesh = mesh.Mesh
 A = TypeVar("A")
 MIB = 2**20
@@ -39,12 +58,32 @@ ABOUT_THIS_MACHINE = ("--model_name_or_path", "DeepSpeed compiles")
 
 
 # ---- Arguments ----
-def parse_words(words: Sequence[str]) -> RecipeArguments:
-    """Return the recipe's arguments from the words of its command line, read by its own parser.
+def parse_words(words: Sequence[str], recipe: str = FIRST) -> RecipeArguments:
+    """Return a recipe's arguments from the words of its command line, read by its own parser.
 
     Raises SystemExit, after the recipe's own one-line message, if a word is wrong.
     """
-    return parse_words_of(llama.Arguments, words)
+    return parse_words_of(RECIPES[recipe], words)
+
+
+def recipe_of(args: RecipeArguments) -> str:
+    """Return the name of the recipe that has these arguments."""
+    return next(name for name, kind in RECIPES.items() if isinstance(args, kind))
+
+
+def expert_ranks_of(args: RecipeArguments) -> int:
+    """Return over how many ranks the arguments spread the experts of a layer."""
+    return args.ep_size if isinstance(args, ExpertParallelArguments) else 1
+
+
+def adapts_experts(args: RecipeArguments) -> bool:
+    """Return whether the arguments ask for adapters of experts."""
+    return args.use_peft and bool(getattr(args, "lora_target_parameters", None))
+
+
+def has_router_loss(args: RecipeArguments) -> bool:
+    """Return whether the recipe adds the loss of the routers of a mixture."""
+    return isinstance(args, MixtureArguments)
 
 
 def parse_words_of(kind: type[A], words: Sequence[str]) -> A:
@@ -54,16 +93,27 @@ def parse_words_of(kind: type[A], words: Sequence[str]) -> A:
     return parse_arguments(kind, words=words)
 
 
-def with_config_read(words: Sequence[str]) -> list[str]:
+def with_config_read(words: Sequence[str], recipe: str = FIRST) -> list[str]:
     """Return the words of a command line with the arguments of its `--config` in its place."""
     process_status().open(None)  # as in parse_words_of
-    from_config, others = take_config(RecipeParser(llama.Arguments), list(words))
+    from_config, others = take_config(RecipeParser(RECIPES[recipe]), list(words))
     return [*from_config, *others]
 
 
 def with_values(args: RecipeArguments, **values: Any) -> RecipeArguments:
     """Return a copy of the arguments in which some have other values."""
     return dataclasses.replace(args, **values)
+
+
+def takes(args: RecipeArguments, names: Iterable[str]) -> bool:
+    """Return whether the recipe of these arguments has all that are named."""
+    return set(names) <= {field.name for field in dataclasses.fields(args)}
+
+
+def with_plain_weights(args: RecipeArguments) -> RecipeArguments:
+    """Return a copy of the arguments without adapters, quantization and groups of experts."""
+    plain = {"use_peft": False, "load_in_4bit": False, "load_in_8bit": False, "ep_size": 1}
+    return with_values(args, **{name: plain[name] for name in plain if takes(args, [name])})
 
 
 def adapter_rate(args: RecipeArguments) -> float:
@@ -88,7 +138,7 @@ def refusals(
         config: as accelerate reads it.
     """
     state = SimpleNamespace(
-        deepspeed_plugin=deepspeed_settings(),
+        deepspeed_plugin=deepspeed_settings(strategy.zero_stage),
         fsdp_plugin=fsdp_settings(config.get("fsdp_config", {})),
     )
     accelerator = SimpleNamespace(
@@ -98,6 +148,7 @@ def refusals(
         parallelism_config=parallelism_settings(mesh, config.get("parallelism_config", {})),
         distributed_type=DistributedType.FSDP if strategy.fsdp_version else DistributedType.NO,
         state=state,
+        expert_ranks=mesh.ep,
     )
     return [
         problem
@@ -111,7 +162,7 @@ def fsdp_settings(written: Mapping[str, Any]) -> SimpleNamespace:
     return SimpleNamespace(
         fsdp_version=written.get("fsdp_version", 1),
         reshard_after_forward=written.get("fsdp_reshard_after_forward", True),
-        cpu_offload=None,
+        cpu_offload=CPUOffloadPolicy() if written.get("fsdp_offload_params") else None,
         use_orig_params=written.get("fsdp_use_orig_params", True) is not False,
         cpu_ram_efficient_loading=written.get("fsdp_cpu_ram_efficient_loading", True),
     )
@@ -144,15 +195,21 @@ def parallelism_settings(mesh: Mesh, written: Mapping[str, Any]) -> SimpleNamesp
 
 def misfits_of_model(config: PretrainedConfig, mesh: Mesh) -> list[str]:
     """Return the sizes of a model that a mesh cannot split, as the recipe would refuse them."""
-    if mesh.copies == 1:
-        return []
-    return list(find_misfits_of_config(config.get_text_config(), mesh))
+    misfits = []
+    if mesh.copies > 1:
+        misfits += find_misfits_of_config(config.get_text_config(), mesh)
+    if mesh.ep > 1:
+        misfits += expert_checks.find_misfits_of_config(config.get_text_config(), mesh.ep)
+    return misfits
 
 
 def problems_of(args: RecipeArguments, accelerator: Any, strategy: Strategy) -> Iterator[str]:
     """Yield conflicts between the recipe's arguments, and between them and the strategy."""
     yield from find_conflicts(args)
     yield from find_misfits(args, accelerator, strategy)
+    if accelerator.expert_ranks > 1:
+        yield from expert_checks.find_misfits_of_launch(accelerator.expert_ranks, accelerator)
+        yield from expert_checks.find_misfits_of_arguments(args, accelerator)
 
 
 # ---- Adapters ----

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rehearsals that measure memory: recipes/llama.py on CPU ranks, with a hook in each rank.
+"""Rehearsals that measure memory: a recipe on CPU ranks, with a hook in each rank.
 
 The planner's measurements reach the other packages of scripts/ only through this module.
 """
@@ -25,6 +25,17 @@ class Mesh(NamedTuple):
     config: str
     ranks: int
     sizes: tuple[str, ...] = ()  # those of its mesh that are not the YAML's, as in "cp_size=4"
+    ep: int = 1  # ranks that share the experts of a mixture
+
+    @property
+    def recipe(self) -> str:
+        """The recipe that runs under it."""
+        return "llama.py" if self.ep == 1 else "mixtral.py"
+
+    @property
+    def words(self) -> list[str]:
+        """The flags of the recipe that belong to it."""
+        return [] if self.ep == 1 else ["--ep_size", str(self.ep)]
 
 
 def config_names() -> list[str]:
@@ -48,6 +59,16 @@ def meshes(most_ranks: int) -> list[Mesh]:
     return [mesh for mesh in found if mesh.ranks <= most_ranks]
 
 
+def expert_names() -> list[str]:
+    """Return the names of the shipped YAML files under which ranks share experts."""
+    return jobs.expert_configs()
+
+
+def expert_meshes() -> list[Mesh]:
+    """Return the meshes in which ranks share experts, as scripts/parity.py runs them."""
+    return [Mesh(config, ranks, ep=ep) for config, ranks, ep in jobs.EXPERT_GROUPS]
+
+
 def content_of(config: str, sizes: Sequence[str]) -> dict[str, Any]:
     """Return the content of a shipped YAML, with these sizes of its mesh."""
     return jobs.content_of(config, tuple(sizes))
@@ -63,9 +84,9 @@ def report_of(folder: Path) -> Path:
     return folder.with_name(f"{folder.name}_report.json")
 
 
-def make_model(folder: Path, shape: Mapping[str, int], *flags: str) -> None:
+def make_model(folder: Path, shape: Mapping[str, int], *flags: str, kind: str = "llama") -> None:
     """Write a tiny model of a shape, and rows for it, into a folder."""
-    command = [sys.executable, str(SCRIPTS / "make_tiny.py"), "llama", str(folder)]
+    command = [sys.executable, str(SCRIPTS / "make_tiny.py"), kind, str(folder)]
     command += [*flags, *words_of(shape)]
     subprocess.run(command, check=True, capture_output=True)
 
@@ -90,7 +111,7 @@ def rehearse(
 
     Args:
         mesh: the YAML and the number of ranks.
-        words: of the recipe's command line.
+        words: of the recipe's command line, those of the mesh among them.
         variable: environment variable that makes each rank write one JSON file into `folder`.
         folder: a new folder.
         precision: mixed precision instead of the YAML's.
@@ -107,7 +128,7 @@ def rehearse(
     if mesh.sizes:
         run = jobs.Run("meshes", mesh.config, mesh.ranks, sizes=mesh.sizes)
         file = launch.write_with_sizes(run, folder)
-    command += ["--config_file", file, RECIPES / "llama.py", *words]
+    command += ["--config_file", file, RECIPES / mesh.recipe, *words]
     done = subprocess.run(
         [str(word) for word in command],
         env={**os.environ, **QUIET, **(environment or {}), variable: str(folder)},

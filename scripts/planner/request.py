@@ -21,7 +21,7 @@ LAUNCHER_OPTIONS = (
 # Sizes of a mesh, which `accelerate launch` takes as --parallelism_config_KEY
 SIZES = ("dp_replicate_size", "dp_shard_size", "tp_size", "cp_size", "sp_size")
 LAUNCHER_FLAGS = ("--multi_gpu", "--quiet")
-RECIPE = "llama.py"
+RECIPES = ("llama.py", "mixtral.py")  # that can be planned
 
 
 @dataclass(frozen=True)
@@ -65,20 +65,33 @@ class Request:
                 "give --config_file to plan one strategy, or --gpu to choose among all strategies"
             )
 
-    def recipe_words(self) -> list[str]:
-        """Return the words of the recipe's command line, the model among them."""
-        is_recipe = self.model.endswith(".py")
-        if is_recipe and Path(self.model).name != RECIPE:
+    @property
+    def recipe(self) -> str:
+        """The name of the recipe; llama.py trains any decoder.
+
+        Raises UnplannableError for a recipe that cannot be planned.
+        """
+        if not self.model.endswith(".py"):
+            return RECIPES[0]
+        name = Path(self.model).name
+        if name not in RECIPES:
             raise UnplannableError(
-                f"{self.model}: only recipes/{RECIPE} can be planned, or any decoder: "
-                "give the model instead"
+                f"{self.model}: only recipes/{' and '.join(RECIPES)} can be planned, or any "
+                "decoder: give the model instead"
             )
-        if is_recipe:
+        return name
+
+    def recipe_words(self) -> list[str]:
+        """Return the words of the recipe's command line, the model among them.
+
+        Raises UnplannableError for a recipe that cannot be planned, and for two models.
+        """
+        if self.model.endswith(f"{self.recipe}"):
             return self.words
         if "--model_name_or_path" in self.words:
             raise UnplannableError(
                 "--model_name_or_path: MODEL already names it; "
-                f"leave it out, or give recipes/{RECIPE} instead of MODEL"
+                f"leave it out, or give recipes/{RECIPES[0]} instead of MODEL"
             )
         return [*self.words, "--model_name_or_path", self.model]
 
@@ -112,8 +125,14 @@ class BatchArguments(Protocol):
 
     max_length: int
     per_device_train_batch_size: int
-    packing: bool
-    padding_free: bool
+
+    @property
+    def packing(self) -> bool:
+        """Whether several rows share a sequence."""
+
+    @property
+    def padding_free(self) -> bool:
+        """Whether the rows of a micro-batch are one sequence."""
 
 
 def batch_of(args: BatchArguments, request: Request) -> Batch:

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a rank has of each weight under tensor parallelism, by transformers' plan for the model.
+"""What a rank has of each weight under tensor or expert parallelism, by transformers' plans.
 
 A rank has 1/tp of the rows or of the columns of a matrix that the plan splits, and the others, such
 as norms, whole. What the model computes between a matrix split by its rows and one split by its
 columns is split too: queries, keys, values and what is inside the MLP. The hidden states between
-layers, and the logits, are whole on every rank.
+layers, and the logits, are whole on every rank. Under expert parallelism a rank has 1/ep of the
+experts of each layer, whole.
 """
 
 from collections.abc import Iterator
@@ -12,7 +13,7 @@ from collections.abc import Iterator
 from transformers import PreTrainedModel
 from transformers.distributed.parallel_utils import _get_parameter_plan
 
-from proof.step_hooks import SPLIT_DIMENSION
+from proof.step_hooks import OF_EXPERTS, SPLIT_DIMENSION
 
 from .decoder import Layer
 from .errors import UnplannableError
@@ -20,11 +21,24 @@ from .errors import UnplannableError
 OUTPUTS = -2  # the dimension of a matrix with a row for each output
 
 
-def shapes_of(model: PreTrainedModel, tp: int) -> dict[int, tuple[int, ...]]:
-    """Return {id of a parameter: shape of this rank's part} of what `tp` ranks split."""
-    if tp == 1:
-        return {}
-    return dict(split_shapes(model, tp))
+def shapes_of(model: PreTrainedModel, tp: int, ep: int = 1) -> dict[int, tuple[int, ...]]:
+    """Return {id of a parameter: shape of this rank's part} of what ranks split.
+
+    tp: ranks that share matrices. ep: ranks that share experts.
+    """
+    if ep > 1:
+        return dict(shapes_of_experts(model, ep))
+    if tp > 1:
+        return dict(split_shapes(model, tp))
+    return {}
+
+
+def shapes_of_experts(model: PreTrainedModel, ep: int) -> Iterator[tuple[int, tuple[int, ...]]]:
+    """Yield (id of a parameter, shape of this rank's part) of each that is of experts."""
+    for name, parameter in model.named_parameters():
+        if _get_parameter_plan(name, model.ep_plan) == OF_EXPERTS:
+            experts, *others = parameter.shape
+            yield id(parameter), (experts // ep, *others)
 
 
 def split_shapes(model: PreTrainedModel, tp: int) -> Iterator[tuple[int, tuple[int, ...]]]:
@@ -44,6 +58,10 @@ def split_shapes(model: PreTrainedModel, tp: int) -> Iterator[tuple[int, tuple[i
 def refuse_partly_split(layers: list[Layer], tp: int) -> None:
     """Raise UnplannableError if the plan of a model leaves projections of its layers whole."""
     for layer in layers:
+        if layer.experts is not None:
+            raise UnplannableError(
+                "tensor parallelism of a mixture of experts cannot be planned; rehearse the run"
+            )
         for name, projection in layer.projections.items():
             if projection.weight.numel * tp != projection.elements:
                 raise UnplannableError(

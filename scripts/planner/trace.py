@@ -94,7 +94,7 @@ def refuse_untraceable(plan: Plan, batch: Batch) -> None:
             f"--simulate: {plan.name} reads the addresses of tensors, which fake tensors do not "
             "have: plan without --simulate"
         )
-    if plan.copies > 1:
+    if plan.copies * plan.ep > 1:
         raise UnplannableError(
             f"--simulate: traces whole rows and matrices, of which {plan.name} has parts: "
             "plan without --simulate"

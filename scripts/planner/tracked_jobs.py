@@ -3,7 +3,7 @@
 
 from dataclasses import dataclass
 
-from .rehearsals import words_of
+from .rehearsals import Mesh, words_of
 
 SEQUENCES = 2  # sequences per micro-batch
 LONGEST = 256  # tokens
@@ -22,6 +22,13 @@ class Job:
         """The flags, with the sizes of the micro-batch."""
         sizes = {"max_length": self.length, "per_device_train_batch_size": SEQUENCES}
         return [*self.flags, *words_of(sizes)]
+
+    def words_under(self, mesh: Mesh) -> list[str]:
+        """The flags of the recipe that runs under a mesh. Spread experts have no adapters."""
+        words = [*mesh.words, *self.words]
+        if mesh.ep > 1 and "--use_peft" in words:
+            words.append("--lora_target_parameters")
+        return words
 
 
 LORA = ("--use_peft",)
@@ -42,8 +49,17 @@ JOBS = {
 }
 
 
-# What is trained where ranks share rows
-JOBS_OF_MESHES = ("plain", "short", "checkpointed")
+def jobs_under(mesh: Mesh) -> list[str]:
+    """Return what is trained under a mesh in which ranks share rows or experts.
+
+    LoRA is where its adapters are split like their matrices, or beside experts that are spread.
+    """
+    if mesh.ep > 1:
+        return ["plain", "short", "LoRA"]
+    jobs = ["plain", "short", "checkpointed"]
+    if mesh.config.endswith("tp"):
+        jobs.append("LoRA")
+    return jobs
 
 
 def is_refused(config: str, job: str) -> bool:

@@ -194,6 +194,13 @@ def config_of(cell: Cell) -> PretrainedConfig:
     )
 
 
+def mixture_of(cell: Cell) -> PretrainedConfig:
+    """Return the config of a mixture of four experts, of which a token takes two."""
+    shape = config_of(cell | {"family": "mixtral"})
+    shape.num_local_experts = 4
+    return shape
+
+
 def training_arguments(flags: Sequence[str]) -> RecipeArguments:
     """Return the recipe's arguments for training without evaluation."""
     return parse_words(["--eval_strategy", "no", *flags])

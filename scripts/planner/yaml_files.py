@@ -127,6 +127,11 @@ def shipped_files() -> list[Path]:
     return [path for path in names if strategy_of(read(path)).ranks_per_row == 1]
 
 
+def expert_files() -> list[Path]:
+    """Return the files of accelerate_configs/ under which a mixture's experts can be spread."""
+    return sorted(OF_EXPERTS)
+
+
 def mesh_files() -> list[Path]:
     """Return the files of accelerate_configs/ by name under which ranks share rows."""
     names = sorted(CONFIGS.glob("*.yaml"))

@@ -11,21 +11,18 @@ import pickle
 import random
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 
-from components.checkpoint import (
-    FILES,
-    choose_checkpoint,
-    find_damage,
-    hash_of,
-    publish,
-)
+from components import checkpoint as files
+from components.checkpoint import choose_checkpoint, find_damage, hash_of
 
 MANIFEST = "manifest.json"
+# What `make_checkpoint` writes
+FILES = (*files.state_files(2), files.PROGRESS)
 NAMES = (*FILES, MANIFEST)
 # Values that replace others in a changed manifest
 ODD_VALUES = [
@@ -62,12 +59,32 @@ class Tried(NamedTuple):
 def make_checkpoint(folder: Path, step: int, numbers: int = 3000, limit: int = 9) -> Path:
     """Publish a small checkpoint, as a run would, and return its folder."""
     folder.mkdir(parents=True, exist_ok=True)
-    state = {
-        "weight": torch.full((numbers,), float(step)),
-        "state.weight.exp_avg": torch.arange(1.0 * numbers),
-    }
-    publish(folder, state, {"step": step, "arguments": {"seed": 42}}, limit)
+    shares = [
+        {"weight": torch.full((numbers,), float(step))},
+        {"state.weight.exp_avg": torch.arange(1.0 * numbers)},
+    ]
+    publish(folder, shares, {"step": step, "arguments": {"seed": 42}}, limit)
     return folder / f"checkpoint-{step}"
+
+
+def publish(
+    folder: Path,
+    shares: Sequence[dict[str, torch.Tensor]],
+    progress: dict[str, Any],
+    limit: int,
+    kept_step: int | None = None,
+) -> None:
+    """Write a checkpoint in this process, as its owners do together.
+
+    Args:
+        shares: the tensors of each owner.
+    """
+    step = progress["step"]
+    files.begin(folder, step, sum(files.size_of_state(share) for share in shares))
+    written = {}
+    for name, share in zip(files.state_files(len(shares)), shares, strict=True):
+        written[name] = files.write_part(files.staging_folder(folder, step) / name, share)
+    files.complete(folder, progress, written, limit, kept_step)
 
 
 def find_newest(folder: Path) -> Path | None:
@@ -90,9 +107,9 @@ def share_of_hashing(folder: Path, numbers: int) -> float:
     """Save this many fp32 numbers; return the share of the time that hashing takes."""
     state = {"weight": torch.rand(numbers)}
     save_start = time.perf_counter()
-    publish(folder, state, {"step": 1}, 2)
+    publish(folder, [state], {"step": 1}, 2)
     hash_start = time.perf_counter()
-    hash_of(folder / "checkpoint-1" / FILES[0])
+    hash_of(folder / "checkpoint-1" / files.STATE)
     hash_end = time.perf_counter()
     shutil.rmtree(folder / "checkpoint-1")
     return (hash_end - hash_start) / (hash_start - save_start)
@@ -200,7 +217,7 @@ def problem_with(checkpoint: Path, manifest: dict, content: bytes) -> str | None
 
 
 def says_the_same(manifest: dict, content: bytes) -> bool:
-    """Return whether a manifest's bytes say the same about both files as the true one."""
+    """Return whether a manifest's bytes say the same about all files as the true one."""
     try:
         read = json.loads(content)
         for name, facts in manifest.items():

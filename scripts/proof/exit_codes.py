@@ -36,11 +36,11 @@ def exit_code_of(error: SystemExit) -> int:
 
 @dataclass(frozen=True)
 class Rank:
-    """One rank, and the folder in which all ranks leave their process id and exit code."""
+    """One rank, and the folder in which the ranks of its machine leave process id and exit code."""
 
     folder: Path
     number: int
-    world_size: int
+    ranks_here: int
 
     def record_process(self, process: int) -> None:
         """Let rehearse.py know where to send signals."""
@@ -57,11 +57,11 @@ class Rank:
         while not self.are_complete(codes) and time.monotonic() < deadline:
             codes = recorded_codes(self.folder)
             time.sleep(0.05)
-        return 0 if codes == [str(code)] * self.world_size else code
+        return 0 if codes == [str(code)] * self.ranks_here else code
 
     def are_complete(self, codes: list[str]) -> bool:
-        """Return whether every rank has written its code, not only made the file."""
-        return len(codes) == self.world_size and "" not in codes
+        """Return whether every rank here has written its code, not only made the file."""
+        return len(codes) == self.ranks_here and "" not in codes
 
 
 def recorded_codes(folder: Path) -> list[str]:
@@ -80,7 +80,10 @@ def refusal(folder: Path) -> int | None:
 def recipe_exit_code(launcher_code: int, folder: Path, ranks: int) -> int:
     """Return the code of a rehearsal that has ended: one rank's refusal, or the code of all.
 
-    It is `FAILED` if they do not agree, or agree on a code that is not a clean exit.
+    Args:
+        ranks: how many ranks this machine has started.
+
+    Returns `FAILED` if they do not agree, or agree on a code that is not a clean exit.
     """
     refused = refusal(folder)
     if refused is not None:

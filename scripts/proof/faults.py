@@ -57,10 +57,10 @@ SHORT_NAMES = {
     "summed_loss": "components.head_loss:LossInHead.__call__",
     "between_steps": "components.run:Run._between_steps",
     "gather_state": "components.run:gather_state",
-    "publish": "components.checkpoint:publish",
+    "publish": "components.saving:publish",
     "save_file": "components.checkpoint:save_file",
     "hash_of": "components.checkpoint:hash_of",
-    "broadcast_object_list": "components.run:broadcast_object_list",
+    "write_share": "components.saving:write_share",
 }
 LOSSES = ("__call__", "summed_loss")  # evaluation calls them too
 

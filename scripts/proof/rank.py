@@ -37,7 +37,7 @@ def prepare() -> Rank:
     rank = Rank(
         folder=Path(os.environ["REHEARSAL_FOLDER"]),
         number=int(os.environ.get("RANK", 0)),
-        world_size=int(os.environ.get("WORLD_SIZE", 1)),
+        ranks_here=int(os.environ.get("LOCAL_WORLD_SIZE", 1)),
     )
     rank.record_process(os.getpid())
     # These imports take seconds, during which a signal must already find this process.

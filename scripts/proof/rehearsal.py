@@ -3,6 +3,7 @@
 
 import os
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -37,6 +38,7 @@ class Wishes:
     num_processes: int | None = None
     ranks_per_node: int | None = None
     mixed_precision: str | None = None
+    num_machines: int | None = None
 
 
 @dataclass(frozen=True)
@@ -46,22 +48,29 @@ class Rehearsal:
     config_file: str
     facts: ConfigStrategy  # the strategy that the YAML requests
     device: str  # cpu or cuda
-    ranks: int
+    ranks: int  # on all machines
     ranks_per_node: int
     overrides: list[Override]
+    machines: int = 1
 
-    def command(self, words: list[str], port: int) -> list[str]:
-        """Return the command that launches the ranks.
+    @property
+    def ranks_here(self) -> int:
+        """How many of the ranks this machine starts."""
+        return self.ranks // self.machines
+
+    def command(self, words: list[str], port: int, meeting: Sequence[str] = ()) -> list[str]:
+        """Return the command that launches the ranks of this machine.
 
         Args:
             words: the recipe and its arguments.
             port: where the ranks meet; 0 for a free one.
+            meeting: options of accelerate launch that say how several machines meet.
         """
         command = [sys.executable, "-m", "accelerate.commands.launch", "--quiet"]
         command += ["--config_file", self.config_file]
         for change in self.overrides:
             command += [f"--{change.name}", change.new]
-        command += ["--main_process_port", str(port)]
+        command += ["--main_process_port", str(port), *meeting]
         return [*command, str(PROGRAM), *words]
 
     def environment(self, folder: Path) -> dict[str, str]:
@@ -127,7 +136,13 @@ def plan(config_file: str, wishes: Wishes, device: str) -> Rehearsal:
     facts = strategy_of(config)
     ranks, ranks_per_node = choose_ranks(config_file, wishes, config, facts, device)
     overrides = find_overrides(wishes, config, device, ranks)
-    return Rehearsal(config_file, facts, device, ranks, ranks_per_node, overrides)
+    machines = wishes.num_machines or 1
+    if ranks % machines != 0:
+        raise ValueError(
+            f"--num_processes {ranks} is the number of all ranks: "
+            f"it has to be a multiple of --num_machines {machines}"
+        )
+    return Rehearsal(config_file, facts, device, ranks, ranks_per_node, overrides, machines)
 
 
 def read_config(path: str | Path) -> dict:
@@ -174,7 +189,8 @@ def choose_ranks(
         return ranks, ranks
     if facts.engine != "single" and ranks < 2:
         raise ValueError(f"{config_file} needs at least 2 ranks to shard or replicate, not {ranks}")
-    ranks_per_node = wishes.ranks_per_node or ranks // 2
+    machines = wishes.num_machines or 1
+    ranks_per_node = wishes.ranks_per_node or ranks // max(machines, 2)
     if facts.strategy == "HYBRID_SHARD":
         check_nodes(ranks, ranks_per_node)
     return ranks, ranks_per_node
@@ -209,7 +225,7 @@ def find_overrides(wishes: Wishes, config: dict, device: str, ranks: int) -> lis
     if str(ranks) != written:
         reason = "requested" if wishes.num_processes else "one rank would show nothing"
         overrides.append(Override("num_processes", written, str(ranks), reason))
-    if config.get("num_machines", 1) > 1:
+    if config.get("num_machines", 1) > 1 and not wishes.num_machines:
         here = "all ranks run here"
         machine = str(config.get("machine_rank", 0))
         overrides.append(Override("num_machines", str(config["num_machines"]), "1", here))

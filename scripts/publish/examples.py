@@ -118,14 +118,15 @@ def planned_arguments(example: Example) -> RecipeArguments:
     """
     own = vars(example.args)
     shared = {}
-    for field in dataclasses.fields(RecipeArguments):
+    arguments = recipe.RECIPES[recipe.FIRST]
+    for field in dataclasses.fields(arguments):
         if field.name in own:
             shared[field.name] = own[field.name]
     if example.recipe == "mistral_pretrain":
         shared["packing"] = True
     if shared["max_logits_mib"] is None:
         shared["max_logits_mib"] = recipe.logits_mib_on(card_bytes(example))
-    return RecipeArguments(**shared)
+    return arguments(**shared)
 
 
 def card_bytes(example: Example) -> int:

@@ -34,7 +34,8 @@ COMPARED = (
     Compared("one thing", "one CPU process, one setting changed at a time", METHODS),
     Compared("drawn", "one CPU process, random settings", METHODS),
     Compared("ranks", "2 and 4 CPU processes, each with rows of its own", METHODS[:1]),
-    Compared("meshes", "2 and 4 CPU processes that share rows (TP, CP, SP)", METHODS[:1]),
+    Compared("meshes", "2 to 8 CPU processes that share rows (TP, CP, SP)", METHODS[:1]),
+    Compared("experts", "2 and 4 CPU processes that share experts (EP)", METHODS[:1]),
     Compared("shapes", "the tracer, 1B to 70B parameters, up to 1,024 GPUs", METHODS[:1]),
 )
 
@@ -85,8 +86,7 @@ def planner_block(results: Results) -> str:
     """Return the table of errors of the planned peak, by what it is compared with."""
     cells = list(results["planner"]["cells"])
     for row in results["planner_ranks"]["rows"]:
-        kind = "meshes" if "sizes" in row else "ranks"
-        cells.append({"kind": kind, METHODS[0]: row["beside_bucket"]})
+        cells.append({"kind": kind_of_tracked(row), METHODS[0]: row["beside_bucket"]})
     lines = []
     for compared in COMPARED:
         of_kind = [cell for cell in cells if cell["kind"] == compared.kind]
@@ -96,6 +96,13 @@ def planner_block(results: Results) -> str:
             lines.append([PLANNED_BY[method], compared.text, str(number), *errors])
     header = ["planned by", "compared with", "jobs", "mean error", "most above", "most below"]
     return table(header, lines)
+
+
+def kind_of_tracked(row: Row) -> str:
+    """Return what the ranks of a tracked job have in common, as COMPARED names it."""
+    if "ep" in row:
+        return "experts"
+    return "meshes" if "sizes" in row else "ranks"
 
 
 def signed(error: float) -> str:
@@ -123,6 +130,8 @@ def name_of_tracked(row: Row) -> str:
     if "sizes" not in row:
         return row["config"]
     sizes = [size.replace("_size=", " ") for size in row["sizes"]]
+    if "ep" in row:
+        sizes.append(f"ep {row['ep']}")
     return ", ".join([row["config"], f"{row['ranks']} ranks", *sizes])
 
 

@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
+from bench import planning_tables as planning
 from bench import preparation_tables as preparation
 from bench import tables as speed
 from families import tables as families
@@ -84,6 +85,11 @@ def preparation_block(results: Results) -> str:
     return preparation.block(results.get("preparation"))
 
 
+def planning_block(results: Results) -> str:
+    """Return the table of what planning takes, or a line that says that it was not measured."""
+    return planning.block(results.get("planning"))
+
+
 def gpu_block(results: Results) -> str:
     """Return the tables of what was measured on a GPU, or a line that says that nothing was."""
     return gpu.block(results["gpu"])
@@ -104,6 +110,7 @@ BLOCKS: dict[str, Block] = {
     "proof": proof_block,
     "speed": speed_block,
     "preparation": preparation_block,
+    "planning": planning_block,
     "planner": planner_block,
     "activations": activations_block,
     "host_memory": host_memory_block,

@@ -89,7 +89,7 @@ def planner_line(results: Results) -> list[str]:
     rows = [{FORMULAS: row["beside_bucket"]} for row in measured["rows"]]
     cells = results["planner"]["cells"]
     drawn = [cell for cell in cells if cell["kind"] == "drawn"]
-    on_ranks = errors_text(rows, "jobs, every YAML on two or four ranks")
+    on_ranks = errors_text(rows, "jobs, every YAML on two to eight ranks")
     at_random = errors_text(drawn, "fp32 jobs with random settings")
     return [
         "Planned peak memory equals the measured tensors",

@@ -12,6 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from components.checkpoint import read_state
 from launching import REPO, recipe, rehearse, run
 from proof.jobs import MAKERS
 from proof.launch import data_of
@@ -37,8 +38,8 @@ def check_best_is_saved(folder):
         "checkpoint-6",
     ]
     saved = load_file(folder / "model.safetensors")
-    best = load_file(folder / "checkpoint-2" / "state.safetensors")
-    last = load_file(folder / "checkpoint-6" / "state.safetensors")
+    best = read_state(folder / "checkpoint-2")
+    last = read_state(folder / "checkpoint-6")
     for name, weight in saved.items():
         assert torch.equal(weight, best[name]), name
     assert any(not torch.equal(weight, last[name]) for name, weight in saved.items())

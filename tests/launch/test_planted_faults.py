@@ -219,45 +219,66 @@ FOUND_BY_PARITY_OF_MESHES = {
     ),
 }
 
-# ---- Faults that a run finds in its first step: the run, by how much it is off, and the fault ----
+# ---- Faults that a run finds in its first step: the run, what it says, and the fault ----
 AVERAGED = "return self.data_ranks * self.cp * self.sp"
 AVERAGED_BY_ZERO2 = "if zero_stage in (1, 2):\n            return self.data_ranks\n"
 PARTS = "num_parts = accelerator.gradient_accumulation_steps * averaged"
+SPLIT = "    split_adapters(model, accelerator)\n"
+HALF = r"norm\.weight with 0\.5 times its gradient"
+DOUBLE = r"norm\.weight with 2 times its gradient"
+# The sum over the ranks is right, and no rank has it
+OF_OWN_RANK = r"lora_B\S* with [\d.]+ times its gradient \(difference [1-9]\d+\.\d%\)"
 FOUND_BY_THE_RUN = {
     "a missing factor of the world size under DDP": (
         TWO_RANKS,
-        "0.5",
+        HALF,
         MESH,
         AVERAGED,
         "return 1",
     ),
     "a missing factor of the micro-batches": (
         TWO_RANKS,
-        "0.5",
+        HALF,
         f"{COMPONENTS}/strategy.py",
         PARTS,
         "num_parts = averaged",
     ),
     "a missing factor of the world size under FSDP2": (
         replace(TWO_RANKS, config="fsdp2_full_shard"),
-        "0.5",
+        HALF,
         MESH,
         AVERAGED,
         "return 1",
     ),
     "a factor that ZeRO-2 does not divide by": (
         replace(TWO_RANKS, config="deepspeed_zero2"),
-        "2",
+        DOUBLE,
         MESH,
         AVERAGED_BY_ZERO2,
         AVERAGED_BY_ZERO2.replace("self.data_ranks", "2 * self.data_ranks"),
     ),
     "gradients that are averaged over too few ranks": (
         ULYSSES,
-        "0.5",
+        HALF,
         MESH,
         AVERAGED,
         "return self.data_ranks",
+    ),
+    "adapters that DDP leaves out": (
+        replace(TWO_RANKS, weights="LoRA"),
+        OF_OWN_RANK,
+        f"{COMPONENTS}/model.py",
+        SPLIT,
+        f"{SPLIT}    model._ddp_params_and_buffers_to_ignore = "
+        "[name for name, _ in model.named_parameters() if 'lora_B' in name]\n",
+    ),
+    "adapters that FSDP2 leaves out": (
+        replace(TWO_RANKS, config="fsdp2_full_shard", weights="LoRA"),
+        OF_OWN_RANK,
+        f"{COMPONENTS}/model.py",
+        SPLIT,
+        f"{SPLIT}    accelerator.state.fsdp_plugin.ignored_modules = "
+        "[module for name, module in model.named_modules() if name.endswith('.default')]\n",
     ),
 }
 # scripts/parity.py compares neither evaluations nor dropout
@@ -385,12 +406,12 @@ def test_parity_of_meshes_finds(fault, copy, sound_of_meshes, tiny_of_meshes, tm
 
 @pytest.mark.parametrize("fault", FOUND_BY_THE_RUN)
 def test_the_run_finds(fault, copy, tiny, tiny_of_meshes, tmp_path):
-    planned, ratio, *change = FOUND_BY_THE_RUN[fault]
+    planned, says, *change = FOUND_BY_THE_RUN[fault]
     model = tiny_of_meshes if planned is ULYSSES else tiny
     run_folder = tmp_path / "run"
     code, output = launch(replace(planned, flags=SHORT), model, run_folder, root=copy(change))
     assert code == 76, output
-    assert f"norm.weight with {ratio} times its gradient" in output and "Traceback" not in output
+    assert re.search(says, output) and "Traceback" not in output, output
     assert not list(run_folder.glob("checkpoint-*")) and not (run_folder / "config.json").exists()
 
 

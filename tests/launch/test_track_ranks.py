@@ -34,10 +34,11 @@ def test_the_peak_is_that_of_live_tensors(config, job, tiny, tmp_path):
         rehearsals.Mesh("fsdp2_tp", 4),
         rehearsals.Mesh("fsdp2_cp", 2, ("dp_shard_size=1",)),
         rehearsals.Mesh("deepspeed_ulysses", 2),
+        rehearsals.Mesh("fsdp2_ep", 4, ep=2),
     ],
     ids=lambda mesh: mesh.config,
 )
-def test_the_peak_of_ranks_that_share_rows_is_that_of_live_tensors(mesh, tiny, tmp_path):
+def test_the_peak_of_ranks_of_a_mesh_is_that_of_live_tensors(mesh, tiny, tmp_path):
     row = live_peaks.compare(live_peaks.measure_mesh(mesh, "plain", tiny, tmp_path / "run"))
     assert abs(row["error"]) < 0.05, row
     assert abs(row["beside_bucket"]) < 0.05, row

@@ -42,7 +42,9 @@ PLAIN = {
     "tensorboard --logdir runs",
     "apt install g++",
     "python -m pytest -q tests/unit/components/test_cli.py",
+    "kubectl apply -f clusters/trainjob.yaml",
 }
+CLUSTER_PROGRAMS = ("sbatch", "sky", "clusters/torchrun_elastic.sh")
 
 
 DOCUMENTS = [
@@ -136,7 +138,11 @@ def test_the_command_is_accepted(command, monkeypatch):
     words = shlex.split(command)
     if command in PLAIN:
         return
-    if words[0] == "make":
+    if words[0] == "export":
+        check_variables(dict(word.split("=", 1) for word in words[1:]))
+    elif words[0] in CLUSTER_PROGRAMS:
+        check_cluster_command(words, monkeypatch)
+    elif words[0] == "make":
         assert re.search(rf"^{words[1]}:", (REPO / "Makefile").read_text(), re.MULTILINE)
     elif words[0] == "python":
         assert words[1] == "llama.py" or (REPO / words[1]).is_file()
@@ -152,6 +158,24 @@ def test_the_command_is_accepted(command, monkeypatch):
         args = launch_command_parser().parse_args(words[2:])
         assert args.quiet or (REPO / args.config_file).is_file()
         parse_with(args.training_script, args.training_script_args, monkeypatch)
+
+
+def check_variables(variables):
+    """What a command for a cluster names exists."""
+    for name in {"RECIPE", "CONFIG"} & variables.keys():
+        assert (REPO / variables[name]).is_file()
+
+
+def check_cluster_command(words, monkeypatch):
+    """The file exists, and what follows it are arguments of a recipe."""
+    (place,) = [i for i, word in enumerate(words) if word.startswith("clusters/")]
+    assert (REPO / words[place]).is_file()
+    arguments = words[place + 1 :]
+    if words[0] == "sky":
+        variables = dict(word.split("=", 1) for word in arguments if "=" in word)
+        check_variables(variables)
+        arguments = variables["WORDS"].split()
+    parse_with("recipes/llama.py", [word.replace("%a", "1") for word in arguments], monkeypatch)
 
 
 def settings_of(command):

@@ -145,5 +145,5 @@ def test_the_example_of_a_filter_works(recipe, tokenizer, tmp_path, monkeypatch)
     exec(source, names)
     train_rows, eval_rows = names["load_data"](args, tokenizer)
     assert len(train_rows) == 2 and eval_rows is None
-    assert (train_rows.lengths >= 15).all()
+    assert (train_rows.column("length") >= 15).all()
     assert train_rows.dataset[0]["input_ids"].dtype.kind == "i"  # still in numpy's format

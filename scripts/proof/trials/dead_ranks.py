@@ -30,6 +30,11 @@ class Place:
 
 
 TRAINING = Place("summed_loss", step=7)
+PLACES = {
+    "training": TRAINING,
+    "evaluation": Place("evaluate_perplexity"),
+    "saving": Place("write_share"),
+}
 
 
 def kill_a_rank(
@@ -98,12 +103,6 @@ def ended_with_reason(launch: Launch, why: str, seconds: float, stacks: int = 0)
     return Result(ok, seconds, note)
 
 
-def places_of(rank: int) -> dict[str, Place]:
-    """Where a rank may be lost. While rank 0 saves, the others wait for it."""
-    saving = Place("publish") if rank == 0 else Place("broadcast_object_list", call=2)
-    return {"training": TRAINING, "evaluation": Place("evaluate_perplexity"), "saving": saving}
-
-
 def trials() -> list[Trial]:
     """Return trials that lose each of two and of three ranks in training, evaluation and saving."""
     found = []
@@ -123,7 +122,7 @@ def kills_of(job: Run, rank: int) -> list[Trial]:
     found = []
     detail = f"{job.config}, rank {rank} of {job.ranks}"
     flags = ("--save_steps", "4")
-    for name, place in places_of(rank).items():
+    for name, place in PLACES.items():
         attempt = partial(kill_a_rank, job=job, rank=rank, place=place, flags=flags)
         found.append(Trial(f"kill -9 of a rank in {name}", detail, attempt))
     return found

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
+from components.shuffling import shuffled
 from exits import Exit
 from proof.faults import Fault
 from proof.jobs import Run
@@ -45,8 +46,7 @@ def row_of_step(step: int) -> int:
 
     The evaluation rows have numbers too, from 1 to 21, so it is above them.
     """
-    first = np.random.default_rng((SEED, 0)).permutation(ROWS)
-    second = np.random.default_rng((SEED, 1)).permutation(ROWS)
+    first, second = (shuffled(ROWS, (SEED, epoch)).at(np.arange(ROWS)) for epoch in (0, 1))
     end = ROWS_PER_STEP * step
     for row in first[end - ROWS_PER_STEP : end]:
         if row > ROWS_OF_EVALUATION and row not in second[:ROWS_OF_SECOND_EPOCH]:

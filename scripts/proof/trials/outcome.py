@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 from safetensors.numpy import load_file
 
-from components.checkpoint import checkpoints_in, find_damage
+from components.checkpoint import checkpoints_in, find_damage, state_files_of
 from proof.compare import read_steps, read_weights
 from proof.faults import Fault
 from proof.jobs import Run
@@ -56,9 +56,9 @@ def status_of(folder: Path) -> dict:
 
 
 def hash_of_state(folder: Path, step: int) -> dict:
-    """Return size and hash of weights and optimizer state in the checkpoint of a step."""
-    manifest = (folder / f"checkpoint-{step}" / "manifest.json").read_text()
-    return json.loads(manifest)["state.safetensors"]
+    """Return sizes and hashes of weights and optimizer state in the checkpoint of a step."""
+    manifest = json.loads((folder / f"checkpoint-{step}" / "manifest.json").read_text())
+    return {name: manifest[name] for name in state_files_of(manifest)}
 
 
 def nonfinite_weights(folder: Path) -> list[str]:

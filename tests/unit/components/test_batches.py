@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Batches cover every row once in each epoch, however they are cut; lines are nearly full."""
+"""Batches cover every row once in each epoch, however they are cut."""
 
 from collections import Counter
 from types import SimpleNamespace
@@ -8,35 +8,10 @@ import numpy as np
 import pytest
 import torch
 
-from components.batches import BatchPlan, OnePerLine, best_fit, describe_batch, global_batches
+from components.batches import Batches, BatchPlan, describe_batch
+from components.shuffling import LISTED, NEWEST, SortedInParts, shuffled
 from example_arguments import language_model_arguments
 from fakes import fake_accelerator
-
-
-def lengths_of(kind, number=3000):
-    chance = np.random.default_rng(0)
-    return {
-        "ragged": chance.integers(1, 513, number),
-        "short": chance.integers(1, 60, number),
-        "long": chance.integers(400, 513, number),
-        "equal": np.full(number, 171),
-        "one": np.array([7]),
-    }[kind]
-
-
-# ---- Lines ----
-@pytest.mark.parametrize("kind", ["ragged", "short", "long", "equal", "one"])
-def test_each_row_is_packed_once_and_next_to_nothing_stays_empty(kind):
-    lengths = lengths_of(kind)
-    lines = best_fit(lengths, 512)
-    assert Counter(row for line in lines for row in line) == Counter(range(len(lengths)))
-    sums = np.array([lengths[line].sum() for line in lines])
-    assert sums.max() <= 512
-    at_least = {"long": len(lengths), "equal": np.ceil(len(lengths) / 2)}
-    least = at_least.get(kind, np.ceil(lengths.sum() / 512))
-    assert len(lines) <= 11 / 9 * least + 1  # what best-fit decreasing guarantees (Johnson 1974)
-    if kind in ("ragged", "short"):
-        assert lengths.sum() / (512 * len(lines)) > 0.97
 
 
 # ---- Batches ----
@@ -48,49 +23,96 @@ def test_an_epoch_has_every_row_once_in_the_same_steps_however_it_is_cut(
     num_rows, batch_size, accumulation, ranks
 ):
     window = accumulation * ranks
-    batches = global_batches(num_rows, batch_size, window, num_epochs=2, seed=0)
+    batches = list(Batches(num_rows, batch_size, window, 2, orders(num_rows)))
     assert len(batches) % window == 0
     steps = [sorted(sum(batches[i : i + window], [])) for i in range(0, len(batches), window)]
     half = len(steps) // 2
     assert sorted(sum(steps[:half], [])) == sorted(sum(steps[half:], [])) == list(range(num_rows))
-    whole = global_batches(num_rows, 12, 1, num_epochs=2, seed=0)
+    whole = Batches(num_rows, 12, 1, 2, orders(num_rows))
+    assert len(whole) == len(steps)
     assert steps == [sorted(batch) for batch in whole]
     assert all(steps)  # no step without rows
 
 
+def orders(num_rows, seed=0):
+    return lambda epoch: shuffled(num_rows, (seed, epoch))
+
+
 def test_the_order_is_a_function_of_seed_and_epoch():
-    order = [global_batches(50, 50, 1, num_epochs=2, seed=seed) for seed in (0, 0, 1)]
+    order = [list(Batches(50, 50, 1, 2, orders(50, seed))) for seed in (0, 0, 1)]
     assert order[0] == order[1] != order[2] and order[0][0] != order[0][1]
-    assert global_batches(5, 2, 1) == [[0, 1], [2, 3], [4]]  # sequential
+    assert list(Batches(5, 2)) == [[0, 1], [2, 3], [4]]  # sequential
+
+
+def test_batches_can_be_read_from_any_of_them_on(monkeypatch):
+    """However many of them are computed at a time."""
+    whole = list(Batches(100, 3, 4, 3, orders(100)))
+    for at_once in (1, 7, 4096):
+        monkeypatch.setattr("components.batches.ROWS_AT_ONCE", at_once)
+        batches = Batches(100, 3, 4, 3, orders(100))
+        assert list(batches.read(range(50, len(batches), 4))) == whole[50::4]
 
 
 def test_rows_of_one_length_come_together_and_each_comes_once():
-    lengths = lengths_of("ragged", 1000)
-    batches = global_batches(1000, 4, 6, 2, seed=0, lengths=lengths)
+    lengths = np.random.default_rng(0).integers(1, 513, 1000)
+
+    def sorted_order(epoch):
+        return SortedInParts(shuffled(1000, (0, epoch)), lengths, 600)
+
+    batches = list(Batches(1000, 4, 6, 2, sorted_order))
     assert Counter(row for batch in batches for row in batch) == {row: 2 for row in range(1000)}
     filled = [batch for batch in batches if batch]
     fill = [lengths[batch].sum() / (len(batch) * lengths[batch].max()) for batch in filled]
     assert np.mean(fill) > 0.97
-    assert batches == global_batches(1000, 4, 6, 2, seed=0, lengths=lengths)
-    assert len(batches) == len(global_batches(1000, 4, 6, 2, seed=0))  # as many steps
+    assert list(Batches(1000, 4, 6, 2, sorted_order).read(range(7, 252, 8))) == batches[7:252:8]
+    assert len(batches) == len(Batches(1000, 4, 6, 2))  # as many steps
+
+
+# ---- Loaders ----
+ROWS = SimpleNamespace(dataset=SimpleNamespace(select_columns=lambda _: None))
+
+
+def collate(source, lines):
+    return lines
+
+
+collate.columns = []
+
+
+def dealt(flags, num_rows, num_processes, first_step=0, order=NEWEST, **settings):
+    """For each rank the lines of its batches."""
+    found = []
+    for rank in range(num_processes):
+        accelerator = fake_accelerator(
+            num_processes=num_processes, process_index=rank, non_blocking=False, **settings
+        )
+        plan = BatchPlan(language_model_arguments(*flags.split()), accelerator, num_rows)
+        loader = plan.training_loader(ROWS, collate, first_step, order, lines=range(num_rows))
+        found.append(list(loader))
+    return found
 
 
 def test_the_ranks_of_a_pipeline_get_the_same_batches_and_pipelines_get_others():
     """Here ranks 0 and 2 are one pipeline, and ranks 1 and 3 are another."""
-    accelerator = fake_accelerator(num_processes=4, pipeline_ranks=2, prepare=lambda it: it)
-    rows = SimpleNamespace(dataset=SimpleNamespace(select_columns=lambda _: None))
+    flags = "--per_device_train_batch_size 2 --gradient_accumulation_steps 2 --max_steps 3"
+    ranks = dealt(flags, 24, 4, pipeline_ranks=2)
+    assert ranks[0] == ranks[2] and ranks[1] == ranks[3]
+    assert sorted(sum(ranks[0] + ranks[1], [])) == list(range(24))
 
-    def collate(source, lines):
-        return lines
 
-    collate.columns = []
-    flags = "--per_device_train_batch_size 2 --gradient_accumulation_steps 2 --max_steps 3".split()
-    plan = BatchPlan(language_model_arguments(*flags), accelerator, 24)
-    assert plan.rows_per_step == 8
-    loader = plan.training_loader(rows, collate, 0, OnePerLine(24))
-    dealt = [loader.batch_sampler[rank::4] for rank in range(4)]
-    assert dealt[0] == dealt[2] and dealt[1] == dealt[3]
-    assert sorted(sum(dealt[0] + dealt[1], [])) == list(range(24))
+def test_a_step_has_the_same_rows_on_any_number_of_ranks_and_after_any_step():
+    one = dealt("--per_device_train_batch_size 8 --max_steps 9", 24, 1)[0]
+    four = dealt("--per_device_train_batch_size 2 --max_steps 9", 24, 4, first_step=2)
+    steps = [sorted(sum(batches, [])) for batches in zip(*four, strict=True)]
+    assert steps == [sorted(batch) for batch in one[2:]]
+
+
+def test_a_run_that_began_with_the_listed_order_goes_on_with_it():
+    """The first version's: numpy's permutation for (seed, epoch)."""
+    flags = "--per_device_train_batch_size 24 --max_steps 3 --seed 7"
+    batches = dealt(flags, 24, 1, order=LISTED)[0]
+    for epoch, batch in enumerate(batches):
+        assert batch == np.random.default_rng((7, epoch)).permutation(24).tolist()
 
 
 # ---- Summary ----

@@ -15,6 +15,7 @@ from components.best import (
     metric_name,
 )
 from example_arguments import language_model_arguments
+from proof.damage import publish
 
 
 def arguments(*flags):
@@ -79,7 +80,7 @@ def test_what_would_have_no_effect_is_refused():
 def test_the_best_checkpoint_is_kept_beside_the_newest(tmp_path):
     state = {"weight": torch.zeros(2)}
     for step in range(1, 6):
-        checkpoint.publish(tmp_path, state, {"step": step}, limit=1, kept_step=2)
+        publish(tmp_path, [state], {"step": step}, limit=1, kept_step=2)
     assert list(checkpoint.checkpoints_in(tmp_path)) == [5, 2]
-    checkpoint.publish(tmp_path, state, {"step": 6}, limit=1, kept_step=6)
+    publish(tmp_path, [state], {"step": 6}, limit=1, kept_step=6)
     assert list(checkpoint.checkpoints_in(tmp_path)) == [6]

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Checkpoints in this process: damage is found, foreign files stay, and one is always whole."""
 
+import json
 import shutil
 import sys
 
@@ -44,10 +45,18 @@ class TestDamage:
         assert function(damage.make_checkpoint(tmp_path, 5), number) == (number, [])
 
     def test_cut_and_lost_files_are_found(self, tmp_path):
-        assert damage.cut_and_lost_files(damage.make_checkpoint(tmp_path, 5)) == (42, [])
+        assert damage.cut_and_lost_files(damage.make_checkpoint(tmp_path, 5)) == (56, [])
+
+    def test_a_part_that_the_manifest_leaves_out_is_missed(self, tmp_path):
+        """Otherwise its tensors would be left out of the state in silence."""
+        made = damage.make_checkpoint(tmp_path, 5)
+        manifest = read_json(made / "manifest.json")
+        del manifest["state-00002-of-00002.safetensors"]
+        (made / "manifest.json").write_text(json.dumps(manifest))
+        assert checkpoint.find_damage(made) == "manifest.json is damaged"
 
     def test_the_checkpoint_before_a_damaged_one_is_taken(self, tmp_path):
-        assert damage.older_one_is_taken(tmp_path / "run") == (3, [])
+        assert damage.older_one_is_taken(tmp_path / "run") == (4, [])
 
     def test_without_any_whole_checkpoint_it_refuses(self, tmp_path, capsys):
         (damage.make_checkpoint(tmp_path, 5) / "progress.json").unlink()
@@ -55,13 +64,13 @@ class TestDamage:
             checkpoint.choose_checkpoint(tmp_path, "auto", dry_run=False)
         assert "progress.json" in capsys.readouterr().err and (tmp_path / "checkpoint-5").is_dir()
 
-    @pytest.mark.parametrize("name", checkpoint.FILES)
+    @pytest.mark.parametrize("name", damage.FILES)
     def test_a_pickle_with_a_manifest_that_fits_is_not_run(self, name, tmp_path):
         forged, mark = damage.make_checkpoint(tmp_path, 5), tmp_path / "mark"
         damage.forge(forged, name, mark)
         assert checkpoint.find_damage(forged).startswith(name)
         with pytest.raises((SafetensorError, ValueError)):
-            (load_file if name == "state.safetensors" else read_json)(forged / name)
+            (read_json if name == checkpoint.PROGRESS else load_file)(forged / name)
         assert not mark.exists()
         torch.load((forged / name).rename(tmp_path / "pickle"), weights_only=False)
         assert mark.exists()  # the pickle was a real one
@@ -89,7 +98,7 @@ class TestFolder:
         run, copy = tmp_path / "run", tmp_path / "copy"
         run.mkdir()
         progress = {"step": 5, "only_model": True}
-        checkpoint.publish(run, {"weight": torch.ones(9)}, progress, limit=1)
+        damage.publish(run, [{"weight": torch.ones(9)}], progress, limit=1)
         found = []
 
         def look():
@@ -100,8 +109,8 @@ class TestFolder:
             shutil.rmtree(copy)
 
         whole = {"weight": torch.ones(9), "state.weight.exp_avg": torch.ones(9)}
-        arguments = (run, whole, progress | {"only_model": False})
-        polled(look, checkpoint.publish, *arguments, limit=1)
+        arguments = (run, [whole], progress | {"only_model": False})
+        polled(look, damage.publish, *arguments, limit=1)
         look()
         assert found == sorted(found, reverse=True) and {True, False} == set(found)
         names = sorted(path.name for path in run.iterdir())
@@ -110,6 +119,15 @@ class TestFolder:
     def test_hashing_costs_at_most_a_tenth_of_a_save(self, tmp_path):
         shares = (damage.share_of_hashing(tmp_path, 20_000_000) for _ in range(3))
         assert any(share <= 0.1 for share in shares)  # beside other work one may take longer
+
+
+def test_the_state_is_read_from_all_of_its_files_and_from_one_of_an_earlier_version(tmp_path):
+    several = damage.make_checkpoint(tmp_path, 5)
+    assert sorted(checkpoint.read_state(several)) == ["state.weight.exp_avg", "weight"]
+    damage.publish(tmp_path, [{"weight": torch.ones(9)}], {"step": 6}, limit=9)
+    single = tmp_path / "checkpoint-6"
+    assert (single / "state.safetensors").is_file() and checkpoint.find_damage(single) is None
+    assert torch.equal(checkpoint.read_state(single)["weight"], torch.ones(9))
 
 
 def test_a_run_that_began_elsewhere_goes_on_from_its_own_checkpoints(tmp_path):

@@ -185,6 +185,7 @@ def test_rounding_is_a_difference_in_fp32_only(mixed_precision, ends):
         (["q.lora_A.default.weight", "q.lora_B.default.weight"], "q.lora_B.default.weight"),
         (["q.lora_B.default.weight", "v.lora_A.default.weight"], "q.lora_B.default.weight"),
         (["q.lora_B.default.weight", "m.experts.lora_B.default.weight"], "q.lora_B.default.weight"),
+        (["q.lora_B.default.weight", "classifier.bias"], "q.lora_B.default.weight"),
         (["first.weight", "second.weight"], "second.weight"),
     ],
 )

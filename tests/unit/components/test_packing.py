@@ -11,8 +11,8 @@ import torch
 from datasets import Dataset
 from transformers import AutoModelForCausalLM, LlamaConfig
 
-from components.batches import best_fit
 from components.head_loss import LossInHead
+from components.lines import best_fit
 from components.packing import TokenCollator, describe_packing, takes_one_line
 
 CPU = torch.device("cpu")

@@ -23,6 +23,7 @@ from components.pipeline_batches import PipelineCollator
 from components.pipeline_mesh import PipelineMesh
 from components.pipeline_stages import cut_into_stages, keep_only
 from components.pipeline_state import parts_of_stages
+from components.saved_state import SavedState
 from components.strategy import Strategy
 from harm import shows_harm_without
 
@@ -166,13 +167,13 @@ def test_a_checkpoint_is_restored_if_and_only_if_the_stages_have_all_of_its_name
 
     pipeline.step(batches[1], torch.tensor(1))
     optimizer.step()
-    assert state.restore_state(accelerator, model, optimizer, saved)
+    assert state.restore_state(accelerator, model, optimizer, SavedState(accelerator, saved))
     again = state.gather_state(accelerator, model, optimizer)
     torch.testing.assert_close(again, saved, rtol=0, atol=0)
     more = saved | {"model.layers.9.input_layernorm.weight": torch.ones(1)}
-    assert not state.restore_state(accelerator, model, optimizer, more)
+    assert not state.restore_state(accelerator, model, optimizer, SavedState(accelerator, more))
     del saved["model.norm.weight"]
-    assert not state.restore_state(accelerator, model, optimizer, saved)
+    assert not state.restore_state(accelerator, model, optimizer, SavedState(accelerator, saved))
 
 
 @shows_harm_without("run_only_forward")

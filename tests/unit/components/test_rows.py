@@ -397,7 +397,8 @@ def test_the_cache_knows_the_rules_of_a_row(load, monkeypatch):
 def test_rows_know_their_lengths_places_and_hash(load, tmp_path):
     rows, _ = load({"rows.jsonl": f"{GOOD}\n\n{row()}\n"})
     assert isinstance(rows, Rows) and len(rows) == 2
-    assert rows.lengths.tolist() == [len(ids) for ids in rows.dataset["input_ids"]]
+    assert rows.fingerprint == xxhash.xxh3_128_hexdigest(rows.column("hash").tobytes())
+    assert rows.lengths[:].tolist() == [len(ids) for ids in rows.dataset["input_ids"]]
     assert rows.place(1) == f"{tmp_path / 'data' / 'rows.jsonl'}, line 3"
     again, _ = load({"rows.jsonl": f"{GOOD}\n{row()}\n"})
     other, _ = load({"rows.jsonl": f"{row()}\n{GOOD}\n"})

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from components import shuffling
 from components.cli import may_change
 from components.ending import end_all_ranks
 from components.run import describe_maker
@@ -115,6 +116,22 @@ class TestChanges:
         with pytest.raises(SystemExit, match="64"):
             run.check_plan(9, rows_per_step=7, data="abc")
         assert fix in capsys.readouterr().err
+
+    def test_a_checkpoint_keeps_the_order_of_rows_that_its_run_began_with(self, arguments, resumed):
+        run = resumed(3, {})
+        assert run.row_order == shuffling.NEWEST  # as a new run
+        run._keep_row_order()
+        assert run.row_order == shuffling.LISTED  # The first version did not name it
+        run._restored["row_order"] = shuffling.NEWEST
+        run._keep_row_order()
+        assert run.row_order == shuffling.NEWEST
+
+    def test_an_order_of_rows_that_is_not_known_is_refused(self, arguments, resumed, capsys):
+        run = resumed(3, {})
+        run._restored["row_order"] = shuffling.NEWEST + 1
+        with pytest.raises(SystemExit, match="64"):
+            run._keep_row_order()
+        assert "an order that these do not know (3)" in capsys.readouterr().err
 
 
 class TestFinishedRun:

@@ -10,6 +10,7 @@ from bitsandbytes.optim import AdamW8bit
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 
 from components.deepspeed_state import clean_name, flatten, master_weights
+from components.saved_state import SavedState
 from components.state import (
     first_nonfinite,
     gather_state,
@@ -48,7 +49,9 @@ def gathered(model, optimizer):
 
 
 def restored(model, optimizer, state):
-    return restore_state(fake_accelerator(), model, SimpleNamespace(optimizer=optimizer), state)
+    accelerator = fake_accelerator()
+    saved = SavedState(accelerator, state)
+    return restore_state(accelerator, model, SimpleNamespace(optimizer=optimizer), saved)
 
 
 def assert_equal(state, other):
@@ -180,10 +183,18 @@ def test_a_state_comes_back_into_an_optimizer_that_has_not_stepped(optimizer_cla
     assert_equal(gathered(model, optimizer), state)
 
 
-def test_only_the_main_process_keeps_what_is_gathered():
+def test_each_tensor_is_kept_by_one_rank_and_statistics_by_the_first():
+    """Each rank has statistics of its own rows, and a checkpoint those of rank 0."""
     model, optimizer = with_norm(seed=1)
-    other_rank = fake_accelerator(is_main_process=False, num_processes=2)
-    assert gather_state(other_rank, model, SimpleNamespace(optimizer=optimizer)) == {}
+    whole = gathered(model, optimizer)
+    shares = []
+    for rank in range(2):
+        accelerator = fake_accelerator(
+            is_main_process=rank == 0, process_index=rank, num_processes=2
+        )
+        shares.append(gather_state(accelerator, model, SimpleNamespace(optimizer=optimizer)))
+    assert sorted([*shares[0], *shares[1]]) == sorted(whole)
+    assert "buffer.1.running_mean" in shares[0]
 
 
 @pytest.mark.parametrize(

@@ -1,12 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """Weights are in host memory as rarely as possible: which rank reads them, and where to."""
 
+import gc
 import os
+import weakref
 from types import SimpleNamespace
 
 import pytest
 import torch
+import torch.distributed as dist
 from accelerate import DistributedType
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard, distribute_tensor
 from transformers import (
     AutoModelForCausalLM,
     AutoModelForSeq2SeqLM,
@@ -16,7 +21,7 @@ from transformers import (
     LlamaConfig,
 )
 
-from components import weights
+from components import upstream, weights
 from components.weights import load_pretrained
 from fakes import fake_accelerator
 
@@ -177,3 +182,21 @@ def test_every_rank_is_told_which_weights_are_new(folder, monkeypatch):
         accelerator = with_engine(fsdp=plugin, num_processes=2, is_main_process=rank == 0)
         model, info = load_pretrained(AutoModelForCausalLM, accelerator, str(folder), **options)
         assert not info["missing_keys"] and model.config.vocab_size == 64
+
+
+def test_split_weights_that_fsdp_replaces_are_freed_at_once(tmp_path):
+    """A cycle would keep them until Python's garbage collector runs."""
+    store = dist.FileStore(str(tmp_path / "store"), 1)
+    dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+    try:
+        mesh = init_device_mesh("cpu", (1,), mesh_dim_names=("tp",))
+        model = torch.nn.Linear(2, 2, bias=False)
+        model.weight = torch.nn.Parameter(distribute_tensor(model.weight, mesh, [Shard(0)]))
+        upstream.keep_gradients_split(model)
+        replaced = weakref.ref(model.weight)
+        gc.disable()
+        model.weight = torch.nn.Parameter(torch.zeros(2, 2))
+        assert replaced() is None
+    finally:
+        gc.enable()
+        dist.destroy_process_group()

@@ -94,6 +94,31 @@ def test_what_the_recipes_reduce_in_is_only_said_of_the_recipes(config, by_itsel
         assert by_itself in words["precision"] or recipes
 
 
+EXPERTS = "mixtral.py --ep_size N gives each"
+PIPELINES = "llama_pipeline.py --pp_size N gives each"
+ROOM = {"ddp": (True, True), "ep": (True, True), "pp": (True, True), "fsdp2_ep": (True, False)}
+
+
+@pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
+def test_flags_are_named_that_make_something_else_of_a_file(path):
+    words = does(path).get("flags", "")
+    assert (EXPERTS in words, PIPELINES in words) == ROOM.get(path.stem, (False, False))
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("ep", ("mixed_precision: bf16", "mixed_precision: fp16")),
+        ("fsdp2_ep", ("efficient_loading: false", "efficient_loading: true")),
+        ("fsdp2_ep", ("fsdp_version: 2", "fsdp_version: 2\n  fsdp_offload_params: true")),
+    ],
+)
+def test_flags_are_not_named_where_a_recipe_refuses_them(name, change, tmp_path):
+    text = (CONFIGS / f"{name}.yaml").read_text()
+    assert text.count(change[0]) == 1
+    assert "flags" not in does(write(tmp_path, text.replace(*change)))
+
+
 # ---- accelerate as the judge ----
 class TestTheTwoNoShardsThatRunFullShard:
     def test_fsdp1_with_reshard_after_forward(self, tmp_path):

@@ -6,14 +6,15 @@ import functools
 import pytest
 
 from launching import REPO
-from planner import candidates, yaml_files
+from planner import candidates, commands, recipe, yaml_files
 from planner.cards import GIB
 from planner.request import Request
-from planner.validation import BASE, config_of, training_arguments
+from planner.validation import BASE, config_of, mixture_of, training_arguments
 from proof.jobs import expert_configs
 
 # One layer: hundreds of plans are made in each test, and more layers would be more of the same
-SMALL = config_of(BASE | {"width": 128, "depth": 1, "vocab": 1000})
+SMALL_SHAPE = BASE | {"width": 128, "depth": 1, "vocab": 1000}
+SMALL = config_of(SMALL_SHAPE)
 # The activations of a long row take more than its weights
 LONG = config_of(BASE | {"width": 256, "depth": 6, "vocab": 1000})
 
@@ -93,6 +94,7 @@ def test_every_file_is_tried():
     """A new YAML too, but one of those that mean the same."""
     files = {path.name for path in (REPO / "accelerate_configs").glob("*.yaml")}
     tried = {path.name for path in [*yaml_files.shipped_files(), *yaml_files.mesh_files()]}
+    assert {path.stem for path in yaml_files.expert_files()} == set(expert_configs())
     for_other_recipes = {"pp.yaml", *(f"{name}.yaml" for name in expert_configs())}
     assert tried == files - {"fsdp2_full_shard.yaml"} - for_other_recipes
 
@@ -142,7 +144,30 @@ def test_what_a_mesh_refuses_is_not_listed():
     ways = listed("--packing", 4)
     assert {way.name for way in ways if way.plan.copies > 1} == {"tp, TP 4", "fsdp2_tp, TP 2"}
     for way in ways:
-        assert way.plan.tp == 1 or way.weights == "full"
+        assert way.plan.tp == 1 or way.weights in ("full", "LoRA")
+
+
+def ways_of_mixture(words, ranks):
+    request = Request(model="recipes/mixtral.py", words=words.split(), num_processes=ranks)
+    args = recipe.parse_words(request.words, request.recipe)
+    launch = candidates.launch_of(request, args, mixture_of(SMALL_SHAPE), 8 * GIB)
+    return launch, candidates.ways_on(launch, ranks)
+
+
+def test_a_mixture_is_also_spread_by_its_experts():
+    launch, ways = ways_of_mixture("--gradient_checkpointing --eval_strategy no", 4)
+    spread = [way for way in ways if way.plan.ep > 1]
+    names = {"ep, EP 2", "ep, EP 4", "fsdp2_ep, EP 2", "fsdp2_ep, EP 4"}
+    assert {way.name for way in spread} == names
+    assert {way.weights for way in ways} == {"full", "LoRA"}
+    words = commands.command(launch, next(way for way in spread if way.weights == "LoRA"))
+    assert words[words.index("--ep_size") + 1] in ("2", "4")
+    assert {"recipes/mixtral.py", "--use_peft", "--lora_target_parameters"} <= set(words)
+
+
+def test_the_groups_of_experts_that_a_user_names_are_the_only_ones():
+    _, ways = ways_of_mixture("--gradient_checkpointing --eval_strategy no --ep_size 2", 4)
+    assert {way.name for way in ways} == {"ep, EP 2", "fsdp2_ep, EP 2"}
 
 
 def test_long_rows_that_fit_no_single_gpu_are_shared():
@@ -153,5 +178,6 @@ def test_long_rows_that_fit_no_single_gpu_are_shared():
     launch = candidates.launch_of(request, args, LONG, card)
     fitting = candidates.fitting_among(launch, candidates.ways_on(launch, 4))
     on_gpu = [way for way in fitting if not way.checkpoints]
-    assert {way.plan.cp for way in on_gpu} == {2, 4}
+    assert all(way.plan.copies > 1 for way in on_gpu)
+    assert {way.plan.cp for way in on_gpu} >= {2, 4}
     assert {way.weights for way in on_gpu} >= {"full", "LoRA"}

@@ -63,7 +63,7 @@ def test_other_numbers_of_ranks_than_those_of_the_mesh_are_refused(name):
 
 
 REFUSED = [
-    ("tp", ["--use_peft"]),
+    ("tp", ["--load_in_8bit", "--use_peft"]),
     ("fsdp2_cp", ["--packing"]),
     ("fsdp2_cp", ["--attn_implementation", "eager"]),
     ("deepspeed_ulysses", ["--padding_free"]),

@@ -11,7 +11,7 @@ from launching import CONFIGS
 from planner.answer import read_question
 from planner.candidates import launch_of
 from planner.request import Request, without_launcher_options
-from planner.validation import BASE, config_of
+from planner.validation import BASE, config_of, mixture_of
 
 SMALL = BASE | {"width": 128, "depth": 2, "vocab": 1000}
 CONFIG_FILES = {path.stem: path for path in CONFIGS.glob("*.yaml")}
@@ -22,6 +22,8 @@ BAD_MODELS = {
     "picture": {"model_type": "vit"},
     "impossible": {"model_type": "llama", "vocab_size": -5},
 }
+MIXTRAL = "recipes/mixtral.py --model_name_or_path {mixture}"
+DENSE = "recipes/mixtral.py --model_name_or_path {model}"
 REFUSED = {
     "nowhere.json --config_file {ddp}": "no such file",
     "{model} --config_file {ddp} --num_processes 0": "--num_processes 0",
@@ -51,6 +53,17 @@ REFUSED = {
     "{model} --config_file {deepspeed_zero2} --simulate": "--simulate",
     "{model} --config_file {fsdp2_cp} --simulate": "of which FSDP2 FULL_SHARD x CP 2 has parts",
     "{model} --config_file {tp} --simulate": "of which TP 2 has parts",
+    "{mixture} --config_file {ddp} --use_peft": "plan recipes/mixtral.py",
+    "{mixture} --config_file {tp}": "tensor parallelism of a mixture",
+    f"--config_file {{ep}} --num_processes 2 {MIXTRAL} --ep_size 2 --simulate": "DDP x EP 2 has",
+    f"--config_file {{ep}} --num_processes 3 {MIXTRAL} --ep_size 2": "does not divide 3 ranks",
+    f"--config_file {{ep}} --num_processes 3 {MIXTRAL} --ep_size 3": "the model's 4 experts",
+    f"--config_file {{deepspeed_zero3}} --num_processes 2 {MIXTRAL} --ep_size 2": "ZeRO-3",
+    f"--config_file {{fsdp2_cpu_offload}} --num_processes 2 {MIXTRAL} --ep_size 2": "offload",
+    f"--config_file {{fsdp}} --num_processes 2 {MIXTRAL} --ep_size 2": "reads its own experts",
+    f"--config_file {{ddp}} {MIXTRAL} --use_peft": "adapters of experts cannot be planned",
+    f"--config_file {{ep}} --num_processes 2 {DENSE} --ep_size 2": "has no experts",
+    f"--config_file {{ddp}} {DENSE}": "plan recipes/llama.py",
     "{unknown} --config_file {ddp}": "no field model_type",
     "{strange} --config_file {ddp}": "not the config of a model",
     "{wide} --config_file {ddp}": "not the config of a model",
@@ -67,7 +80,9 @@ def places(tmp_path_factory):
     folder = tmp_path_factory.mktemp("models")
     config_of(SMALL).save_pretrained(folder / "model")
     config_of(SMALL | {"tied": True}).save_pretrained(folder / "tied")
-    places = CONFIG_FILES | {"model": folder / "model", "tied": folder / "tied"}
+    mixture_of(SMALL).save_pretrained(folder / "mixture")
+    places = CONFIG_FILES | {"mixture": folder / "mixture"}
+    places |= {"model": folder / "model", "tied": folder / "tied"}
     for name, content in BAD_MODELS.items():
         places[name] = folder / name
         places[name].mkdir()

@@ -145,3 +145,20 @@ def test_the_command_is_accelerates_with_the_bootstrap_in_front_of_the_recipe(tm
     environment = rehearse_shipped("ddp").environment(tmp_path)
     assert environment["REHEARSAL_FOLDER"] == str(tmp_path)
     assert environment["CUDA_VISIBLE_DEVICES"] == "" and environment["DS_ACCELERATOR"] == "cpu"
+
+
+def test_on_several_machines_each_starts_its_share_of_the_ranks():
+    rehearsal = rehearse_shipped("ddp", num_processes=4, num_machines=2)
+    assert (rehearsal.ranks, rehearsal.ranks_here, rehearsal.ranks_per_node) == (4, 2, 2)
+    meeting = ["--num_machines", "2", "--machine_rank", "1", "--main_process_ip", "host"]
+    command = rehearsal.command(["recipe.py"], 29500, meeting)
+    place = command.index("--num_machines")
+    assert command[place : place + 6] == meeting
+    with pytest.raises(ValueError, match="multiple of --num_machines 2"):
+        rehearse_shipped("ddp", num_processes=3, num_machines=2)
+
+
+def test_options_about_several_machines_are_passed_on(monkeypatch):
+    words = "--num_machines 2 --machine_rank 1 --main_process_ip host --tee 3".split()
+    monkeypatch.setattr(sys, "argv", ["rehearse.py", "--config_file", "x", *words, "recipe.py"])
+    assert rehearse.meeting_of(rehearse.parse_args()[1]) == words

@@ -11,6 +11,7 @@ import pytest
 from safetensors.numpy import save_file
 
 import llama
+from components.shuffling import shuffled
 from launching import REPO
 from proof.faults import SHORT_NAMES, find_target
 from proof.trials.groups import GROUPS, trials_of
@@ -81,8 +82,7 @@ def test_a_limit_spreads_over_the_trials_of_each_kind():
 @pytest.mark.parametrize("step", [1, 9])
 def test_the_row_of_a_step_is_in_no_other_step(step):
     row = row_of_step(step) - 1
-    first = list(np.random.default_rng((42, 0)).permutation(210))
-    second = list(np.random.default_rng((42, 1)).permutation(210))
+    first, second = (list(shuffled(210, (42, epoch)).at(np.arange(210))) for epoch in (0, 1))
     assert first.index(row) // 12 == step - 1 and second.index(row) >= 24 and row > 20
 
 

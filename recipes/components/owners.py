@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which rank keeps which tensors of the training state while it is saved.
+
+Each whole tensor has one owner, and what the owners have is balanced by bytes. So no rank needs
+memory for the state of all, and all of them write at the same time.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.distributed.tensor import DTensor
+
+SMALLEST_SHARE = 2**20  # bytes; adapters on many ranks would otherwise make files of a few KB
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A tensor of the training state, of which this rank may have all, a part, or nothing.
+
+    Attributes:
+        name: in a checkpoint.
+        nbytes: of the whole tensor.
+        gather: takes the rank that is to have the whole tensor and returns it there; on other ranks
+            the result means nothing. Every rank that has the entry takes part.
+    """
+
+    name: str
+    nbytes: int
+    gather: Callable[[int], torch.Tensor]
+
+
+def share_out(
+    sizes: Mapping[str, int], num_ranks: int, holders: Mapping[str, Sequence[int]] | None = None
+) -> dict[str, int]:
+    """Return the owner of each tensor: the largest go first, each to the rank with the least.
+
+    No rank gets more than an equal share and the largest tensor. Less than SMALLEST_SHARE each
+    is not spread over all ranks.
+
+    Args:
+        sizes: bytes by name; all ranks must give the same.
+        holders: the ranks among which to choose the owner of each tensor; by default all.
+    """
+    owners = {}
+    every_rank = spread_ranks(sum(sizes.values()) // SMALLEST_SHARE, num_ranks)
+    loads = [0] * num_ranks
+    for name in sorted(sizes, key=lambda name: (-sizes[name], name)):
+        candidates = every_rank if holders is None else holders[name]
+        owner = min(candidates, key=loads.__getitem__)
+        owners[name] = owner
+        loads[owner] += sizes[name]
+    return owners
+
+
+def spread_ranks(number: int, num_ranks: int) -> list[int]:
+    """Return this many ranks, at least one and at most all, at equal distances from each other."""
+    number = min(max(number, 1), num_ranks)
+    return [place * num_ranks // number for place in range(number)]
+
+
+def whole_of(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a tensor that may be sharded, whole. Every rank that has a shard takes part."""
+    whole: Any = tensor.detach()
+    if not isinstance(whole, DTensor):
+        return whole
+    # Shards that are offloaded to the host are gathered where the ranks communicate.
+    on_device: Any = whole.to(whole.device_mesh.device_type)
+    return on_device.full_tensor()

@@ -1,0 +1,174 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The forward pass through the experts of a layer, and the loss of their routers, over sizes.
+
+The hidden state of a token is copied into one line for each expert that its router picks. The
+experts of a rank are computed together, on all lines sorted by expert
+(grouped_mm_experts_forward of transformers).
+
+Under expert parallelism lines travel to the ranks of their experts, and the results come back
+(AllToAllEP). Routers decide how many lines arrive at a rank. A plan counts as many as are sent from
+it, which is the mean over the ranks of a group: the loss of the routers evens them out.
+"""
+
+from collections.abc import Callable
+
+from .autograd import FP32, Autograd, Tensor, Weight
+from .decoder import Experts
+from .plan import Plan
+from .recipe import has_router_loss
+
+INDEX = 8  # bytes of a place in a tensor
+Compute = Callable[[Experts, Tensor, Tensor | None], Tensor]
+
+
+class Mixture:
+    """The experts of a decoder's layers.
+
+    Args:
+        autograd: whose ops are recorded.
+        plan: what determines memory.
+        tokens: their number in this rank's micro-batch.
+        hidden: the number of features of a token.
+    """
+
+    def __init__(self, autograd: Autograd, plan: Plan, tokens: int, hidden: int) -> None:
+        self.autograd = autograd
+        self.plan = plan
+        self.tokens = tokens
+        self.hidden = hidden
+        self.has_router_loss = has_router_loss(plan.args)
+        # One tensor for each layer, [tokens, experts]
+        self.router_logits: list[Tensor] = []
+
+    # ---- The router ----
+    def routed(self, experts: Experts, logits: Tensor) -> Tensor:
+        """Return how much each of a token's experts counts, [tokens, experts per token]."""
+        ag = self.autograd
+        if self.has_router_loss and not ag.is_recomputing:
+            self.router_logits.append(logits)
+        storage = ag.new(logits.numel, FP32)
+        result = Tensor(logits.numel, FP32, storage)
+        full = ag.cast(logits, FP32)
+        probabilities = ag.op(logits.numel, FP32, [full], keeps=[result], storage=storage)
+        chosen = self.places(experts)
+        numel = self.tokens * experts.per_token
+        return ag.op(numel, FP32, [probabilities], keeps=[chosen])
+
+    def places(self, experts: Experts) -> Tensor:
+        """Allocate a number for each line: the expert or the place of a token."""
+        numel = self.tokens * experts.per_token
+        return Tensor(numel, INDEX, self.autograd.new(numel, INDEX))
+
+    # ---- The experts ----
+    def combined(self, experts: Experts, x: Tensor, weights: Tensor, compute: Compute) -> Tensor:
+        """Return what the experts of each token put out, weighted and added up, [tokens, hidden].
+
+        compute: computes the experts of this rank, with what the strategy does around it.
+        """
+        if self.plan.ep == 1:
+            return compute(experts, x, weights)
+        lines = self.dispatched(experts, x)
+        out = compute(experts, lines, None)
+        return self.collected(experts, out, weights)
+
+    def dispatched(self, experts: Experts, x: Tensor) -> Tensor:
+        """Return the lines that other ranks send, once this one has sent its own."""
+        ag = self.autograd
+        order = self.places(experts)
+        sent = self.picked(experts, x, order)
+        return ag.op(sent.numel, sent.itemsize, [sent])
+
+    def picked(self, experts: Experts, x: Tensor, order: Tensor) -> Tensor:
+        """Return a line for each expert of each token, [tokens x experts per token, hidden]."""
+        numel = self.tokens * experts.per_token * self.hidden
+        return self.autograd.op(numel, x.itemsize, [x], keeps=[order])
+
+    def collected(self, experts: Experts, out: Tensor, weights: Tensor) -> Tensor:
+        """Return the sum of the results of each token, which come back from other ranks."""
+        ag = self.autograd
+        back = ag.op(out.numel, out.itemsize, [out])
+        order = self.places(experts)
+        back = ag.op(back.numel, back.itemsize, [back], keeps=[order])
+        return self.summed(self.weighted(back, weights))
+
+    def weighted(self, lines: Tensor, weights: Tensor) -> Tensor:
+        """Return each line times its weight, whose gradient is a sum over features."""
+        ag = self.autograd
+        keeps = [lines, weights]
+        scratch = lines.numel * lines.itemsize
+        return ag.op(lines.numel, lines.itemsize, [lines, weights], keeps=keeps, scratch=scratch)
+
+    def summed(self, lines: Tensor) -> Tensor:
+        """Return the sum of the lines of each token; their gradients are views of its own."""
+        numel = self.tokens * self.hidden
+        return self.autograd.op(numel, lines.itemsize, [lines], shares_gradient=True)
+
+    def computed(self, experts: Experts, x: Tensor, weights: Tensor | None = None) -> Tensor:
+        """Return what the experts of this rank put out.
+
+        Args:
+            experts: of a layer.
+            x: the hidden states of tokens, or under expert parallelism the lines of other ranks.
+            weights: of the experts of each token; None if they are applied where the token is.
+        """
+        ag = self.autograd
+        order = self.places(experts)
+        back = self.places(experts)
+        lines = self.sorted_lines(experts, x, order)
+        out = self.product(experts, lines, experts.gate_up, 2 * experts.width)
+        out = self.gated(out)
+        out = self.product(experts, out, experts.down, self.hidden)
+        if weights is not None:
+            out = self.weighted(out, weights)
+        else:
+            out = ag.op(out.numel, out.itemsize, [out])  # times 1
+        out = ag.op(out.numel, out.itemsize, [out], keeps=[back])
+        if weights is not None:
+            return self.summed(out)
+        return ag.op(out.numel, out.itemsize, [out], shares_gradient=True)
+
+    def sorted_lines(self, experts: Experts, x: Tensor, order: Tensor) -> Tensor:
+        """Return lines sorted by their expert."""
+        lines = self.picked(experts, x, order)
+        return self.masked(lines, storage_of=lines)
+
+    def product(self, experts: Experts, x: Tensor, weight: Weight, width: int) -> Tensor:
+        """Return the product of each line with the matrix of its expert."""
+        ag = self.autograd
+        x = ag.cast(x, weight.itemsize)
+        numel = self.tokens * experts.per_token * width
+        matrix = Tensor(weight.numel, weight.itemsize, None, weight.node)
+        out = ag.op(numel, x.itemsize, [x, matrix], keeps=ag.kept_by_linear(x, matrix))
+        return self.masked(out)
+
+    def masked(self, x: Tensor, storage_of: Tensor | None = None) -> Tensor:
+        """Return x with zeros in the lines of no expert, which only expert parallelism knows."""
+        if self.plan.ep == 1:
+            return x
+        storage = None if storage_of is None else storage_of.storage
+        return self.autograd.op(x.numel, x.itemsize, [x], storage=storage)
+
+    def gated(self, inside: Tensor) -> Tensor:
+        """Return activation(gate) * up. Both are views of one tensor, as are their gradients."""
+        ag = self.autograd
+        numel = inside.numel // 2
+        scratch = numel * inside.itemsize  # the gradient of the other half
+        gate = ag.op(numel, inside.itemsize, [inside], scratch=scratch, storage=inside.storage)
+        up = Tensor(numel, inside.itemsize, inside.storage, gate.node)
+        activated = ag.op(numel, inside.itemsize, [gate], keeps=[gate])
+        return ag.mul(activated, up)
+
+    # ---- The loss of the routers ----
+    def router_loss(self) -> Tensor:
+        """Return the loss of the routers of all layers (router_loss of recipes/mixtral.py)."""
+        ag = self.autograd
+        first, *_ = self.router_logits
+        numel = first.numel * len(self.router_logits)
+        logits = ag.op(numel, first.itemsize, self.router_logits)
+        self.router_logits = []
+        logits = ag.cast(ag.op(numel, logits.itemsize, [logits]), FP32)
+        storage = ag.new(numel, FP32)
+        result = Tensor(numel, FP32, storage)
+        probabilities = ag.op(numel, FP32, [logits], keeps=[result], storage=storage)
+        ag.touch(2 * numel, FP32)
+        return ag.op(1, FP32, [probabilities])

@@ -1,0 +1,156 @@
+# SPDX-License-Identifier: Apache-2.0
+"""clusters/torchrun_elastic.sh: from two hosts to one and back to two, in one run.
+
+Both agents run on this machine with one CPU rank each. A host is lost by killing all of its
+processes.
+"""
+
+import os
+import subprocess
+import sys
+import time
+
+import psutil
+import pytest
+
+from launching import CONFIGS, REPO, data_of, read_metrics, rehearse
+from slurm_cluster import free_ports
+
+# Enough for a host to come back before the last step: on one host they take longer than a start
+STEPS = 200
+ROWS = 8  # in a step
+PATIENCE = 900  # seconds, of a busy machine
+SCRIPT = REPO / "clusters" / "torchrun_elastic.sh"
+
+
+@pytest.fixture
+def start(short_of, tmp_path):
+    """A function that starts the script as on one host, and returns its process and its log."""
+    (port,) = free_ports(1)
+    (tmp_path / "ranks").mkdir()
+    variables = {
+        # CPU ranks, as scripts/rehearse.py starts them
+        "LAUNCHER": "accelerate launch --quiet --mixed_precision no",
+        "RANK_PROGRAM": "python scripts/proof/cpu_ranks.py",
+        "REHEARSAL_FOLDER": str(tmp_path / "ranks"),
+        "REHEARSAL_DEVICE": "cpu",
+        "REHEARSAL_RANKS_PER_NODE": "1",
+        "ACCELERATE_TORCH_DEVICE": "cpu",
+        "CUDA_VISIBLE_DEVICES": "",
+        "GPUS": "1",
+        "RDZV_CONF": "last_call_timeout=5",
+        "RECIPE": "recipes/llama.py",
+        "CONFIG": str(CONFIGS / "ddp.yaml"),
+        "OUTPUT_DIR": str(tmp_path / "run"),
+        "MEETING": f"127.0.0.1:{port}",
+        "HOSTS": "1:2",
+        "ROWS_PER_STEP": str(ROWS),
+        "BATCH": str(ROWS // 2),
+    }
+    words = [*data_of(short_of("llama")), "--max_steps", STEPS, "--save_steps", 5]
+    started = []
+
+    def start(name, **changes):
+        log = tmp_path / f"{name}.log"
+        process = subprocess.Popen(
+            [str(word) for word in (SCRIPT, *words, "--logging_steps", 1)],
+            cwd=REPO,
+            env=os.environ | variables | changes,
+            stdout=log.open("w"),
+            stderr=subprocess.STDOUT,
+        )
+        started.append(process)
+        return process, log
+
+    yield start
+    for process in started:
+        kill_all_of(process)
+
+
+def kill_all_of(process):
+    """Kill a process and all that it has started; nothing happens if it has ended."""
+    if process.poll() is None:
+        for one in [*psutil.Process(process.pid).children(recursive=True), process]:
+            one.kill()
+        process.wait()
+
+
+def wait(condition, what, *logs):
+    deadline = time.monotonic() + PATIENCE
+    while not condition():
+        text = "\n".join(log.read_text()[-3000:] for log in logs)
+        assert time.monotonic() < deadline, f"no {what}:\n{text}"
+        time.sleep(0.2)
+
+
+def steps_in(folder):
+    metrics = folder / "metrics.jsonl"
+    return [line["step"] for line in read_metrics(folder)[0]] if metrics.exists() else []
+
+
+def losses_of(folder):
+    return [line["loss"] for line in read_metrics(folder)[0]]
+
+
+def test_a_host_is_lost_and_comes_back(start, short_of, tmp_path):
+    first, log = start("first")
+    second, _ = start("second")
+    wait(lambda: len(steps_in(tmp_path / "run")) >= 8, "step 8", log)
+    kill_all_of(second)
+    wait(lambda: f"1 process = {ROWS} rows per step" in log.read_text(), "run on one host", log)
+    third, other_log = start("third")
+    assert first.wait(PATIENCE) == 0, log.read_text()[-3000:]
+    assert third.wait(PATIENCE) == 0, other_log.read_text()[-3000:]
+    assert steps_in(tmp_path / "run") == list(range(1, STEPS + 1))
+    flags = ("--max_steps", STEPS, "--per_device_train_batch_size", ROWS // 2, "--logging_steps", 1)
+    whole = rehearse("ddp", *data_of(short_of("llama")), *flags, "--output_dir", tmp_path / "whole")
+    assert whole.returncode == 0, whole.output[-3000:]
+    # The same rows in each step; only the order of a sum depends on the number of ranks
+    assert losses_of(tmp_path / "run") == pytest.approx(losses_of(tmp_path / "whole"), abs=1e-4)
+    # Either agent may have rank 0 of the last attempt, which prints
+    after_return = log.read_text().split(f"1 process = {ROWS} rows per step")[-1]
+    assert f"2 processes = {ROWS} rows per step" in after_return + other_log.read_text()
+
+
+@pytest.mark.parametrize(("setting", "joins"), [("0", False), ("1", True)])
+def test_a_host_that_comes_later_needs_the_setting_of_the_script(setting, joins, tmp_path):
+    """Without TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1, torch 2.13 lets the second agent wait for an
+    address that the first one published in an earlier round only."""
+    assert "\nexport TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1\n" in SCRIPT.read_text()
+    (port,) = free_ports(1)
+    conf = "last_call_timeout=1,read_timeout=10"
+    command = [sys.executable, "-m", "torch.distributed.run", "--nnodes=1:2"]
+    command += ["--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{port}", f"--rdzv-conf={conf}"]
+    command += ["--monitor-interval=0.1", "--no-python"]
+    command += ["bash", "-c", "echo world of $WORLD_SIZE; exec sleep 600"]
+    environment = os.environ | {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": setting}
+    started = []
+    logs = [tmp_path / "first.log", tmp_path / "second.log"]
+    try:
+        for log, text in zip(logs, ("world of 1", ""), strict=True):
+            with log.open("w") as file:
+                started.append(subprocess.Popen(command, env=environment, stdout=file, stderr=file))
+            wait(lambda log=log, text=text: text in log.read_text(), text, log)
+        if joins:
+            wait(lambda: all("world of 2" in log.read_text() for log in logs), "two", *logs)
+        else:
+            wait(lambda: "DistStoreError: wait timeout" in logs[1].read_text(), "end", *logs)
+            assert "world of 2" not in logs[1].read_text()
+    finally:
+        for process in started:
+            kill_all_of(process)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"RECIPE": "missing.py"}, "RECIPE is the script to train"),
+        ({"MEETING": "host1"}, "MEETING is where the agents meet"),
+        ({"HOSTS": "all"}, "HOSTS is how many hosts take part"),
+        ({"OUTPUT_DIR": ""}, "OUTPUT_DIR is the folder of the run"),
+    ],
+)
+def test_a_wrong_call_is_refused_in_one_line(changes, message, start):
+    process, log = start("wrong", **changes)
+    assert process.wait(60) == 64
+    assert log.read_text().startswith(f"error: {message}") and log.read_text().count("\n") == 1
