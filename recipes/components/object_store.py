@@ -236,15 +236,16 @@ class ObjectStore:
     def _delete_old(self, newest: str, limit: int, kept_step: int | None) -> None:
         """Delete all but the newest `limit` checkpoints and that of `kept_step`.
 
-        Another checkpoint of the newest step is deleted too: this one replaces it.
+        Another checkpoint of the newest step is deleted too, since this one replaces it, and so is
+        what killed uploads and deletions have left.
         """
         existing = self._checkpoints()
-        newest_step = step_of(newest)
-        steps = sorted({step_of(path) for path in existing}, reverse=True)
+        complete = [path for path in existing if self._has_manifest(path)]
+        steps = sorted({step_of(path) for path in complete}, reverse=True)
         kept = {*steps[:limit], kept_step}
         for path in existing:
-            is_replaced = step_of(path) == newest_step and path != newest
-            if step_of(path) in kept and not is_replaced:
+            is_replaced = step_of(path) == step_of(newest) and path != newest
+            if path in complete and step_of(path) in kept and not is_replaced:
                 continue
             # Without its manifest a checkpoint is not taken for one, however much is left of it.
             if self._has_manifest(path):
