@@ -13,11 +13,11 @@ export TOKENIZERS_PARALLELISM ?= false
 # Some containers set it. Without bytecode each process compiles all that it imports from here.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help install install-dev docs quickstart proof bench pictures test check fix test-export test-cluster test-gpu gpu-proof gpu-wheels clean
+.PHONY: help install install-dev docs quickstart proof bench pictures test check fix test-export test-cluster test-object-store test-gpu gpu-proof gpu-wheels clean
 .PHONY: quickstart-llama quickstart-mistral_pretrain quickstart-bert quickstart-bert_ner quickstart-t5 quickstart-llama_dpo quickstart-vit quickstart-mixtral
 
 help:  ## list these targets
-	@awk -F ':.*## +' '/^[a-z-]+:.*## / {printf "%-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## +' '/^[a-z-]+:.*## / {printf "%-17s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 $(VENV)/bin/python:
 	$(BASE_PYTHON) -m venv $(VENV)
@@ -183,6 +183,10 @@ test: check  ## all tests that need no GPU; tests/gpu shows as skipped
 test-export: install-dev  ## compile llama.cpp, for minutes, and run exported models in it
 	$(VENV)/bin/python -m pip install --quiet -r requirements-llama-cpp.txt
 	python -m pytest -q -rs -n 2 tests/export
+
+test-object-store: install-dev  ## train beside an object store that speaks S3, started here
+	$(VENV)/bin/python -m pip install --quiet -r requirements-object-store.txt
+	python -m pytest -q -rs tests/object_store
 
 # As root it installs Slurm where apt-get can; otherwise the tests are skipped, with the reason
 test-cluster: install-dev  ## run clusters/ on Slurm, started here, and on two agents

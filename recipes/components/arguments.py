@@ -509,6 +509,12 @@ class RunArguments:
 
     GROUP: ClassVar[str] = "Run and checkpoints"
     output_dir: Annotated[str, MAY_CHANGE] = arg("", "folder of checkpoints, logs and result")
+    output_url: Annotated[str | None, MAY_CHANGE] = arg(
+        None,
+        "copy of --output_dir in an object store, as s3://BUCKET/RUN or gs://BUCKET/RUN: each "
+        "checkpoint and the result are uploaded, and a run whose folder is lost continues from "
+        "there [no copy]",
+    )
     save_steps: Annotated[int, AtLeast(0), MAY_CHANGE] = arg(
         500, "optimizer steps between checkpoints; 0: only when the run is stopped"
     )

@@ -113,10 +113,17 @@ def list_candidates(folder: Path, requested: str, existing: Mapping[int, Path]) 
     if requested == "none":
         return []
     given = Path(requested)
-    if given.resolve().parent == folder.resolve():
+    if not takes_newest(folder, requested):
         return [given]
     # The run begins from another folder's checkpoint, but may have written its own since
     return [*existing.values(), given]
+
+
+def takes_newest(folder: Path, requested: str) -> bool:
+    """Return whether the newest checkpoint of the run's own folder is used if there is one."""
+    if requested in ("auto", "none"):
+        return requested == "auto"
+    return Path(requested).resolve().parent != folder.resolve()
 
 
 def read_progress(checkpoint: Path) -> dict[str, Any]:

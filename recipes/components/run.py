@@ -33,6 +33,7 @@ from components.mesh import Mesh, sum_over_tokens
 from components.metrics import Metrics, drop_lines_after, finite_or_none, peak_memory_gib
 from components.model_card import CardNotes, write_card
 from components.model_checks import check_under_strategy, warn_of_long_rows
+from components.object_store import ObjectStore
 from components.optimizer import Schedule
 from components.saved_state import SavedState
 from components.shared_folder import find_host_without
@@ -44,7 +45,7 @@ from components.state import (
     restore_loss_scale,
     restore_state,
 )
-from components.status import HOST, fail, process_status
+from components.status import HOST, RANK, fail, process_status, report_to_launcher
 from components.strategy import ProbedAccelerator, Strategy
 from components.summary import WARNING, summarize
 from components.trackers import start_trackers
@@ -95,6 +96,9 @@ class Run:
         folder.check_overwrites_no_model(args.output_dir, args.model_name_or_path)
         self._args = args
         self._folder = Path(args.output_dir)
+        self._store = ObjectStore(args.output_url, self._folder) if args.output_url else None
+        if self._store is not None and RANK == 0:
+            self._store.begin(args.dry_run)
         self._status = process_status()
         self._status.open(None if args.dry_run else self._folder)
         self._watch = Watch(args.output_dir)
@@ -337,6 +341,7 @@ class Run:
             problem = write_card(self._args, notes)
             if problem is not None:
                 print(f"warning: {problem}", file=sys.stderr, flush=True)
+        self._finish_upload()
         conclude(self._accelerator, "done", Exit.DONE)
         seconds = time.perf_counter() - self._metrics.start
         part = ""
@@ -346,6 +351,21 @@ class Run:
             f"Trained in {seconds:.0f} s{part}; the model is in {self._folder}. {hint}"
         )
         self._accelerator.end_training()
+        self._upload_result()
+
+    def _upload_result(self) -> None:
+        """Upload the result, and end with 69 or 73 if that fails, though the run is done."""
+        if self._store is None or not self._accelerator.is_main_process:
+            return
+        problem = self._store.upload_result()
+        if problem is None:
+            return
+        code, why = problem
+        message = f"the result is only in {self._folder}: {why}; the same command uploads it"
+        self._status.set("done", code, message)
+        print(f"error: {message}", file=sys.stderr, flush=True)
+        report_to_launcher("done", code, message, f"error: {message}")
+        sys.exit(code)
 
     def _trained_seconds(self) -> float | None:
         """Return the seconds of training so far, or None after a checkpoint that lacks them."""
@@ -486,9 +506,13 @@ class Run:
         }
         best_step = self._best.step if self._best else None
         limit = self._args.save_total_limit
+        self._finish_upload()  # Publishing deletes old checkpoints.
         code, problem = saving.publish(accelerator, self._folder, share, progress, limit, best_step)
         if problem:
             self._end(code, problem)
+        if self._store is not None and accelerator.is_main_process:
+            path = self._folder / f"checkpoint-{progress['step']}"
+            self._store.start_upload(path, limit, best_step)
         self._saved_step = progress["step"]
         self._saved_is_whole = not only_model
 
@@ -503,13 +527,25 @@ class Run:
                 "a folder on a file system that all hosts share, by the same path on each",
             )
 
+    def _finish_upload(self) -> None:
+        """Wait until the newest checkpoint is in the object store, if one has a copy of the run.
+
+        A failure is only a warning: the checkpoint is whole here, and the next one is uploaded too.
+        """
+        problem = self._store.wait() if self._store is not None else None
+        if problem is not None:
+            print(f"warning: a checkpoint is only in {self._folder}: {problem}", file=sys.stderr)
+
     def _find_checkpoint(self) -> None:
         """Choose the checkpoint to resume from, on rank 0 for all. Every host must see it."""
         accelerator = self._accelerator
         found = None
         if accelerator.is_main_process:
             wish = self._args.resume_from_checkpoint
-            found = checkpoint.choose_checkpoint(self._folder, wish, self._args.dry_run)
+            if self._store is not None and not self._args.dry_run:
+                found = self._store.choose_checkpoint(wish)
+            else:
+                found = checkpoint.choose_checkpoint(self._folder, wish, self._args.dry_run)
         found = broadcast_object_list([found])[0]
         if found is None:
             self._keep_finished_model()
@@ -574,6 +610,7 @@ class Run:
                 f"the finished run in {self._folder} {difference}, and no checkpoint is left to "
                 f"continue from. {ANEW}",
             )
+        self._upload_result()
         end_as_done(
             self._accelerator,
             f"Nothing is left to do: the run is done, and the model is in {self._folder}. {ANEW}",
@@ -590,6 +627,7 @@ class Run:
         done = broadcast_object_list([is_main and self._has_finished()])[0]
         if self.step < self._total_steps or not done:
             return
+        self._upload_result()
         name = length_argument(self._args)
         end_as_done(
             self._accelerator,
@@ -690,6 +728,7 @@ class Run:
     def _end(self, code: int, message: str) -> NoReturn:
         """End all ranks alike; the message is the last line."""
         self._metrics.close()
+        self._finish_upload()
         end_all_ranks(self._accelerator, code, message)
 
 

@@ -1,0 +1,189 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The copy of a run in an object store, in this process and in the memory of fsspec.
+
+tests/object_store trains beside a real server.
+"""
+
+import shutil
+
+import fsspec
+import pytest
+
+from components.checkpoint import find_damage
+from components.folder import MANIFEST
+from components.object_store import ObjectStore, find_url_problem
+from proof.damage import make_checkpoint
+
+pytestmark = pytest.mark.usefixtures("new_process")
+URL = "memory://bucket/run"
+# Methods by which the module changes something in a store
+CHANGES = ("put_file", "pipe_file", "rm_file", "rm")
+
+
+@pytest.fixture
+def files():
+    """fsspec's store in memory, which is empty before and after."""
+    found = fsspec.filesystem("memory")
+    yield found
+    if found.exists("/bucket"):
+        found.rm("/bucket", recursive=True)
+
+
+@pytest.fixture
+def store(files, tmp_path):
+    return ObjectStore(URL, tmp_path)
+
+
+def upload(store, path, limit=2, kept_step=None):
+    store.start_upload(path, limit, kept_step)
+    assert store.wait() is None
+
+
+def stored_steps(store):
+    return sorted({int(path.split("-")[1]) for path in store._checkpoints()})
+
+
+class TestContinuing:
+    def test_a_lost_folder_continues_from_the_store(self, store, tmp_path):
+        made = make_checkpoint(tmp_path, 5)
+        upload(store, made)
+        before = {path.name: path.read_bytes() for path in made.iterdir()}
+        shutil.rmtree(made)
+        found = store.choose_checkpoint("auto")
+        assert found == made and find_damage(found) is None
+        assert {path.name: path.read_bytes() for path in found.iterdir()} == before
+
+    def test_a_newer_one_in_the_folder_is_preferred(self, store, tmp_path):
+        upload(store, make_checkpoint(tmp_path, 5))
+        newer = make_checkpoint(tmp_path, 7)
+        assert store.choose_checkpoint("auto") == newer
+
+    def test_a_damaged_one_in_the_folder_is_fetched_again(self, store, tmp_path):
+        make_checkpoint(tmp_path, 3)
+        made = make_checkpoint(tmp_path, 5)
+        upload(store, made)
+        (made / "progress.json").write_text("{")
+        found = store.choose_checkpoint("auto")
+        assert found == made and find_damage(found) is None
+
+    def test_a_damaged_one_in_the_store_ends_with_65(self, store, files, tmp_path, capsys):
+        made = make_checkpoint(tmp_path, 5)
+        upload(store, made)
+        shutil.rmtree(made)
+        files.pipe_file(f"{store.newest().path}/progress.json", b"{")
+        with pytest.raises(SystemExit, match="65"):
+            store.choose_checkpoint("auto")
+        assert "cannot be trusted: progress.json has 1 bytes" in capsys.readouterr().err
+
+    def test_starting_over_beside_later_checkpoints_is_refused(self, store, tmp_path, capsys):
+        made = make_checkpoint(tmp_path, 5)
+        upload(store, made)
+        shutil.rmtree(made)
+        with pytest.raises(SystemExit, match="64"):
+            store.choose_checkpoint("none")
+        assert "of a run that went further" in capsys.readouterr().err
+
+    def test_the_result_of_a_run_that_is_done_is_fetched(self, store, tmp_path):
+        contents = {
+            "run.json": "{}",
+            "model.safetensors": "weights",
+            "status.json": '{"state": "done"}',
+        }
+        for name, content in contents.items():
+            (tmp_path / name).write_text(content)
+        assert store.upload_result() is None
+        for name in contents:
+            (tmp_path / name).unlink()
+        store.begin(dry_run=False)
+        assert not (tmp_path / "model.safetensors").exists()
+        assert store.choose_checkpoint("auto") is None
+        assert {name: (tmp_path / name).read_text() for name in contents} == contents
+
+
+class TestKeeping:
+    def test_the_newest_and_the_best_are_kept(self, store, tmp_path):
+        for step in (1, 2, 3, 4):
+            upload(store, make_checkpoint(tmp_path, step), kept_step=1)
+        assert stored_steps(store) == [1, 3, 4]
+
+    def test_one_that_replaces_another_of_its_step_is_taken(self, store, tmp_path):
+        upload(store, make_checkpoint(tmp_path, 5, numbers=10))
+        upload(store, make_checkpoint(tmp_path, 5, numbers=20), limit=1)
+        assert len(store._checkpoints()) == 1
+        shutil.rmtree(tmp_path / "checkpoint-5")
+        assert store.choose_checkpoint("auto").is_dir()
+
+    def test_the_same_checkpoint_is_uploaded_once(self, store, files, tmp_path, monkeypatch):
+        made = make_checkpoint(tmp_path, 5)
+        upload(store, made)
+        monkeypatch.setattr(files, "put_file", None)
+        upload(store, made)
+
+    @pytest.mark.parametrize("limit", [1, 2])
+    def test_there_is_a_whole_one_after_each_change(
+        self, store, files, tmp_path, monkeypatch, limit
+    ):
+        """The upload is cut before its first, second, ... change of the store, like by kill -9."""
+        cut_at = 0
+        is_complete = False
+        while not is_complete:
+            if files.exists("/bucket"):
+                files.rm("/bucket", recursive=True)
+            upload(store, make_checkpoint(tmp_path, 1), limit)
+            upload(store, make_checkpoint(tmp_path, 2, numbers=10), limit)
+            cut(files, monkeypatch, cut_at)
+            store.start_upload(make_checkpoint(tmp_path, 2, numbers=20), limit)
+            is_complete = store.wait() is None
+            monkeypatch.undo()
+            shutil.rmtree(tmp_path)
+            found = store.choose_checkpoint("auto")
+            assert found is not None and find_damage(found) is None
+            cut_at += 1
+        assert cut_at > 5  # two parts, progress, manifest, and what is deleted
+        assert len(store._checkpoints()) == limit
+
+    def test_what_a_killed_upload_left_is_deleted_and_not_counted(self, store, files, tmp_path):
+        upload(store, make_checkpoint(tmp_path, 3))
+        files.rm_file(f"{store.newest().path}/{MANIFEST}")
+        assert store.newest() is None
+        upload(store, make_checkpoint(tmp_path, 1))
+        upload(store, make_checkpoint(tmp_path, 2))
+        assert stored_steps(store) == [1, 2]
+
+
+def cut(files, monkeypatch, number):
+    """Have the store fail from the change with this number on."""
+    left = [number]
+
+    def failing(method):
+        def call(*arguments, **options):
+            left[0] -= 1
+            if left[0] < 0:
+                raise ConnectionError("cut")
+            return method(*arguments, **options)
+
+        return call
+
+    for name in CHANGES:
+        monkeypatch.setattr(files, name, failing(getattr(files, name)))
+
+
+@pytest.mark.parametrize(
+    ("url", "says"),
+    [
+        ("runs/full", "write it as s3://BUCKET/RUN"),
+        ("s3://", "write it as s3://BUCKET/RUN"),
+        ("nosuch://bucket/run", "fsspec knows no nosuch://"),
+        ("memory://bucket/run", None),
+    ],
+)
+def test_wrong_urls_are_explained(url, says):
+    problem = find_url_problem(url)
+    assert problem is None if says is None else says in problem
+
+
+def test_a_store_out_of_reach_ends_with_69(store, files, monkeypatch, capsys):
+    cut(files, monkeypatch, 0)
+    with pytest.raises(SystemExit, match="69"):
+        store.begin(dry_run=False)
+    assert capsys.readouterr().err == f"error: --output_url {URL}: cannot be reached: cut\n"
