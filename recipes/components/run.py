@@ -29,6 +29,7 @@ from components.deepspeed_state import master_weights
 from components.ending import conclude, end_all_ranks, end_as_done
 from components.exits import Exit
 from components.gradient_probe import GradientProbe
+from components.host_checks import check_hosts
 from components.mesh import Mesh, sum_over_tokens
 from components.metrics import Metrics, drop_lines_after, finite_or_none, peak_memory_gib
 from components.model_card import CardNotes, write_card
@@ -97,6 +98,7 @@ class Run:
         self._status = process_status()
         self._status.open(None if args.dry_run else self._folder)
         self._watch = Watch(args.output_dir)
+        self._hosts = ""  # The summary's line about them
         self._watch.take_signals()
         budget = args.nonfinite_budget if args.nonfinite == "skip" else 0
         self._nonfinite = nonfinite.NonFiniteSteps(args.output_dir, budget)
@@ -128,6 +130,7 @@ class Run:
         problems = [problem for problem in found if problem]
         if problems:
             end_all_ranks(accelerator, Exit.CANNOT_WRITE, problems[0])
+        self._hosts = check_hosts(accelerator, self._watch.hosts.hosts, self._args)
         self._find_checkpoint()
 
     def check_plan(self, total_steps: int, **identity: Any) -> None:
@@ -170,6 +173,8 @@ class Run:
             longest_row: tokens of the longest row of text, for a warning if that is too long.
         """
         check_under_strategy(self._accelerator, self._args, model)
+        if self._hosts:
+            notes = {"hosts": self._hosts, **notes}
         warnings = [notes.get(WARNING, ""), warn_of_long_rows(model, longest_row)]
         summarize(
             self._accelerator,

@@ -11,6 +11,7 @@ import faulthandler
 import math
 import os
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -33,6 +34,14 @@ CANNOT_WRITE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACC
 SECONDS_BETWEEN_LOOKS = 0.2
 SECONDS_FOR_MAIN_THREAD = 5  # It handles a signal within these if it can.
 SECONDS_FOR_OTHER_RANKS = 2  # A rank that failed first has reported it after these.
+SECONDS_FOR_LAUNCHER = 20  # torchrun ends within some seconds of its ranks, if nothing blocks it.
+# Kills the process of a descriptor unless it ends within some seconds
+KILL_LATER = """
+import select, signal, sys
+process, seconds = map(int, sys.argv[1:])
+if not select.select([process], [], [], seconds)[0]:
+    signal.pidfd_send_signal(process, signal.SIGKILL)
+"""
 
 
 class Watch:
@@ -218,6 +227,7 @@ class Watch:
             told = report["state"], report["exit_code"], report["why"], report["text"]
             report_to_launcher(*told)
             if lost:
+                end_blocked_launcher()
                 self.hosts.tell(*told)  # Others may still answer.
         else:
             time.sleep(1)  # When the first rank has ended, the launcher ends the others.
@@ -266,6 +276,20 @@ class Watch:
         if is_about_a_file(error, self._output_dir):
             return Exit.CANNOT_WRITE, f"error: cannot read or write: {error}"
         return Exit.FAILED, f"error: {name}: {error}"
+
+
+def end_blocked_launcher() -> None:
+    """Have torchrun killed if it is still there some seconds after its ranks have ended.
+
+    If the network drops its packets, torchrun waits in a read from the store, without a time limit,
+    until the kernel gives up the connection after about 15 minutes (net.ipv4.tcp_retries2). It
+    handles no signal meanwhile, and the host would not be free.
+    """
+    if "TORCHELASTIC_RUN_ID" not in os.environ:
+        return
+    launcher = os.pidfd_open(os.getppid())
+    command = [sys.executable, "-c", KILL_LATER, str(launcher), str(SECONDS_FOR_LAUNCHER)]
+    subprocess.Popen(command, pass_fds=[launcher], start_new_session=True)
 
 
 def leave_signals_to_parent() -> None:
