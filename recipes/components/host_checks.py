@@ -151,6 +151,7 @@ def describe_cache(accelerator: Accelerator) -> str:
     cache = Path(constants.HF_HOME)
     with contextlib.suppress(OSError):
         os.makedirs(cache, exist_ok=True)
-    if hosts_without(cache, accelerator.is_main_process):
+    apart = hosts_without(cache, accelerator.is_main_process)
+    if apart:
         return f"each downloads and tokenizes into a cache of its own ({cache})"
     return f"they share the cache of models and rows ({cache})"

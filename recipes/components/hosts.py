@@ -76,12 +76,14 @@ class HostWatch:
     """The watch over the other hosts of a run. Before `join`, and on one host, it does nothing.
 
     Attributes:
+        rank: the rank that watches.
         hosts: all hosts of the run, this one included; empty before `join`.
         report: how a rank of another host ended, as it told, or {}: `state`, `exit_code`, `why`,
             `text` as for components.status.report_to_launcher, with the place, and `rank`.
     """
 
     def __init__(self, status: Status) -> None:
+        self.rank = RANK
         self.hosts: list[Host] = []
         self.report: Mapping[str, Any] = {}
         self._status = status
@@ -95,18 +97,18 @@ class HostWatch:
     @property
     def others(self) -> list[Host]:
         """The hosts of the run without this one."""
-        return [host for host in self.hosts if RANK not in host.ranks]
+        return [host for host in self.hosts if self.rank not in host.ranks]
 
     @property
     def is_leader(self) -> bool:
         """Whether this rank counts the beats of its host, and reads those of the others."""
-        return any(RANK == host.leader for host in self.hosts)
+        return any(self.rank == host.leader for host in self.hosts)
 
     # ---- Beginning ----
     def join(self, accelerator: Accelerator) -> None:
         """Begin to watch the other hosts, if there are any. Every rank takes part."""
         node = HOST, os.environ.get("GROUP_RANK", "")
-        members = gather_object([(RANK, node, is_address_of_this_host(master_address()))])
+        members = gather_object([(self.rank, node, is_address_of_this_host(master_address()))])
         hosts = hosts_of(members)
         if len(hosts) == 1:
             return
@@ -156,8 +158,9 @@ class HostWatch:
         step = self._status.step
         if HOST not in text:
             reason = text.removeprefix("error: ")
-            text = f"error: rank {RANK} on {HOST} ended in step {step}: {reason}"
-        self._to_tell = {"state": state, "exit_code": code, "why": why, "text": text, "rank": RANK}
+            text = f"error: rank {self.rank} on {HOST} ended in step {step}: {reason}"
+        report = {"state": state, "exit_code": code, "why": why, "text": text}
+        self._to_tell = report | {"rank": self.rank}
         self._wakes.set()
         self._has_told.wait(SECONDS_TO_TELL)
 
@@ -178,7 +181,7 @@ class HostWatch:
     def _count_beat(self) -> None:
         if self.is_leader:
             self._beats += 1
-            self._store.set(f"beat/{RANK}", f"{self._beats} {self._status.step}")
+            self._store.set(f"beat/{self.rank}", f"{self._beats} {self._status.step}")
 
     def _read_beats(self) -> None:
         if not self.is_leader:
@@ -195,8 +198,8 @@ class HostWatch:
             return
         report = json.loads(self._store.get(END))
         if self.is_leader:
-            self._store.set(f"knows/{RANK}", "")
-        here = [host for host in self.hosts if RANK in host.ranks]
+            self._store.set(f"knows/{self.rank}", "")
+        here = [host for host in self.hosts if self.rank in host.ranks]
         if report["rank"] not in here[0].ranks:
             self.report = report
 
@@ -204,7 +207,7 @@ class HostWatch:
         """Write how this rank ends, if it is the first, and wait until every host has read it."""
         self._store.compare_set(END, "", json.dumps(self._to_tell))
         if self.is_leader:
-            self._store.set(f"knows/{RANK}", "")
+            self._store.set(f"knows/{self.rank}", "")
         keys = [f"knows/{host.leader}" for host in self.others]
         while not self._store.check(keys):
             time.sleep(0.1)
