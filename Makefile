@@ -13,7 +13,7 @@ export TOKENIZERS_PARALLELISM ?= false
 # Some containers set it. Without bytecode each process compiles all that it imports from here.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help install install-dev docs quickstart proof bench pictures test check fix test-export test-cluster test-object-store test-gpu gpu-proof gpu-wheels clean
+.PHONY: help install install-dev docs quickstart proof bench pictures test check fix test-export test-cluster test-hosts test-object-store test-gpu gpu-proof gpu-wheels clean
 .PHONY: quickstart-llama quickstart-mistral_pretrain quickstart-bert quickstart-bert_ner quickstart-t5 quickstart-llama_dpo quickstart-vit quickstart-mixtral
 
 help:  ## list these targets
@@ -195,6 +195,10 @@ test-cluster: install-dev  ## run clusters/ on Slurm, started here, and on two a
 	test -x .venv-clusters/bin/python || $(BASE_PYTHON) -m venv .venv-clusters
 	.venv-clusters/bin/python -m pip install --quiet -r requirements-clusters.txt
 	python -m pytest -q -rs tests/cluster
+
+# As root; otherwise the tests are skipped, with the reason
+test-hosts: install-dev  ## two hosts in network namespaces lose each other, and disagree
+	python -m pytest -q -rs tests/hosts
 
 proof: install  ## measure every strategy and the planner; write the tables
 	python scripts/parity.py --json results/parity.json

@@ -29,6 +29,7 @@ from components.deepspeed_state import master_weights
 from components.ending import conclude, end_all_ranks, end_as_done
 from components.exits import Exit
 from components.gradient_probe import GradientProbe
+from components.host_checks import check_hosts
 from components.mesh import Mesh, sum_over_tokens
 from components.metrics import Metrics, drop_lines_after, finite_or_none, peak_memory_gib
 from components.model_card import CardNotes, write_card
@@ -36,7 +37,6 @@ from components.model_checks import check_under_strategy, warn_of_long_rows
 from components.object_store import ObjectStore
 from components.optimizer import Schedule
 from components.saved_state import SavedState
-from components.shared_folder import find_host_without
 from components.startup import imports_are_done
 from components.state import (
     gather_state,
@@ -102,6 +102,7 @@ class Run:
         self._status = process_status()
         self._status.open(None if args.dry_run else self._folder)
         self._watch = Watch(args.output_dir)
+        self._hosts = ""  # The summary's line about them
         self._watch.take_signals()
         budget = args.nonfinite_budget if args.nonfinite == "skip" else 0
         self._nonfinite = nonfinite.NonFiniteSteps(args.output_dir, budget)
@@ -133,8 +134,7 @@ class Run:
         problems = [problem for problem in found if problem]
         if problems:
             end_all_ranks(accelerator, Exit.CANNOT_WRITE, problems[0])
-        if accelerator.num_processes > 1 and not self._args.dry_run:
-            self._check_folder_is_shared()
+        self._hosts = check_hosts(accelerator, self._watch.hosts.hosts, self._args)
         self._find_checkpoint()
 
     def check_plan(self, total_steps: int, **identity: Any) -> None:
@@ -177,6 +177,8 @@ class Run:
             longest_row: tokens of the longest row of text, for a warning if that is too long.
         """
         check_under_strategy(self._accelerator, self._args, model)
+        if self._hosts:
+            notes = {"hosts": self._hosts, **notes}
         warnings = [notes.get(WARNING, ""), warn_of_long_rows(model, longest_row)]
         summarize(
             self._accelerator,
@@ -515,17 +517,6 @@ class Run:
             self._store.start_upload(path, limit, best_step)
         self._saved_step = progress["step"]
         self._saved_is_whole = not only_model
-
-    def _check_folder_is_shared(self) -> None:
-        """End with 64 if a host has another output folder: its ranks could not save into it."""
-        host = find_host_without(self._accelerator, self._folder)
-        if host is not None:
-            end_all_ranks(
-                self._accelerator,
-                Exit.USAGE,
-                f"--output_dir {self._folder}: {host} does not see what rank 0 writes there: pass "
-                "a folder on a file system that all hosts share, by the same path on each",
-            )
 
     def _finish_upload(self) -> None:
         """Wait until the newest checkpoint is in the object store, if one has a copy of the run.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether the hosts of a run share the output folder, into which ranks of all of them write."""
+"""Whether the hosts of a run share a folder."""
 
 import contextlib
 import secrets
@@ -22,7 +22,8 @@ def find_host_without(accelerator: Accelerator, folder: Path) -> str | None:
     name = broadcast_object_list([f".seen-by-all-hosts-{secrets.token_hex(8)}"])[0]
     file = folder / name
     if accelerator.is_main_process:
-        file.touch()
+        with contextlib.suppress(OSError):  # Then no host sees it.
+            file.touch()
     accelerator.wait_for_everyone()
     found = gather_object([(HOST, appears(file))])
     if accelerator.is_main_process:

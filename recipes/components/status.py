@@ -35,6 +35,8 @@ class Status:
         output_dir: the folder of status.json; None if nothing is to be written.
         is_open: whether `output_dir` has been decided on.
         began: when this process began, in TIME_FORMAT.
+        tell_other_hosts: tells the ranks of other hosts how this rank ends, with the arguments of
+            `report_to_launcher`; it does nothing until HostWatch of hosts.py watches them.
     """
 
     def __init__(self) -> None:
@@ -43,6 +45,7 @@ class Status:
         self.output_dir: Path | None = None
         self.is_open = False
         self.began = ""
+        self.tell_other_hosts: Callable[[str, int, str, str], None] = tell_nobody
 
     @property
     def is_training(self) -> bool:
@@ -194,7 +197,12 @@ def fail(code: int, *problems: str) -> NoReturn:
         status.open_for_wrong_call()
     status.set("failed", code, problems[0])
     report_to_launcher("failed", code, problems[0], text)
+    status.tell_other_hosts("failed", code, problems[0], text)
     sys.exit(code)
+
+
+def tell_nobody(state: str, code: int, why: str, text: str) -> None:
+    """Do nothing, since no other host is watched."""
 
 
 def report_to_launcher(state: str, code: int, why: str, text: str, later: int = 0) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Signals to this process, exceptions in it, and the other ranks of its host.
+"""Signals to this process, exceptions in it, and the other ranks of the run.
 
 Without this a rank that dies would leave the others waiting forever in a collective call, and a
 run that is preempted would lose what it did since its last checkpoint.
@@ -11,12 +11,14 @@ import faulthandler
 import math
 import os
 import signal
+import subprocess
 import sys
 import threading
 import time
 from multiprocessing.connection import wait
 from pathlib import Path
 from types import FrameType, TracebackType
+from typing import Any
 
 import psutil
 import torch
@@ -25,12 +27,21 @@ from accelerate.utils import gather_object
 from safetensors import SafetensorError
 
 from components.exits import Exit
+from components.hosts import Host, HostWatch, is_broken_connection
 from components.status import HOST, RANK, process_status, report_to_launcher
 
 CANNOT_WRITE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES)
 SECONDS_BETWEEN_LOOKS = 0.2
 SECONDS_FOR_MAIN_THREAD = 5  # It handles a signal within these if it can.
 SECONDS_FOR_OTHER_RANKS = 2  # A rank that failed first has reported it after these.
+SECONDS_FOR_LAUNCHER = 20  # torchrun ends within some seconds of its ranks, if nothing blocks it.
+# Kills the process of a descriptor unless it ends within some seconds
+KILL_LATER = """
+import select, signal, sys
+process, seconds = map(int, sys.argv[1:])
+if not select.select([process], [], [], seconds)[0]:
+    signal.pidfd_send_signal(process, signal.SIGKILL)
+"""
 
 
 class Watch:
@@ -40,6 +51,7 @@ class Watch:
         stop_requested: whether this process was asked to stop.
         sign_of_life: when the loop last showed one, in seconds of time.monotonic().
         peers: {file descriptor of a process: (rank, process id)} of the other ranks of this host.
+        hosts: the watch over the other hosts.
     """
 
     def __init__(self, output_dir: str) -> None:
@@ -47,6 +59,7 @@ class Watch:
         self.sign_of_life = math.inf
         self.peers: dict[int, tuple[int, int]] = {}
         self._status = process_status()
+        self.hosts = HostWatch(self._status)
         self._output_dir = output_dir
         self._woken = -1
         # On a GPU: the answer of the previous vote, which needs no waiting, and its event
@@ -94,12 +107,14 @@ class Watch:
             print(f"error: {why}", file=sys.stderr, flush=True)
             self._status.set("failed", Exit.FAILED, why)
             report_to_launcher("failed", Exit.FAILED, why, f"error: {why}")
+            self._status.tell_other_hosts("failed", Exit.FAILED, why, f"error: {why}")
             return Exit.FAILED
         name = signal.Signals(number).name
         message = f"Stopped by {name} before the first step: run the same command again"
         self._status.set("stopped", Exit.STOPPED, message)
         print(message, flush=True)
         report_to_launcher("stopped", Exit.STOPPED, message, message)
+        self._status.tell_other_hosts("stopped", Exit.STOPPED, message, message)
         return Exit.STOPPED
 
     def any_rank_must_stop(self, accelerator: Accelerator) -> bool:
@@ -125,7 +140,7 @@ class Watch:
 
     # ---- The other ranks ----
     def join(self, accelerator: Accelerator, timeout: float) -> None:
-        """Record exceptions, and watch the other ranks of this host. Every rank takes part.
+        """Record exceptions, and watch the other ranks. Every rank takes part.
 
         Args:
             timeout: seconds without a sign of life after which this rank ends.
@@ -137,6 +152,7 @@ class Watch:
             if host == HOST and rank != RANK:
                 with contextlib.suppress(OSError):  # It is in another container of the same name.
                     self.peers[os.pidfd_open(process)] = rank, process
+        self.hosts.join(accelerator)
         threading.Thread(target=self._look_after_ranks, args=(timeout,), daemon=True).start()
 
     def gone_peers(self) -> list[tuple[int, int]]:
@@ -156,6 +172,9 @@ class Watch:
             hangs = time.monotonic() - self.sign_of_life > timeout
             if gone or hangs:
                 self._end_this_rank(gone, hangs, timeout)
+            lost = self.hosts.lost()
+            if lost or self.hosts.report:
+                self._end_with_other_hosts(lost)
 
     def _take_signal_for_main_thread(self) -> None:
         """Handle a signal while the main thread is in C++, where Python runs no handlers."""
@@ -191,7 +210,37 @@ class Watch:
             print(ending, file=sys.stderr, flush=True)
             self._status.set("failed", Exit.FAILED, f"{why} on {HOST}")
             report_to_launcher("failed", Exit.FAILED, f"{why} on {HOST}", ending)
+            self._status.tell_other_hosts("failed", Exit.FAILED, f"{why} on {HOST}", ending)
         os._exit(report.get("exit_code") or Exit.FAILED)
+
+    def _end_with_other_hosts(self, lost: list[Host]) -> None:
+        """End this rank as a rank of another host has ended, or since hosts are lost.
+
+        The first rank of each host prints the line, since hosts have logs of their own.
+        """
+        report = self.hosts.report or self._report_of(lost)
+        if not self._status.is_training:
+            return
+        if self.hosts.is_leader:
+            print(report["text"], file=sys.stderr, flush=True)
+            self._status.set(report["state"], report["exit_code"], report["why"])
+            told = report["state"], report["exit_code"], report["why"], report["text"]
+            report_to_launcher(*told)
+            if lost:
+                end_blocked_launcher()
+                self.hosts.tell(*told)  # Others may still answer.
+        else:
+            time.sleep(1)  # When the first rank has ended, the launcher ends the others.
+        os._exit(report["exit_code"])
+
+    def _report_of(self, lost: list[Host]) -> dict[str, Any]:
+        """Return the report of a rank that ends since hosts are lost."""
+        why = self.hosts.why_lost(lost)
+        text = (
+            f"error: {why}: rank {RANK} on {HOST} ends in step {self._status.step}; "
+            "the same command continues from the newest checkpoint"
+        )
+        return {"state": "failed", "exit_code": int(Exit.FAILED), "why": why, "text": text}
 
     # ---- Exceptions ----
     def on_exception(
@@ -201,6 +250,9 @@ class Watch:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)  # The launcher sends it to end all ranks.
         if os.environ.get("WORLD_SIZE", "1") != "1":
             time.sleep(SECONDS_FOR_OTHER_RANKS)  # This may only follow from another rank's end.
+        if is_broken_connection(error):
+            # If a host is lost, the thread that looks after ranks notices it and ends this process.
+            time.sleep(self.hosts.note_broken_connection())
         report = self._status.reported_by_others()
         if report.get("state") == "failed":  # Another rank, or a process that loads data, failed.
             os._exit(report.get("exit_code") or Exit.FAILED)
@@ -212,6 +264,7 @@ class Watch:
             print(text, file=sys.stderr)
         self._status.set("failed", code, why)
         report_to_launcher("failed", code, why, text)
+        self._status.tell_other_hosts("failed", code, why, text)
         sys.stdout.flush()
         os._exit(code)
 
@@ -223,6 +276,20 @@ class Watch:
         if is_about_a_file(error, self._output_dir):
             return Exit.CANNOT_WRITE, f"error: cannot read or write: {error}"
         return Exit.FAILED, f"error: {name}: {error}"
+
+
+def end_blocked_launcher() -> None:
+    """Have torchrun killed if it is still there some seconds after its ranks have ended.
+
+    If the network drops its packets, torchrun waits in a read from the store, without a time limit,
+    until the kernel gives up the connection after about 15 minutes (net.ipv4.tcp_retries2). It
+    handles no signal meanwhile, and the host would not be free.
+    """
+    if "TORCHELASTIC_RUN_ID" not in os.environ:
+        return
+    launcher = os.pidfd_open(os.getppid())
+    command = [sys.executable, "-c", KILL_LATER, str(launcher), str(SECONDS_FOR_LAUNCHER)]
+    subprocess.Popen(command, pass_fds=[launcher], start_new_session=True)
 
 
 def leave_signals_to_parent() -> None:

@@ -1,0 +1,173 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Two hosts that train together lose each other, and disagree.
+
+Some five minutes on two cores: `make test-hosts`. Skipped, with the reason, where no network
+namespace can be made.
+"""
+
+import json
+import os
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from components.hosts import SECONDS_OF_SILENCE
+from components.watch import SECONDS_FOR_LAUNCHER
+from launching import RECIPE, REPO, read_json, read_metrics, recipe
+
+FAULTS = REPO / "scripts" / "proof" / "faults.py"
+STEPS = 12
+WAIT = 5  # seconds for which the fault holds a rank, while the test loses a host
+# Beside the silence after which a host is lost: a busy machine, telling others, and torchrun's end
+MORE_SECONDS = 25
+
+
+def wait_until(is_so, seconds):
+    """Wait until something is so, or fail."""
+    start = time.monotonic()
+    while not is_so():
+        assert time.monotonic() - start < seconds, f"not within {seconds} s"
+        time.sleep(0.1)
+
+
+def job(tiny, folder, per_rank=4):
+    """The arguments of a run of 12 steps with checkpoints after 5, 10 and 12."""
+    words = ["--model_name_or_path", tiny / "model", "--dataset_name"]
+    words += [tiny / "data" / "train.jsonl", "--output_dir", folder, "--report_to", "none"]
+    words += ["--max_steps", STEPS, "--save_steps", 5, "--learning_rate", "1e-3"]
+    return [*words, "--per_device_train_batch_size", per_rank]
+
+
+def start(hosts, tiny, folder, fault=None, folder_b=None, **environment_b):
+    """Start the recipe on both hosts, with a planted fault and what differs on the second."""
+    first = hosts[0]
+    planted = {"FAULT": json.dumps([fault] if fault else [])}
+    folders = folder, folder_b or folder
+    environments = planted, planted | environment_b
+    launches = []
+    for host, place, environment in zip(hosts, folders, environments, strict=True):
+        words = [FAULTS, RECIPE, *job(tiny, place)]
+        log = folder.parent / f"{host.name}.log"
+        launches.append(host.start(words, log, first, environment))
+    return launches
+
+
+def ranks_gone(hosts):
+    """Whether no rank of the recipe is left; launchers may be."""
+    for host in hosts:
+        for process in host.processes():
+            try:
+                words = Path(f"/proc/{process}/cmdline").read_text().split("\0")
+            except OSError:  # It has ended.
+                continue
+            if RECIPE in words and "torch.distributed.run" not in words:
+                return False
+    return True
+
+
+@pytest.fixture(scope="module")
+def alone(tiny, tmp_path_factory):
+    """The losses of the same run in one process."""
+    folder = tmp_path_factory.mktemp("alone") / "run"
+    done = recipe(*job(tiny, folder, per_rank=8), env=os.environ | {"ACCELERATE_USE_CPU": "true"})
+    assert done.returncode == 0, done.output[-3000:]
+    return [line["loss"] for line in read_metrics(folder)[0]]
+
+
+def lose(what, host):
+    if what == "killed":
+        host.kill()
+    else:
+        host.cut_off()
+
+
+@pytest.mark.parametrize(
+    ("what", "fault"),
+    [
+        ("cut off in a step", {"at": "summed_loss", "step": 8}),
+        ("cut off in a save", {"at": "publish", "call": 2}),
+        ("killed", {"at": "summed_loss", "step": 8}),
+    ],
+)
+def test_a_lost_host_ends_all_and_the_same_command_goes_on(
+    what, fault, hosts, tiny, tmp_path, alone
+):
+    marker = tmp_path / "now"
+    fault = {"do": "wait", "rank": 0, "file": str(marker), "seconds": WAIT} | fault
+    folder = tmp_path / "run"
+    launches = start(hosts, tiny, folder, fault)
+    wait_until(marker.exists, 200)
+    lose(what, hosts[1])
+    wait_until(lambda: ranks_gone(hosts), WAIT + SECONDS_OF_SILENCE + MORE_SECONDS)
+    survivors = launches[:1] if what == "killed" else launches
+    for launch in survivors:
+        # Not even the launcher is left, which a read from the store may block
+        launch.end(SECONDS_FOR_LAUNCHER + MORE_SECONDS)
+        [line] = launch.errors()
+        assert "no answer for" in line and "the same command continues" in line
+    [line] = launches[0].errors()
+    step = fault.get("step", 10)  # The second save is after step 10.
+    assert "from host host-b (rank 1), last in step" in line
+    assert f"rank 0 on host-a ends in step {step};" in line
+    status = read_json(folder / "status.json")
+    assert status["state"] == "failed" and status["exit_code"] == 1
+    assert "no answer for" in status["why"] and status["step"] == step
+
+    for host in hosts:
+        host.connect()
+        host.kill()
+    again = start(hosts, tiny, folder)
+    assert [launch.end() for launch in again] == [0, 0], again[0].output[-3000:]
+    assert f"Continuing from {folder}/checkpoint-" in again[0].output
+    lines = read_metrics(folder)[0]
+    assert [line["step"] for line in lines] == list(range(1, STEPS + 1))
+    # Two ranks add up a loss in another order than one, which moves its last bits
+    assert [line["loss"] for line in lines] == pytest.approx(alone, rel=1e-5)
+
+
+def test_an_output_folder_that_only_one_host_sees_is_refused(hosts, tiny, tmp_path):
+    launches = start(hosts, tiny, tmp_path / "run", folder_b=tmp_path / "other")
+    assert [launch.end() for launch in launches] == [1, 1]
+    for launch in launches:
+        [line] = launch.errors()
+        assert "is not the same folder on host-b as on host-a: pass a folder on a file sys" in line
+    assert read_json(tmp_path / "run" / "status.json")["exit_code"] == 64
+    assert not list(tmp_path.rglob(".seen*"))
+
+
+def test_other_versions_on_a_host_are_refused(hosts, tiny, tmp_path):
+    about = tmp_path / "packages" / "accelerate-99.0.dist-info" / "METADATA"
+    about.parent.mkdir(parents=True)
+    about.write_text("Metadata-Version: 2.1\nName: accelerate\nVersion: 99.0\n")
+    packages = str(tmp_path / "packages")
+    launches = start(hosts, tiny, tmp_path / "run", PYTHONPATH=packages)
+    assert [launch.end() for launch in launches] == [1, 1]
+    for launch in launches:
+        [line] = launch.errors()
+        assert "and 99.0 on host-b: install the same versions on all hosts" in line
+    assert read_json(tmp_path / "run" / "status.json")["exit_code"] == 64
+
+
+def test_a_full_disk_on_one_host_ends_the_ranks_of_both(hosts, tiny, tmp_path):
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    if command_fails("mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", disk):
+        pytest.skip("no file system can be mounted here")
+    try:
+        launches = start(hosts, tiny, tmp_path / "run", HF_DATASETS_CACHE=str(disk))
+        codes = [launch.end() for launch in launches]
+    finally:
+        assert not command_fails("umount", "-l", disk)
+    assert codes == [1, 1]
+    for launch in launches:
+        [line] = launch.errors()
+        assert "No space left on device" in line
+    assert "rank 1 on host-b ended in step 0" in launches[0].errors()[0]
+    # Rows that cannot be written to the cache are data that cannot be used
+    assert read_json(tmp_path / "run" / "status.json")["exit_code"] == 65
+
+
+def command_fails(*words):
+    return subprocess.run(words, capture_output=True).returncode != 0
