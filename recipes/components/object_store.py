@@ -10,7 +10,7 @@ valid, another checkpoint of the same step has another hash, and old checkpoints
 manifest first, once a new one is complete. What an upload that was killed has left has no
 manifest, and goes with them.
 
-The run trains from and saves to OUTPUT_DIR. A checkpoint is uploaded while the training goes on. A
+The run trains from and saves to OUTPUT_DIR. A checkpoint is uploaded while training continues. A
 store that fails for a while does not end the run: each failure is a warning, the next upload
 catches up, and only a run whose result is not in the store at the end has failed.
 
@@ -183,7 +183,7 @@ class ObjectStore:
         write_file(self._folder / folder.LATEST, final.name)
         return final
 
-    # ---- While the run goes on ----
+    # ---- During training ----
     def start_upload(self, path: Path, limit: int, kept_step: int | None = None) -> None:
         """Upload a checkpoint in the background. `wait` has to be called before the next.
 

@@ -357,9 +357,9 @@ class Run:
 
     def _upload_result(self) -> None:
         """Upload the result, and end with 69 or 73 if that fails, though the run is done."""
-        if self._store is None or not self._accelerator.is_main_process:
-            return
-        problem = self._store.upload_result()
+        problem = None
+        if self._store is not None and self._accelerator.is_main_process:
+            problem = self._store.upload_result()
         if problem is None:
             return
         code, why = problem

@@ -37,6 +37,7 @@ PLAIN = {
     "pip install liger-kernel",
     "pip install -r requirements-export.txt",
     "pip install -r requirements-llama-cpp.txt",
+    "pip install s3fs",
     "pip install trackio",
     "trackio show --project llama",
     "tensorboard --logdir runs",

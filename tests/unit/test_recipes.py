@@ -65,6 +65,7 @@ COLLECTIVES = set(
     save_model save_state share_new_modules skip_if_not_finite run.start start_trackers steps
     summarize summed_losses summed_tag_loss summed_target_loss token_loss training_loader
     wait_for_everyone weighted_row_losses whole_weights _between_steps find_host_without
+    check_hosts compare_clocks describe_cache self.hosts.join
     _check_nonfinite _deal _end _end_if_done _find_best _find_checkpoint _keep_finished_model
     _keep_row_order
     _load_best _note_if_best _save_and_stop _save_if_new _write_step
@@ -73,7 +74,7 @@ COLLECTIVES = set(
 LEAVES = (ast.Return, ast.Break, ast.Continue)
 PACKAGES = {"PIL": "pillow"}  # where a module has another name
 # The required packages bring them
-INDIRECT = {"numpy", "jinja2", "tqdm", "xxhash", "safetensors", "psutil", "yaml"}
+INDIRECT = {"numpy", "jinja2", "tqdm", "xxhash", "safetensors", "psutil", "yaml", "fsspec"}
 # Modules that only some installations have, imported where they are used
 OPTIONAL = {"deepspeed", "bitsandbytes"}
 
