@@ -9,6 +9,7 @@ does. Seen in accelerate 1.15, torch 2.13 and deepspeed 0.19.
 import importlib
 import os
 import sys
+from collections.abc import Sequence
 from types import ModuleType
 from typing import Any
 
@@ -32,6 +33,7 @@ def treat_cpu_as_gpu(ranks_per_node: int) -> None:
     """Make every change that this rank's engine needs; the launcher's environment names it."""
     use_gloo()
     do_not_pin_memory()
+    sum_norms_in_double()
     keep_full_state_dict()
     simulate_nodes(ranks_per_node)
     if int(os.environ.get("PARALLELISM_CONFIG_CP_SIZE", "1")) > 1:
@@ -92,6 +94,32 @@ def do_not_pin_memory() -> None:
             self.cpu_offload = CPUOffloadPolicy(pin_memory=False)
 
     FullyShardedDataParallelPlugin.set_cpu_offload = set_cpu_offload
+
+
+def sum_norms_in_double() -> None:
+    """Let the norm of gradients in fp32 be as exact as on a GPU.
+
+    Upstream adds up the squares of a tensor on the CPU in a few fp32 sums, one element after the
+    other: the norm of a whole matrix is low by up to 1e-5, that of its shards by less. A GPU adds
+    up many short sums. DeepSpeed takes norms in double on both.
+    """
+    norm_of_one = upstream(torch.linalg, "vector_norm")
+    norms_of_many = upstream(torch, "_foreach_norm")
+
+    def vector_norm(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        if kwargs.get("dtype", tensor.dtype) != torch.float32:
+            return norm_of_one(tensor, *args, **kwargs)
+        in_double = kwargs | {"dtype": torch.float64}
+        return norm_of_one(tensor, *args, **in_double).float()
+
+    def foreach_norm(tensors: Sequence[torch.Tensor], *args: Any, **kwargs: Any) -> Any:
+        if any(tensor.dtype != torch.float32 for tensor in tensors):
+            return norms_of_many(tensors, *args, **kwargs)
+        in_double = kwargs | {"dtype": torch.float64}
+        return [norm.float() for norm in norms_of_many(tensors, *args, **in_double)]
+
+    torch.linalg.vector_norm = vector_norm
+    torch._foreach_norm = foreach_norm
 
 
 def sync_fsdp1_states() -> None:
