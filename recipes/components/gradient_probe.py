@@ -74,9 +74,8 @@ class GradientProbe:
         self._sum: Any = None  # The gradients of this rank's micro-batches, added up
         self._factor: Any = None
         self._watched: list[torch.Tensor] = []
-        # Hooks in a compiled layer would be compiled, and stay after they are removed
-        outside = model.get_submodule(place.split("._orig_mod")[0])
-        self._hook = outside.register_forward_pre_hook(self._watch_weight)
+        outermost = outermost_compiled(model, place)
+        self._hook = outermost.register_forward_pre_hook(self._watch_weight)
         self._handles: list[Any] = []
 
     @contextmanager
@@ -228,6 +227,23 @@ class GradientProbe:
             expected = whole.to_local()
             gradient = gradient.to_local()
         return gradient.detach().float().to(expected.device), expected
+
+
+def outermost_compiled(model: torch.nn.Module, place: str) -> torch.nn.Module:
+    """Return the outermost compiled module around a weight, or the weight's own if there is none.
+
+    A hook of a module inside it would be compiled: `torch.compile` calls it even after it is
+    removed, and a module that was compiled in place is then compiled again.
+
+    Args:
+        place: the name of the weight's own module, "" for the model.
+    """
+    words = place.split("._orig_mod")[0].split(".")
+    for depth in range(len(words)):
+        module = model.get_submodule(".".join(words[:depth]))
+        if module._compiled_call_impl is not None:
+            return module
+    return model.get_submodule(".".join(words))
 
 
 def choose_weight(names: list[str]) -> str:

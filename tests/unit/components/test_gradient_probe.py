@@ -34,6 +34,21 @@ class Model(torch.nn.Module):
         return self.norm(hidden)
 
 
+class ModelOfOneLayer(torch.nn.Module):
+    """A model whose only layer has the linear layer and the norm."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = Model()
+
+    @property
+    def norm(self):
+        return self.layer.norm
+
+    def forward(self, rows):
+        return self.layer(rows)
+
+
 class Job:
     """A run on two ranks with the same rows, of which this is one.
 
@@ -148,6 +163,26 @@ def test_nothing_is_watched_after_the_first_step():
     job.divides_by = 1
     job.step()
     assert job.ended is None
+
+
+@pytest.mark.parametrize("in_place", [True, False])
+def test_a_compiled_layer_is_watched_without_being_compiled_again(in_place):
+    graphs = []
+
+    def backend(graph, inputs):
+        graphs.append(graph)
+        return graph
+
+    model = ModelOfOneLayer()
+    if in_place:  # as accelerate does for FSDP2 and DeepSpeed
+        model.layer.compile(backend=backend)
+    else:
+        model.layer = torch.compile(model.layer, backend=backend)
+    job = Job(model, divides_by=1)
+    for _ in range(2):
+        job.step()
+    assert "2 times its gradient" in job.ended[1] and not job.is_watched
+    assert len(graphs) == 1
 
 
 def test_an_evaluation_before_the_first_step_is_not_watched():
