@@ -47,18 +47,24 @@ def measure(run: Run, tiny: Path, folder: Path, reference: Path, root: Path = RO
 
 def judged(run: Run, folder: Path, reference: Path) -> dict:
     """Return the fields of a finished run's row: its numbers and the bytes that its ranks held."""
-    found = compare(folder, reference)
-    bounds, why = bounds_of(run)
     report = json.loads((folder / "report.json").read_text())
-    ok = within(found, bounds) and report["verdict"] == "ok"
-    return {
-        "differences": found,
-        "bounds": bounds,
-        "why": why,
+    measured = {
+        "differences": compare(folder, reference),
         "bytes": report["verdict"],
         "held": held_bytes(report["rows"]),
-        "verdict": "ok" if ok else "OUT OF BOUNDS",
     }
+    return measured | verdict_on(run, measured)
+
+
+def verdict_on(run: Run, measured: dict) -> dict:
+    """Return the bounds of a run, the reason for them, and whether it is within them.
+
+    Args:
+        measured: at least its differences and its verdict on bytes.
+    """
+    bounds, why = bounds_of(run)
+    ok = within(measured["differences"], bounds) and measured["bytes"] == "ok"
+    return {"bounds": bounds, "why": why, "verdict": "ok" if ok else "OUT OF BOUNDS"}
 
 
 def held_bytes(rows: list[dict]) -> dict[str, dict]:
@@ -75,17 +81,25 @@ def held_bytes(rows: list[dict]) -> dict[str, dict]:
 def merge(measured: list[dict], before: list[dict], chosen: list[Run]) -> list[dict]:
     """Return in order the new rows, and the earlier rows of other runs.
 
-    Rows of runs that are made no longer are left out. Runs that were only measured because others
-    are compared with them have a row from before.
+    Rows of runs that are made no longer are left out, and the others are judged by the bounds of
+    today. Runs that were only measured because others are compared with them have a row from
+    before.
 
     Args:
         chosen: the runs that the command line chooses.
     """
     others = set(all_runs()) - set(chosen)
-    kept = [row for row in before if run_of(row) in others]
+    kept = [judged_again(row) for row in before if run_of(row) in others]
     if kept:
         measured = [row for row in measured if run_of(row) in chosen]
     return in_order(measured + kept)
+
+
+def judged_again(row: dict) -> dict:
+    """Return a row with the bounds of today, if its run was compared with another one."""
+    if "differences" not in row:
+        return row
+    return row | verdict_on(run_of(row), row)
 
 
 def run_of(row: dict) -> Run:
