@@ -768,6 +768,21 @@ broken(
     "without shards",
 )
 broken(
+    "tensor parallel groups that nothing averages",
+    DDP.replace("8", "4") + MESH_OF.format(first="dp_shard", second="tp"),
+    "error",
+    "parallelism_config_dp_shard_size",
+    "averages the gradients",
+)
+broken(
+    "a step of no micro-batch",
+    ZERO2 + "  gradient_accumulation_steps: 0\n",
+    "error",
+    "gradient_accumulation_steps",
+    "at least one micro-batch",
+    fixed={"zero_stage": 2},
+)
+broken(
     "a row split in two ways",
     FULL2.replace("8", "4") + MESH_OF.format(first="cp", second="sp"),
     "error",

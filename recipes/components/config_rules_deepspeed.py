@@ -96,7 +96,12 @@ def accumulation_is_a_number(config: Config) -> Iterator[Finding]:
     """
     path = "deepspeed_config.gradient_accumulation_steps"
     value = config.zero_written.get("gradient_accumulation_steps")
-    if value is None or keys.is_readable("gradient_accumulation_steps", value, keys.INT):
+    if value is None:
+        return
+    if keys.is_readable("gradient_accumulation_steps", value, keys.INT):
+        if int(value) < 1:
+            reason = f"{value}: a step has at least one micro-batch"
+            yield finding(STOPS, path, reason, "1 or more")
         return
     reason = f"{value}: Accelerator() needs a whole number; only transformers' Trainer sets its own"
     yield finding(STOPS, path, reason, [delete(path)] if value == "auto" else "a whole number")

@@ -128,8 +128,13 @@ def values_of_sections_are_readable(data: dict) -> Iterator[Finding]:
             kind = known.get(key, known.get(f"stage3_{key}", deepspeed_keys.ANYTHING))
             if ".".join(path) in deepspeed_keys.MUST_BE_SECTIONS or value == "auto":
                 continue
-            if not is_of_kind(value, kind, path):
-                yield finding(STOPS, path, f"{as_yaml(value)}: must be {kind}", kind)
+            # DeepSpeed also knows the keys of ZeRO-3 without what begins them.
+            limited = path if key in known else (*section, f"stage3_{key}")
+            wanted = kind
+            if is_of_kind(value, kind, path):
+                wanted = None if value is None else limit_of(value, limited)
+            if wanted is not None:
+                yield finding(STOPS, path, f"{as_yaml(value)}: must be {wanted}", wanted)
 
 
 def is_of_kind(value: Any, kind: str, path: KeyPath) -> bool:
@@ -151,6 +156,18 @@ def is_of_kind(value: Any, kind: str, path: KeyPath) -> bool:
     if kind == deepspeed_keys.INT and isinstance(value, str):
         return re.fullmatch(r"[+-]?\d+(\.0*)?", value.strip()) is not None
     return kind == deepspeed_keys.FLOAT or number == int(number)
+
+
+def limit_of(value: Any, path: KeyPath) -> str | None:
+    """Return what the number at a key has to be if DeepSpeed refuses this one, or None."""
+    key = ".".join(path)
+    if key in deepspeed_keys.POSITIVE and float(value) <= 0:
+        return "above 0"
+    if key in deepspeed_keys.NOT_NEGATIVE and float(value) < 0:
+        return "0 or more"
+    if key in deepspeed_keys.SHARES and not 0 <= float(value) <= 1:
+        return "from 0 to 1"
+    return None
 
 
 def stage_is_a_number(data: dict) -> Iterator[Finding]:

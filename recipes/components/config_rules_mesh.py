@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from components import accelerate_keys as keys
 from components.config_findings import (
+    ADVICE,
     IGNORED,
     RECIPE,
     STOPS,
@@ -98,6 +99,11 @@ def fsdp_can_use_the_mesh(config: Config) -> Iterator[Finding]:
     yield from mesh_has_a_place_for_each_process(config)
     if sizes["tp"] > 1:
         yield from each_process_reads_its_part(config)
+        reason = (
+            "accelerate 1.15 by itself stops here beside transformers 5, with an ImportError of "
+            "ReplicateParallel; the recipes fix it (docs/upstream/accelerate_fsdp2_tp.md)"
+        )
+        yield finding(ADVICE, size_path("tp"), reason)
 
 
 def each_process_reads_its_part(config: Config) -> Iterator[Finding]:
@@ -156,6 +162,10 @@ def processes_can_use_the_mesh(config: Config) -> Iterator[Finding]:
         fix = "FSDP with fsdp_version: 2, or delete parallelism_config"
         yield finding(IGNORED, SECTION, "DDP runs and shards nothing", fix)
     elif sizes["dp_shard"] > 1:
-        reason = "the recipes shard tensor parallel groups only by FSDP2"
-        yield finding(RECIPE, size_path("dp_shard"), reason, "FSDP, as in fsdp2_tp.yaml")
+        # accelerate/accelerator.py, prepare_model, leaves a model with parts of matrices as it is
+        reason = (
+            "without FSDP nothing is sharded, and nothing averages the gradients of the "
+            "tensor parallel groups"
+        )
+        yield finding(IGNORED, size_path("dp_shard"), reason, "FSDP, as in fsdp2_tp.yaml")
     yield from mesh_has_a_place_for_each_process(config)

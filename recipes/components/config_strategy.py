@@ -13,6 +13,14 @@ OTHER_VERSION = {1: 2, 2: 1}  # {version of FSDP: the other one}
 OFFLOADED_FROM_STAGE = {"offload_optimizer": 1, "offload_param": 3}
 SHARING_KINDS = ("tp", "cp", "sp")  # sizes of a mesh whose processes share rows
 MESH_KINDS = ("dp_replicate", "dp_shard", *SHARING_KINDS)
+# {engine: the sizes of a mesh by which it splits something}
+SPLITS_BY: dict[str, tuple[str, ...]] = {
+    "single": (),
+    "ddp": ("dp_replicate", "tp"),
+    "fsdp1": (),
+    "fsdp2": ("dp_replicate", "dp_shard", "tp", "cp"),
+    "zero": ("dp_replicate", "dp_shard", "sp"),
+}
 # FSDP1's names for FSDP2's strategies on a mesh with replicas
 HYBRID = {"FULL_SHARD": "HYBRID_SHARD", "SHARD_GRAD_OP": "HYBRID_SHARD_ZERO2"}
 # The lowest ZeRO stage that splits each kind of state
@@ -76,7 +84,7 @@ def strategy_of(config: dict) -> ConfigStrategy:
         replicas=mesh.get("parallelism_config_dp_replicate_size", 1),
         shards=mesh.get("parallelism_config_dp_shard_size", 0),
         offload=tuple(key for key, value in {**fsdp, **zero}.items() if offloads(key, value)),
-        **{kind: mesh.get(f"parallelism_config_{kind}_size", 1) for kind in ("tp", "cp", "sp")},
+        **{kind: mesh.get(f"parallelism_config_{kind}_size", 1) for kind in SHARING_KINDS},
     )
 
 

@@ -349,6 +349,27 @@ MAY_BE_NULL_IN_SECTIONS = (
 )
 # Keys of numbers at which DeepSpeed refuses true and false, which pydantic takes as 1 and 0
 TAKE_NO_TRUTH = ("fp16.loss_scale", "fp16.loss_scale_window", "fp16.min_loss_scale")
+# Numbers that have to be above 0, at least 0, or from 0 to 1
+POSITIVE = ("zero_optimization.reduce_bucket_size", "hybrid_engine.max_out_tokens")
+NOT_NEGATIVE = (
+    "zero_optimization.allgather_bucket_size",
+    "zero_optimization.sub_group_size",
+    "zero_optimization.stage3_prefetch_bucket_size",
+    "zero_optimization.stage3_param_persistence_threshold",
+    "zero_optimization.stage3_model_persistence_threshold",
+    "zero_optimization.stage3_max_live_parameters",
+    "zero_optimization.stage3_max_reuse_distance",
+    "zero_optimization.zero_hpz_partition_size",
+    "zero_optimization.offload_param.buffer_count",
+    "zero_optimization.offload_param.buffer_size",
+    "zero_optimization.offload_param.max_in_cpu",
+    "zero_optimization.offload_optimizer.buffer_count",
+    "fp16.loss_scale",
+)
+SHARES = (
+    "zero_optimization.offload_optimizer.ratio",
+    "zero_optimization.offload_optimizer.cpuadam_cores_perc",
+)
 # The keys at which accelerate replaces "auto" with a value
 AUTO_IS_FILLED_IN = (
     "train_batch_size",

@@ -1,18 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
 """Describe in words what a config does: what runs, who holds what, which keys have no effect."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from components.accelerate_keys import (
     COMMAND_LINE_ONLY,
     FOR_SEVERAL_MACHINES,
     READ_BY_ONE_VERSION,
+    WITHOUT_TORCHRUN,
 )
 from components.config_findings import STOPS, Finding
 from components.config_reading import written_in
 from components.config_strategy import (
+    MESH_KINDS,
     OFFLOADED_FROM_STAGE,
     OTHER_VERSION,
+    SHARING_KINDS,
+    SPLITS_BY,
     ConfigStrategy,
     mesh_sizes,
     shards_of,
@@ -144,12 +148,22 @@ def run_of(config: dict, for_recipes: bool) -> Run:
     """Return what a config, as accelerate reads it, runs."""
     requested = strategy_of(config)
     machines = config["num_machines"]
+    unused = unused_kinds(config, requested)
+    requested = replace(requested, **{kind: 1 for kind in SHARING_KINDS if kind in unused})
     processes = 1
     if requested.engine != "single" or config["distributed_type"] in NOT_DESCRIBED:
         processes = max(config.get("num_processes", 1) // machines * machines, 1)
     if config["distributed_type"] == "MULTI_CPU" and not config.get("mpirun_config"):
         processes = 1  # only mpirun starts more
     return Run(config, requested, strategy_run(config), processes, machines, for_recipes)
+
+
+def unused_kinds(config: dict, requested: ConfigStrategy) -> list[str]:
+    """Return the sizes of the mesh by which nothing is split, as other findings say."""
+    used: tuple[str, ...] = ()
+    if config["distributed_type"] not in WITHOUT_TORCHRUN:
+        used = SPLITS_BY[requested.engine]
+    return [kind for kind in MESH_KINDS if kind not in used]
 
 
 def words_of_strategy(run: Run) -> str:
@@ -197,7 +211,8 @@ def words_of_sharing(run: Run) -> dict[str, str]:
     rows = "all processes see the same rows"
     if groups > 1:
         rows = f"{groups} groups of {sharing} processes have rows of their own"
-    mesh = words_of_mesh(mesh_sizes(run.config))
+    sizes = mesh_sizes(run.config) | dict.fromkeys(unused_kinds(run.config, requested), 1)
+    mesh = words_of_mesh(sizes)
     return {"mesh": f"{mesh}: {'; '.join(shared)}", "rows": rows}
 
 
@@ -335,7 +350,7 @@ def keys_without_effect(
 ) -> dict[str, list[str]]:
     """Return the written keys that change nothing in this run, as {reason: keys}."""
     other_version = OTHER_VERSION[config["fsdp_config"]["fsdp_version"]]
-    return {
+    found = {
         "only read from the command line": [key for key in COMMAND_LINE_ONLY if key in content],
         "for TPUs": keys_for_tpus(content, config),
         "for several machines": keys_for_machines(content, config),
@@ -347,6 +362,8 @@ def keys_without_effect(
         "accelerate sets it to infinity": keys_that_accelerate_sets(deepspeed),
         "transformers' models do not use it": keys_for_other_models(deepspeed),
     }
+    found["for rows that are split"] = keys_for_split_rows(content, config)
+    return found
 
 
 def keys_for_tpus(content: dict, config: dict) -> list[str]:
@@ -384,6 +401,18 @@ def keys_for_fp8(content: dict, config: dict) -> list[str]:
     if "fp8_config" in content and config["mixed_precision"] != "fp8":
         return ["fp8_config"]
     return []
+
+
+def keys_for_split_rows(content: dict, config: dict) -> list[str]:
+    """Return the keys of the mesh that only matter if processes share the tokens of a row."""
+    sizes = mesh_sizes(config)
+    found = []
+    for key in written_in(content, "parallelism_config"):
+        for kind in ("cp", "sp"):
+            is_of_kind = key.startswith(f"parallelism_config_{kind}_") and not key.endswith("_size")
+            if is_of_kind and sizes[kind] <= 1:
+                found.append(key)
+    return found
 
 
 def keys_for_other_version(content: dict, other_version: int) -> list[str]:

@@ -70,6 +70,14 @@ def test_an_auto_that_accelerate_does_not_fill_in_is_found():
     assert any("accelerate has no value" in reason for reason in reasons)
 
 
+@pytest.mark.parametrize("key", ["stage3_max_reuse_distance", "max_reuse_distance"])
+def test_a_number_that_deepspeed_refuses_is_found(key):
+    data = copy.deepcopy(DEEPSPEED_JSON)
+    data["zero_optimization"][key] = -1
+    reasons = {item.path[-1]: item.reason for item in rules_of_json(data) if item.kind == STOPS}
+    assert reasons[key] == "-1: must be 0 or more"
+
+
 @pytest.mark.parametrize("value", ["cpu", True, None])
 @pytest.mark.parametrize("path", deepspeed_keys.MUST_BE_SECTIONS)
 def test_a_section_that_is_none_stops_where_the_rules_say_so(path, value):

@@ -7,7 +7,18 @@ import pytest
 import yaml
 
 from accelerate_judge import fsdp_run, launched, run, write
-from broken_configs import BROKEN, DDP, DEEPSPEED_JSON, FSDP1, FSDP2, FULL2, MESH, ZERO
+from broken_configs import (
+    BROKEN,
+    DDP,
+    DEEPSPEED_JSON,
+    FSDP1,
+    FSDP2,
+    FULL2,
+    MESH,
+    MESH_OF,
+    ZERO,
+    ZERO3,
+)
 from components import accelerate_keys as keys
 from components import config_rules
 from components.config_files import load
@@ -119,6 +130,30 @@ def test_flags_are_not_named_where_a_recipe_refuses_them(name, change, tmp_path)
     assert "flags" not in does(write(tmp_path, text.replace(*change)))
 
 
+@pytest.mark.parametrize(
+    ("text", "parts", "mesh"),
+    [
+        (
+            ZERO3.replace("8", "4") + MESH_OF.format(first="tp", second="sp"),
+            "1/4",
+            "SP 2: 2 share the tokens",
+        ),
+        (DDP.replace("MULTI_GPU", "NO") + MESH_OF.format(first="tp", second="cp"), "whole", None),
+    ],
+)
+def test_what_an_engine_does_not_split_by_is_not_described(text, parts, mesh, tmp_path):
+    words = does(write(tmp_path, text))
+    assert words["parameters"].split()[0] == parts
+    assert words.get("mesh", "none").startswith(mesh or "none")
+
+
+def test_keys_of_rows_that_nothing_splits_have_no_effect(tmp_path):
+    mesh = "parallelism_config:\n  parallelism_config_tp_size: 2\n"
+    key = "parallelism_config_sp_attn_implementation"
+    words = does(write(tmp_path, DDP.replace("8", "2") + mesh + f"  {key}: sdpa\n"))
+    assert words["no effect"] == f"{key} (for rows that are split)"
+
+
 # ---- accelerate as the judge ----
 class TestTheTwoNoShardsThatRunFullShard:
     def test_fsdp1_with_reshard_after_forward(self, tmp_path):
@@ -218,6 +253,7 @@ STOPS_LATER = {
     "a row split in two ways",
     "context parallelism without FSDP2",
     "sequence parallelism that divides no processes",
+    "a step of no micro-batch",
     "no such ZeRO stage",
     "no such device",
 }
