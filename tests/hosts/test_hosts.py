@@ -163,10 +163,9 @@ def test_a_full_disk_on_one_host_ends_the_ranks_of_both(hosts, tiny, tmp_path):
     assert codes == [1, 1]
     for launch in launches:
         [line] = launch.errors()
-        assert "No space left on device" in line
+        assert f"the cache {disk} cannot take it: No space left on device: make room" in line
     assert "rank 1 on host-b ended in step 0" in launches[0].errors()[0]
-    # Rows that cannot be written to the cache are data that cannot be used
-    assert read_json(tmp_path / "run" / "status.json")["exit_code"] == 65
+    assert read_json(tmp_path / "run" / "status.json")["exit_code"] == 73
 
 
 def command_fails(*words):
