@@ -19,7 +19,7 @@ from datetime import timedelta
 from typing import Any, NoReturn
 
 from components.exits import Exit
-from components.status import HOST, RANK, process_status, report_to_launcher
+from components.status import HOST, LOCAL_RANK, RANK, process_status, report_to_launcher
 
 SECONDS_TO_COME = 600  # As long as torch's agents wait for each other
 SECONDS_UNTIL_WARNING = 60
@@ -33,7 +33,12 @@ ALL = "all are here"
 class Meeting:
     """The list of the ranks that have come to a place of the start.
 
-    Every rank signs at each place, and waits until all have. With one process nothing is done.
+    Every rank signs at each place, and waits until all have. With one process nothing is done. Keep
+    it until the process group is made: rank 0 may have the store.
+
+    Attributes:
+        rank: the rank that waits.
+        num_hosts: the hosts of the run, as this host's launcher knows them.
     """
 
     def __init__(self, ddp_timeout: int) -> None:
@@ -42,6 +47,8 @@ class Meeting:
         Args:
             ddp_timeout: seconds that ranks wait for each other, here at most SECONDS_TO_COME.
         """
+        self.rank = RANK
+        self.num_hosts = os.environ.get("GROUP_WORLD_SIZE", "1")
         self._num_ranks = int(os.environ.get("WORLD_SIZE", "1"))
         self._seconds = min(ddp_timeout, SECONDS_TO_COME)
         self._store: Any = None
@@ -70,8 +77,8 @@ class Meeting:
             self._end(self._report_of_lost_store(error))
 
     def _wait(self, place: str) -> None:
-        mine = {"host": HOST, "hosts": os.environ.get("GROUP_WORLD_SIZE", "1")}
-        self._store.set(f"{place}/{RANK}", json.dumps(mine))
+        mine = {"host": HOST, "hosts": self.num_hosts}
+        self._store.set(f"{place}/{self.rank}", json.dumps(mine))
         missing = list(range(self._num_ranks))
         start = time.monotonic()
         has_warned = False
@@ -81,9 +88,9 @@ class Meeting:
             waited = time.monotonic() - start
             is_late = waited > self._seconds
             is_time_to_warn = waited > SECONDS_UNTIL_WARNING and not has_warned
-            if RANK == 0 or is_late or is_time_to_warn:
+            if self.rank == 0 or is_late or is_time_to_warn:
                 missing = [rank for rank in missing if not self._store.check([f"{place}/{rank}"])]
-            if RANK == 0 and not missing:
+            if self.rank == 0 and not missing:
                 self._compare(place)
                 self._store.set(f"{place}/{ALL}", "")
             elif is_late and missing:
@@ -109,14 +116,14 @@ class Meeting:
 
     def _warn(self, missing: list[int]) -> None:
         """Print once on each host for whom it waits."""
-        if is_first_of_host():
+        if LOCAL_RANK == 0:
             text = f"{HOST} waits for {words_of(missing)}, for {self._seconds} s at most"
             print(f"warning: {text}", file=sys.stderr, flush=True)
 
     def _report_of_missing(self, missing: list[int]) -> dict[str, Any]:
         why = (
             f"{words_of(missing)} of {self._num_ranks} did not come within {self._seconds} s of "
-            f"rank {RANK} on {HOST}: look into the log of the host that they are on"
+            f"rank {self.rank} on {HOST}: look into the log of the host that they are on"
         )
         return report_of(Exit.FAILED, why)
 
@@ -134,7 +141,7 @@ class Meeting:
 
     def _end(self, report: dict[str, Any]) -> NoReturn:
         """End this rank as a report says; one rank of each host prints it."""
-        if is_first_of_host():
+        if LOCAL_RANK == 0:
             print(report["text"], file=sys.stderr, flush=True)
         process_status().set(report["state"], report["exit_code"], report["why"])
         report_to_launcher(report["state"], report["exit_code"], report["why"], report["text"])
@@ -196,11 +203,6 @@ def open_store(seconds: int) -> Any:
         multi_tenant=True,  # The process group uses the same one.
     )
     return dist.PrefixStore(LIST, store)
-
-
-def is_first_of_host() -> bool:
-    """Return whether this rank prints for its host."""
-    return os.environ.get("LOCAL_RANK", "0") == "0"
 
 
 def words_of(ranks: list[int]) -> str:
