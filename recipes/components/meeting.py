@@ -123,7 +123,7 @@ class Meeting:
     def _report_of_missing(self, missing: list[int]) -> dict[str, Any]:
         why = (
             f"{words_of(missing)} of {self._num_ranks} did not come within {self._seconds} s of "
-            f"rank {self.rank} on {HOST}: look into the log of the host that they are on"
+            f"rank {self.rank} on {HOST}: look into the logs of the other hosts"
         )
         return report_of(Exit.FAILED, why)
 

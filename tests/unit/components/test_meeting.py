@@ -40,7 +40,7 @@ def launcher(monkeypatch):
 
 @pytest.fixture
 def ranks(monkeypatch):
-    """A function that lets ranks meet, and returns {rank: how it ended, "" if it went on}."""
+    """A function that lets ranks meet, and returns {rank: how it ended, "" if it continued}."""
 
     def end(self, report):
         raise EndedError(report["exit_code"], report["text"])
@@ -71,7 +71,7 @@ def ranks(monkeypatch):
     return meet
 
 
-def test_ranks_that_all_come_go_on(ranks):
+def test_ranks_that_all_come_continue(ranks):
     assert ranks({0: "2", 1: "2"}) == {0: "", 1: ""}
 
 
