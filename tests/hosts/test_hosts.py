@@ -158,6 +158,7 @@ def test_a_rank_that_never_comes_is_named_in_bounded_time(hosts, tiny, tmp_path)
     package = tmp_path / "packages" / "transformers"
     package.mkdir(parents=True)
     (package / "__init__.py").write_text("import time\ntime.sleep(600)\n")
+    (tmp_path / "run").mkdir()  # as an engine's script does for its logs
     words = ["--ddp_timeout", 5]
     launches = start(
         hosts, tiny, tmp_path / "run", words=words, PYTHONPATH=str(tmp_path / "packages")
