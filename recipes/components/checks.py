@@ -7,6 +7,7 @@ together with the launch and the machine. model_checks.py follows once the model
 
 import dataclasses
 import math
+import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -27,6 +28,7 @@ from components.best import find_best_model_conflicts
 from components.cli import find_out_of_bounds
 from components.data_files import find_missing_data_set
 from components.device_checks import find_device_problems
+from components.engine_size import find_other_size
 from components.exits import Exit
 from components.expert_checks import find_expert_problems
 from components.hub_ids import find_missing
@@ -46,13 +48,13 @@ RESERVED_VARIABLES = frozenset(
 
 
 def check_launch(args: CommonArguments) -> None:
-    """End with 64 if the launcher's config file has faults, or lacks the GPU that it needs.
+    """End with 64 if the launcher's config file has faults, or a GPU or hosts are missing.
 
     Faults are keys that accelerate would ignore, or under which the recipes do not run. Every rank
     calls this before it makes its Accelerator, and finds the same faults.
     """
     faults, warnings = find_launch_faults()
-    errors = [*faults, *find_missing_device()]
+    errors = [*faults, *find_missing_device(), *find_other_size(os.environ)]
     if RANK == 0:
         for warning in warnings:
             print(f"warning: {warning}", file=sys.stderr, flush=True)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from components.bad_rows import explain_cause
 from components.exits import Exit
+from components.full_cache import end_if_cache_is_full
 from components.hub_ids import find_missing
 from components.status import fail
 
@@ -125,6 +126,7 @@ def load_split(source: Source, text_columns: Sequence[str], streaming: bool) -> 
     except ConnectionError as error:
         fail(Exit.NO_HUB, f"{source.name}: {error}", OFFLINE)
     except Exception as error:  # the readers of files may raise anything
+        end_if_cache_is_full(source.name, error, of_rows=True)
         fail(Exit.DATA, f"{source.name}: {explain_cause(error, source.name)}")
     return splits.get(key)
 

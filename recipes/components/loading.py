@@ -16,6 +16,7 @@ from transformers import AutoConfig
 
 from components.data_files import OFFLINE
 from components.exits import Exit
+from components.full_cache import end_if_cache_is_full
 from components.hub_ids import is_path
 from components.model_folder import recipe_for
 from components.status import fail
@@ -36,8 +37,8 @@ ONLY_FOR_WEIGHTS = ("quantization_config", "ignore_mismatched_sizes", "device_ma
 def loading(what: str, name: str) -> Generator[None]:
     """End with one line if what is loaded in this context cannot be read.
 
-    The exit code is 64, or 69 if the hub cannot be reached. What is loaded first finds that out:
-    the tokenizer or the image processor, not the model.
+    The exit code is 64, 69 if the hub cannot be reached, or 73 if its cache is full. What is loaded
+    first finds out about the hub: the tokenizer or the image processor, not the model.
 
     Args:
         what: "tokenizer", "image processor" or "model".
@@ -51,6 +52,7 @@ def loading(what: str, name: str) -> Generator[None]:
 
 def fail_to_load(what: str, name: str, error: Exception) -> NoReturn:
     """End this process with the reason why something could not be loaded, and with a fix."""
+    end_if_cache_is_full(name, error, of_rows=False)
     if what == "tokenizer" and Path(name).is_dir() and not has_tokenizer_files(name):
         fail(
             Exit.USAGE,

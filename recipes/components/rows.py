@@ -30,6 +30,7 @@ from components.columns import Row, TrackedRow, note_unread
 from components.data_files import Source, find_files, has_files_of, load_rows, parse_line
 from components.exits import Exit
 from components.fingerprints import prepared_fingerprint
+from components.full_cache import end_if_cache_is_full
 from components.int_column import IntColumn, column_of
 from components.status import fail
 
@@ -352,10 +353,11 @@ def find_unusable(rows: "Dataset") -> dict[int, str]:
 
 @contextlib.contextmanager
 def reading(source: Source) -> Generator[None]:
-    """End with 65 if the rows of a source cannot be read, or cannot be written to the cache."""
+    """End with 65 if the rows of a source cannot be read, or with 73 if the cache is full."""
     try:
         yield
     except Exception as error:  # Each reader and writer raises exceptions of its own.
+        end_if_cache_is_full(source.name, error, of_rows=True)
         fail(Exit.DATA, f"{source.name}: {explain_cause(error, source.name)}")
 
 

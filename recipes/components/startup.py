@@ -2,14 +2,17 @@
 """What is done before and after a recipe's imports, so that a wrong call is refused at once."""
 
 import gc
+import sys
+from types import TracebackType
 from typing import TypeVar
 
 from components import upstream
 from components.arguments import DataArguments
 from components.cli import parse_arguments
 from components.exits import Exit
+from components.meeting import leave_word
 from components.roles import find_column_conflicts
-from components.status import fail
+from components.status import fail, process_status
 
 A = TypeVar("A")
 
@@ -20,6 +23,8 @@ def start(kind: type[A], description: str | None) -> A:
     A wrong call ends here, within a second. A fifth of the time of imports would go to garbage
     collection, which finds nothing to collect: it pauses until `imports_are_done`.
     """
+    process_status().tell_other_hosts = leave_word
+    sys.excepthook = on_early_exception
     arguments = parse_arguments(kind, description or "")
     if isinstance(arguments, DataArguments):
         problems = list(find_column_conflicts(arguments))
@@ -28,6 +33,15 @@ def start(kind: type[A], description: str | None) -> A:
     gc.disable()
     upstream.start_faster()
     return arguments
+
+
+def on_early_exception(
+    kind: type[BaseException], error: BaseException, trace: TracebackType | None
+) -> None:
+    """Print an exception, such as a package that only this host lacks, and tell other hosts."""
+    sys.__excepthook__(kind, error, trace)
+    why = f"{kind.__name__}: {error}"
+    leave_word("failed", Exit.FAILED, why, f"error: {why}")
 
 
 def imports_are_done() -> None:

@@ -21,9 +21,11 @@ from typing import Any, NoReturn
 import psutil
 
 RANK = int(os.environ.get("RANK", 0))
+LOCAL_RANK = int(os.environ.get("LOCAL_RANK", RANK))
 HOST = os.uname().nodename
 TIME_FORMAT = "%Y-%m-%d %H:%M:%S"  # In this format times sort as text.
-SECONDS_FOR_RANK_0 = 10  # The other ranks find the same problem, and rank 0 is to report it.
+# The other ranks of a host find the same problem, and the first one is to report it.
+SECONDS_FOR_FIRST_RANK = 10
 
 
 class Status:
@@ -188,8 +190,8 @@ def fail(code: int, *problems: str) -> NoReturn:
 
     The launcher then ends the other ranks.
     """
-    if RANK > 0:
-        time.sleep(SECONDS_FOR_RANK_0)
+    if LOCAL_RANK > 0:
+        time.sleep(SECONDS_FOR_FIRST_RANK)
     text = "\n".join(f"error: {problem}" for problem in problems)
     print(text, file=sys.stderr, flush=True)
     status = process_status()

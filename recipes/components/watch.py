@@ -283,9 +283,10 @@ def end_blocked_launcher() -> None:
 
     If the network drops its packets, torchrun waits in a read from the store, without a time limit,
     until the kernel gives up the connection after about 15 minutes (net.ipv4.tcp_retries2). It
-    handles no signal meanwhile, and the host would not be free.
+    handles no signal meanwhile, and the host would not be free. A launcher that may restart its
+    ranks is not killed: it waits for the lost host, and then continues without it.
     """
-    if "TORCHELASTIC_RUN_ID" not in os.environ:
+    if os.environ.get("TORCHELASTIC_MAX_RESTARTS") != "0":
         return
     launcher = os.pidfd_open(os.getppid())
     command = [sys.executable, "-c", KILL_LATER, str(launcher), str(SECONDS_FOR_LAUNCHER)]

@@ -17,7 +17,7 @@ It happens on `rank`, by default on all. `do`:
     SIGTERM, SIGKILL, SIGSTOP, ...   the rank sends this signal to itself before the call; with
                                      `group` to its whole process group, as torchrun, a terminal and
                                      some schedulers do
-    wait, with `file`, `seconds`     make the file and sleep
+    wait, with `file`, `seconds`     make the file and sleep, until it is removed at the latest
     nan, inf                         the call returns its result times this
     inf gradient                     its result has an infinite gradient
     crash at change, with `change`   SIGKILL before the n-th change of the file system that Python
@@ -195,10 +195,15 @@ def fill_disk(path: str | Path, free: int) -> None:
 
 
 def wait(path: str | Path, seconds: float) -> None:
-    """Make the file and sleep; of several processes only the first one to call this does."""
+    """Make the file and sleep, until it is removed at the latest.
+
+    Of several processes only the first one to call this does.
+    """
     with contextlib.suppress(FileExistsError):
         Path(path).touch(exist_ok=False)
-        time.sleep(seconds)
+        until = time.monotonic() + seconds
+        while time.monotonic() < until and Path(path).exists():
+            time.sleep(0.05)
 
 
 def send_signal(name: str, to_group: bool) -> None:

@@ -1,14 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Two hosts that train together lose each other, and disagree.
+"""Two hosts that train together lose each other, disagree, and wait in vain.
 
-Some five minutes on two cores: `make test-hosts`. Skipped, with the reason, where no network
+Some six minutes on two cores: `make test-hosts`. Skipped, with the reason, where no network
 namespace can be made.
 """
 
 import json
 import os
 import subprocess
-import time
 from pathlib import Path
 
 import pytest
@@ -16,20 +15,13 @@ import pytest
 from components.hosts import SECONDS_OF_SILENCE
 from components.watch import SECONDS_FOR_LAUNCHER
 from launching import RECIPE, REPO, read_json, read_metrics, recipe
+from two_hosts import PORT, TORCHRUN, wait_until
 
 FAULTS = REPO / "scripts" / "proof" / "faults.py"
 STEPS = 12
 WAIT = 5  # seconds for which the fault holds a rank, while the test loses a host
 # Beside the silence after which a host is lost: a busy machine, telling others, and torchrun's end
 MORE_SECONDS = 25
-
-
-def wait_until(is_so, seconds):
-    """Wait until something is so, or fail."""
-    start = time.monotonic()
-    while not is_so():
-        assert time.monotonic() - start < seconds, f"not within {seconds} s"
-        time.sleep(0.1)
 
 
 def job(tiny, folder, per_rank=4):
@@ -40,17 +32,19 @@ def job(tiny, folder, per_rank=4):
     return [*words, "--per_device_train_batch_size", per_rank]
 
 
-def start(hosts, tiny, folder, fault=None, folder_b=None, **environment_b):
+def start(hosts, tiny, folder, fault=None, folder_b=None, words=(), words_b=(), **environment_b):
     """Start the recipe on both hosts, with a planted fault and what differs on the second."""
     first = hosts[0]
     planted = {"FAULT": json.dumps([fault] if fault else [])}
-    folders = folder, folder_b or folder
+    commands = [
+        [FAULTS, RECIPE, *job(tiny, folder), *words],
+        [FAULTS, RECIPE, *job(tiny, folder_b or folder), *words, *words_b],
+    ]
     environments = planted, planted | environment_b
     launches = []
-    for host, place, environment in zip(hosts, folders, environments, strict=True):
-        words = [FAULTS, RECIPE, *job(tiny, place)]
+    for host, command, environment in zip(hosts, commands, environments, strict=True):
         log = folder.parent / f"{host.name}.log"
-        launches.append(host.start(words, log, first, environment))
+        launches.append(host.start(command, log, first, environment))
     return launches
 
 
@@ -150,6 +144,44 @@ def test_other_versions_on_a_host_are_refused(hosts, tiny, tmp_path):
     assert read_json(tmp_path / "run" / "status.json")["exit_code"] == 64
 
 
+def test_a_rank_that_ends_before_it_meets_the_others_ends_them(hosts, tiny, tmp_path):
+    launches = start(hosts, tiny, tmp_path / "run", words_b=["--no_such_flag", "1"])
+    assert [launch.end() for launch in launches] == [1, 1]
+    [first], [second] = [launch.errors() for launch in launches]
+    reason = "unrecognized arguments: --no_such_flag 1"
+    assert first == f"error: rank 1 on host-b ended before the first step: {reason}"
+    assert second == f"error: {reason}"
+
+
+def test_a_rank_that_never_comes_is_named_in_bounded_time(hosts, tiny, tmp_path):
+    """It hangs in an import, as on a host whose disk does not answer."""
+    package = tmp_path / "packages" / "transformers"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text("import time\ntime.sleep(600)\n")
+    (tmp_path / "run").mkdir()  # as an engine's script does for its logs
+    words = ["--ddp_timeout", 5]
+    launches = start(
+        hosts, tiny, tmp_path / "run", words=words, PYTHONPATH=str(tmp_path / "packages")
+    )
+    assert launches[0].end() == 1
+    [line] = launches[0].errors()
+    assert line.startswith("error: rank 1 of 2 did not come within 5 s of rank 0 on host-a: look")
+    assert read_json(tmp_path / "run" / "status.json")["exit_code"] == 1
+
+
+def test_hosts_that_were_started_for_runs_of_different_sizes_are_refused(hosts, tmp_path):
+    launches = []
+    for rank, host in enumerate(hosts):
+        meet = ["--nnodes", 2 + rank, "--node_rank", rank, "--nproc_per_node", 1]
+        meet += ["--master_addr", hosts[0].address, "--master_port", PORT]
+        words = [*TORCHRUN, *meet, RECIPE, *job(tmp_path, tmp_path / "run")]
+        launches.append(host.run(words, tmp_path / f"{host.name}.log", {}))
+    assert [launch.end() for launch in launches] == [1, 1]
+    for launch in launches:
+        [line] = launch.errors()
+        assert "host-a was started for a run on 2 hosts, and host-b for one on 3: give all" in line
+
+
 def test_a_full_disk_on_one_host_ends_the_ranks_of_both(hosts, tiny, tmp_path):
     disk = tmp_path / "disk"
     disk.mkdir()
@@ -163,10 +195,9 @@ def test_a_full_disk_on_one_host_ends_the_ranks_of_both(hosts, tiny, tmp_path):
     assert codes == [1, 1]
     for launch in launches:
         [line] = launch.errors()
-        assert "No space left on device" in line
+        assert f"the cache {disk} cannot take it: No space left on device: make room" in line
     assert "rank 1 on host-b ended in step 0" in launches[0].errors()[0]
-    # Rows that cannot be written to the cache are data that cannot be used
-    assert read_json(tmp_path / "run" / "status.json")["exit_code"] == 65
+    assert read_json(tmp_path / "run" / "status.json")["exit_code"] == 73
 
 
 def command_fails(*words):

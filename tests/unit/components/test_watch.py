@@ -14,7 +14,7 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, P
 from components import watch
 from components.ending import end_all_ranks
 from components.status import HOST, fail, process_status
-from components.watch import Watch
+from components.watch import Watch, end_blocked_launcher
 from fakes import Exit, alone
 from launching import read_json
 
@@ -37,6 +37,26 @@ def test_a_rank_in_a_container_of_its_own_does_not_stop_the_others(become_rank, 
     for descriptor in ours.peers:
         os.close(descriptor)
     assert [*ours.peers.values()] == [(2, os.getppid())]
+
+
+@pytest.mark.parametrize(("restarts", "is_killed"), [("0", True), ("100", False)])
+def test_a_blocked_launcher_is_killed_unless_it_may_restart(restarts, is_killed, monkeypatch):
+    launcher = subprocess.Popen(["sleep", "60"])
+    monkeypatch.setenv("TORCHELASTIC_MAX_RESTARTS", restarts)
+    monkeypatch.setattr(watch, "SECONDS_FOR_LAUNCHER", 0)
+    monkeypatch.setattr(watch.os, "getppid", lambda: launcher.pid)
+    killers = []
+    start = subprocess.Popen
+    monkeypatch.setattr(watch.subprocess, "Popen", lambda *a, **k: killers.append(start(*a, **k)))
+    try:
+        end_blocked_launcher()
+        assert [killer.wait(60) for killer in killers] == [0] * is_killed
+        if is_killed:
+            launcher.wait(10)
+        assert (launcher.poll() is None) != is_killed
+    finally:
+        launcher.kill()
+        launcher.wait()
 
 
 class TestLastWords:

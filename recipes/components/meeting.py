@@ -1,0 +1,217 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The ranks meet before their process group is made, so that one that never comes is named.
+
+A rank may end or hang before it reaches the process group: its host has another command, lacks a
+file, or its disk does not answer. On its own host the launcher notices an end. The other hosts
+would wait for half an hour (`--ddp_timeout`), and not know for whom. The ranks therefore first sign
+a list in the store at MASTER_ADDR:MASTER_PORT, and a rank that ends leaves word there.
+
+The store may be older than this attempt of the run. What an earlier attempt has signed can only let
+ranks wait in the process group instead. Word of an earlier attempt is not read, since the launcher
+counts attempts.
+"""
+
+import json
+import os
+import sys
+import time
+from datetime import timedelta
+from typing import Any, NoReturn
+
+from components.exits import Exit
+from components.status import HOST, LOCAL_RANK, RANK, process_status, report_to_launcher
+
+SECONDS_TO_COME = 600  # As long as torch's agents wait for each other
+SECONDS_UNTIL_WARNING = 60
+SECONDS_BETWEEN_LOOKS = 0.1
+SECONDS_TO_READ = 2  # A rank that leaves word keeps the store open for so long.
+SECONDS_TO_CONNECT = 5
+LIST = "recipes"
+ALL = "all are here"
+
+
+class Meeting:
+    """The list of the ranks that have come to a place of the start.
+
+    Every rank signs at each place, and waits until all have. With one process nothing is done. Keep
+    it until the process group is made: rank 0 may have the store.
+
+    Attributes:
+        rank: the rank that waits.
+        num_hosts: the hosts of the run, as this host's launcher knows them.
+    """
+
+    def __init__(self, ddp_timeout: int) -> None:
+        """Reach the store, where there are several ranks.
+
+        Args:
+            ddp_timeout: seconds that ranks wait for each other, here at most SECONDS_TO_COME.
+        """
+        self.rank = RANK
+        self.num_hosts = os.environ.get("GROUP_WORLD_SIZE", "1")
+        self._num_ranks = int(os.environ.get("WORLD_SIZE", "1"))
+        self._seconds = min(ddp_timeout, SECONDS_TO_COME)
+        self._store: Any = None
+        if self._num_ranks == 1 or not os.environ.get("MASTER_PORT"):
+            return
+        from torch.distributed import DistError
+
+        try:
+            self._store = open_store(self._seconds)
+        except DistError as error:
+            self._end(self._report_of_lost_store(error))
+
+    def wait_for_all(self, place: str) -> None:
+        """Wait until all ranks are at a place of the start, such as "start".
+
+        Ends as another rank that left word; with 1 if a rank does not come in time, and with 64 if
+        the hosts were started for runs of different sizes.
+        """
+        if self._store is None:
+            return
+        from torch.distributed import DistError
+
+        try:
+            self._wait(place)
+        except DistError as error:  # The launcher, or the rank, that has the store is gone.
+            self._end(self._report_of_lost_store(error))
+
+    def _wait(self, place: str) -> None:
+        mine = {"host": HOST, "hosts": self.num_hosts}
+        self._store.set(f"{place}/{self.rank}", json.dumps(mine))
+        missing = list(range(self._num_ranks))
+        start = time.monotonic()
+        has_warned = False
+        while not self._store.check([f"{place}/{ALL}"]):
+            if self._store.check([key_of_word()]):
+                self._end(json.loads(self._store.get(key_of_word())))
+            waited = time.monotonic() - start
+            is_late = waited > self._seconds
+            is_time_to_warn = waited > SECONDS_UNTIL_WARNING and not has_warned
+            if self.rank == 0 or is_late or is_time_to_warn:
+                missing = [rank for rank in missing if not self._store.check([f"{place}/{rank}"])]
+            if self.rank == 0 and not missing:
+                self._compare(place)
+                self._store.set(f"{place}/{ALL}", "")
+            elif is_late and missing:
+                self._leave(self._report_of_missing(missing))
+            elif is_time_to_warn and missing:
+                has_warned = True
+                self._warn(missing)
+            time.sleep(SECONDS_BETWEEN_LOOKS)
+
+    def _compare(self, place: str) -> None:
+        """End all ranks if their launchers know of different numbers of hosts."""
+        keys = [f"{place}/{rank}" for rank in range(self._num_ranks)]
+        signed = [json.loads(text) for text in self._store.multi_get(keys)]
+        first = signed[0]
+        for other in signed:
+            if other["hosts"] != first["hosts"]:
+                why = (
+                    f"{first['host']} was started for a run on {first['hosts']} hosts, and "
+                    f"{other['host']} for one on {other['hosts']}: give all launchers the same "
+                    "--num_machines (torchrun: --nnodes)"
+                )
+                self._leave(report_of(Exit.USAGE, why))
+
+    def _warn(self, missing: list[int]) -> None:
+        """Print once on each host for whom it waits."""
+        if LOCAL_RANK == 0:
+            text = f"{HOST} waits for {words_of(missing)}, for {self._seconds} s at most"
+            print(f"warning: {text}", file=sys.stderr, flush=True)
+
+    def _report_of_missing(self, missing: list[int]) -> dict[str, Any]:
+        why = (
+            f"{words_of(missing)} of {self._num_ranks} did not come within {self._seconds} s of "
+            f"rank {self.rank} on {HOST}: look into the logs of the other hosts"
+        )
+        return report_of(Exit.FAILED, why)
+
+    def _report_of_lost_store(self, error: Exception) -> dict[str, Any]:
+        address = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
+        reason = str(error).splitlines()[0]
+        why = f"{HOST} cannot reach the other ranks at {address}, which rank 0's host has: {reason}"
+        return report_of(Exit.FAILED, why)
+
+    def _leave(self, report: dict[str, Any]) -> NoReturn:
+        """Leave word for the other ranks, and end."""
+        written = self._store.compare_set(key_of_word(), "", json.dumps(report))
+        time.sleep(SECONDS_TO_READ)
+        self._end(json.loads(written))
+
+    def _end(self, report: dict[str, Any]) -> NoReturn:
+        """End this rank as a report says; one rank of each host prints it."""
+        if LOCAL_RANK == 0:
+            print(report["text"], file=sys.stderr, flush=True)
+        process_status().set(report["state"], report["exit_code"], report["why"])
+        report_to_launcher(report["state"], report["exit_code"], report["why"], report["text"])
+        os._exit(report["exit_code"])
+
+
+def leave_word(state: str, code: int, why: str, text: str) -> None:
+    """Tell the ranks of other hosts how this one ends before they watch each other.
+
+    Nothing is done without other hosts, and where the launchers have no store: they restart all
+    ranks then (TORCH_DISABLE_SHARE_RDZV_TCP_STORE).
+
+    Args:
+        state, code, why, text: as for components.status.report_to_launcher.
+    """
+    has_other_hosts = os.environ.get("WORLD_SIZE") != os.environ.get("LOCAL_WORLD_SIZE")
+    if not has_other_hosts or not launchers_have_store():
+        return
+    from torch.distributed import DistError  # This takes a second, and is rarely needed.
+
+    reason = text.removeprefix("error: ")
+    text = f"error: rank {RANK} on {HOST} ended before the first step: {reason}"
+    report = {"state": state, "exit_code": int(code), "why": why, "text": text}
+    try:
+        open_store(SECONDS_TO_CONNECT).compare_set(key_of_word(), "", json.dumps(report))
+    except DistError:  # The launcher of the first host has ended: there is nobody to tell.
+        return
+
+
+def report_of(code: int, why: str) -> dict[str, Any]:
+    """Return how all ranks end: `state`, `exit_code`, `why` and `text`."""
+    return {"state": "failed", "exit_code": int(code), "why": why, "text": f"error: {why}"}
+
+
+def key_of_word() -> str:
+    """Return the key of what a rank says that ends in this attempt of the run."""
+    return f"word/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
+
+
+def launchers_have_store() -> bool:
+    """Return whether the store is in a launcher, and not in rank 0."""
+    return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+
+
+def open_store(seconds: int) -> Any:
+    """Return a connection to the store; rank 0 makes it where the launchers have none.
+
+    Raises:
+        DistError: it could not be reached.
+    """
+    from torch import distributed as dist
+
+    store = dist.TCPStore(
+        os.environ["MASTER_ADDR"],
+        int(os.environ["MASTER_PORT"]),
+        is_master=RANK == 0 and not launchers_have_store(),
+        wait_for_workers=False,
+        timeout=timedelta(seconds=seconds),
+        multi_tenant=True,  # The process group uses the same one.
+    )
+    return dist.PrefixStore(LIST, store)
+
+
+def words_of(ranks: list[int]) -> str:
+    """Return such as "rank 3" or "ranks 2-5, 7" for numbers in order."""
+    ranges: list[list[int]] = []
+    for rank in ranks:
+        if ranges and ranges[-1][-1] == rank - 1:
+            ranges[-1].append(rank)
+        else:
+            ranges.append([rank])
+    words = [f"{each[0]}-{each[-1]}" if len(each) > 1 else str(each[0]) for each in ranges]
+    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(words)}"

@@ -1,0 +1,154 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ranks that meet wait for each other in bounded time, and know for whom and why."""
+
+import multiprocessing
+import os
+import threading
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from components import meeting
+from components.meeting import Meeting, leave_word, words_of
+from ranks import free_port
+
+HOSTS_DIFFER = "was started for a run on 2 hosts, and "
+
+
+class EndedError(Exception):
+    """Instead of the end of a process."""
+
+
+@pytest.fixture(autouse=True)
+def launcher(monkeypatch):
+    """A launcher with a store, which has started two ranks on two hosts."""
+    server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    variables = {
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(server.port),
+        "WORLD_SIZE": "2",
+        "LOCAL_WORLD_SIZE": "1",
+        "GROUP_WORLD_SIZE": "2",
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+    }
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(meeting, "SECONDS_TO_READ", 0.5)
+    yield server
+
+
+@pytest.fixture
+def ranks(monkeypatch):
+    """A function that lets ranks meet, and returns {rank: how it ended, "" if it continued}."""
+
+    def end(self, report):
+        raise EndedError(report["exit_code"], report["text"])
+
+    monkeypatch.setattr(Meeting, "_end", end)
+
+    def come(rank, num_hosts, seconds, endings):
+        one = Meeting(seconds)
+        one.rank = rank
+        one.num_hosts = num_hosts
+        try:
+            one.wait_for_all("start")
+            endings[rank] = ""
+        except EndedError as ended:
+            endings[rank] = ended.args
+
+    def meet(num_hosts, seconds=20):
+        endings = {}
+        threads = []
+        for rank, number in num_hosts.items():
+            words = (rank, number, seconds, endings)
+            threads.append(threading.Thread(target=come, args=words))
+            threads[-1].start()
+        for thread in threads:
+            thread.join(30)
+        return endings
+
+    return meet
+
+
+def test_ranks_that_all_come_continue(ranks):
+    assert ranks({0: "2", 1: "2"}) == {0: "", 1: ""}
+
+
+@pytest.mark.parametrize("there", [0, 1])
+def test_a_rank_that_never_comes_is_named(there, ranks):
+    code, line = ranks({there: "2"}, seconds=1)[there]
+    assert code == 1
+    assert line.startswith(f"error: rank {1 - there} of 2 did not come within 1 s of rank {there} ")
+
+
+def test_after_a_while_a_line_says_for_whom_a_host_waits(ranks, monkeypatch, capsys):
+    monkeypatch.setattr(meeting, "SECONDS_UNTIL_WARNING", 0.2)
+    ranks({0: "2"}, seconds=2)
+    assert capsys.readouterr().err.endswith(" waits for rank 1, for 2 s at most\n")
+
+
+def test_hosts_of_runs_of_different_sizes_end_with_64(ranks):
+    endings = ranks({0: "2", 1: "3"})
+    assert [code for code, _ in endings.values()] == [64, 64]
+    assert HOSTS_DIFFER in endings[0][1] and endings[0] == endings[1]
+
+
+def test_a_rank_that_ends_before_leaves_word(ranks):
+    leave_word("failed", 64, "no such flag", "error: no such flag")
+    code, line = ranks({0: "2"})[0]
+    assert code == 64 and line.endswith("ended before the first step: no such flag")
+
+
+def test_word_of_an_earlier_attempt_does_not_count(ranks, monkeypatch):
+    leave_word("failed", 64, "no such flag", "error: no such flag")
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
+    assert ranks({0: "2", 1: "2"}) == {0: "", 1: ""}
+
+
+@pytest.mark.usefixtures("ranks")
+def test_a_store_that_cannot_be_reached_ends_with_one_line(monkeypatch):
+    monkeypatch.setenv("MASTER_PORT", str(free_port()))
+    with pytest.raises(EndedError, match="cannot reach the other ranks at 127.0.0.1:"):
+        Meeting(1)
+
+
+def test_without_other_ranks_nothing_is_done(monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    monkeypatch.setenv("MASTER_PORT", "1")
+    Meeting(1).wait_for_all("start")
+    leave_word("failed", 1, "why", "error: why")
+
+
+def train_after_meeting(rank, sums):
+    """Be a rank whose launcher has no store (TORCH_DISABLE_SHARE_RDZV_TCP_STORE)."""
+    os.environ["RANK"] = str(rank)
+    meeting.RANK = rank
+    both = Meeting(30)
+    both.wait_for_all("start")
+    dist.init_process_group("gloo")
+    both.wait_for_all("checked")
+    ones = torch.ones(1)
+    dist.all_reduce(ones)
+    sums.put(int(ones))
+
+
+def test_where_the_launcher_has_no_store_rank_0_makes_it_also_for_the_process_group(monkeypatch):
+    monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "False")
+    monkeypatch.setenv("MASTER_PORT", str(free_port()))
+    fork = multiprocessing.get_context("fork")
+    sums = fork.Queue()
+    processes = [fork.Process(target=train_after_meeting, args=(rank, sums)) for rank in (1, 0)]
+    for process in processes:
+        process.start()
+    try:
+        assert [sums.get(timeout=60) for _ in processes] == [2, 2]
+    finally:
+        for process in processes:
+            process.kill()
+            process.join()
+
+
+def test_many_ranks_are_named_in_few_words():
+    assert words_of([3]) == "rank 3"
+    assert words_of([2, 3, 4, 7, 9, 10]) == "ranks 2-4, 7, 9-10"
