@@ -101,7 +101,7 @@ def fsdp_can_use_the_mesh(config: Config) -> Iterator[Finding]:
         yield from each_process_reads_its_part(config)
         reason = (
             "accelerate 1.15 by itself stops here beside transformers 5, with an ImportError of "
-            "ReplicateParallel; the recipes fix it (docs/upstream/accelerate_fsdp2_tp.md)"
+            "ReplicateParallel; the recipes fix it"
         )
         yield finding(ADVICE, size_path("tp"), reason)
 
