@@ -85,8 +85,9 @@ def rehearse(
     folder: Path,
     precision: str | None = None,
     environment: Mapping[str, str] | None = None,
+    recipe: str = "llama.py",
 ) -> list[Any]:
-    """Run the recipe under a shipped YAML; return what each rank measured.
+    """Run a recipe under a shipped YAML; return what each rank measured.
 
     Args:
         mesh: the YAML and the number of ranks.
@@ -95,6 +96,7 @@ def rehearse(
         folder: a new folder.
         precision: mixed precision instead of the YAML's.
         environment: further variables.
+        recipe: the file in recipes/.
 
     Raises RuntimeError with the end of the output if the run failed or a rank measured nothing.
     """
@@ -107,7 +109,7 @@ def rehearse(
     if mesh.sizes:
         run = jobs.Run("meshes", mesh.config, mesh.ranks, sizes=mesh.sizes)
         file = launch.write_with_sizes(run, folder)
-    command += ["--config_file", file, RECIPES / "llama.py", *words]
+    command += ["--config_file", file, RECIPES / recipe, *words]
     done = subprocess.run(
         [str(word) for word in command],
         env={**os.environ, **QUIET, **(environment or {}), variable: str(folder)},
