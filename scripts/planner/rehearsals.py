@@ -107,7 +107,7 @@ def rehearse(
     precision: str | None = None,
     environment: Mapping[str, str] | None = None,
 ) -> list[Any]:
-    """Run the recipe under a shipped YAML; return what each rank measured.
+    """Run a recipe under a shipped YAML; return what each rank measured.
 
     Args:
         mesh: the YAML and the number of ranks.
