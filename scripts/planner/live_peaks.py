@@ -39,7 +39,7 @@ from .rehearsals import (
     words_of,
 )
 from .request import Batch
-from .tracked_jobs import JOBS, LONGEST, SEQUENCES, jobs_under
+from .tracked_jobs import JOBS, LONGEST, jobs_under, sequences_under
 from .zero import BUCKET
 
 Row = dict[str, Any]
@@ -126,19 +126,18 @@ def launched(mesh: Mesh, job: str, tiny: Path, folder: Path) -> Row:
         "config": mesh.config,
         "job": job,
         "ranks": mesh.ranks,
-        "supervised": supervised_tokens(tiny, JOBS[job].length),
+        "supervised": sequences_under(mesh) * supervised_tokens(tiny, JOBS[job].length),
         "measured": peaks,
     }
 
 
 def supervised_tokens(folder: Path, length: int) -> int:
-    """Return the supervised tokens of a micro-batch; the first token of a row is never one."""
+    """Return the supervised tokens of a row; the first one is never supervised."""
     line, *_ = (folder / "rows.jsonl").read_text().splitlines()
     tokenizer = AutoTokenizer.from_pretrained(folder / "model", trust_remote_code=False)
     labels = recipe.labels_of(json.loads(line), tokenizer, length)
     assert len(labels) == length
-    counted = [label for label in labels[1:] if label != IGNORED]
-    return SEQUENCES * len(counted)
+    return sum(label != IGNORED for label in labels[1:])
 
 
 # ---- Planned ----

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What each rank of recipes/llama_pipeline.py holds: its stages, and the micro-batches in flight.
 
-    plan = pipeline_plan(args, yaml, 4)
     peaks = peaks_of_ranks(plan, config, batch)
 
 Ranks differ: the first has the embedding, the last the head and the logits, and the earlier a rank
@@ -13,22 +12,17 @@ place, or FSDP2 within the stages (--shard_stages), where a stage stays whole fr
 pass to its last backward pass, and so do its gradients.
 """
 
-import dataclasses
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from types import SimpleNamespace
 from typing import Any
 
-import llama_pipeline
 import torch
 from accelerate import init_empty_weights
 from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
 from components import upstream
-from components.checks import find_conflicts
-from components.pipeline_checks import find_pipeline_problems
 from components.pipeline_kinds import KINDS, num_microbatches
 from components.pipeline_stages import Stage, check_stages
 
@@ -36,43 +30,13 @@ from .autograd import Autograd, Tensor, Weight
 from .blocks import EMBEDDING, TAIL, TOKEN_IDS, Forward, Part
 from .closed_form import MICRO_BATCHES, Build, Weights, evaluation_batch_of
 from .decoder import Decoder, Layer, read_decoder
-from .errors import UnplannableError
 from .fsdp import Fsdp2
 from .ledger import Ledger, Sizes, Storage
-from .plan import ITEMSIZES, Plan
+from .plan import Plan
 from .ranks import Replica, Unit
-from .recipe import RecipeArguments
 from .request import Batch
 from .shapes import build_base, layers_of
 from .stages import SizedStage, run_batch, schedule_of
-from .yaml_files import Config, strategy_of
-
-PipelineArguments = llama_pipeline.Arguments
-
-
-@dataclass(frozen=True)
-class PipelinePlan:
-    """What determines the memory of a pipeline's ranks.
-
-    Attributes:
-        args: of recipes/llama_pipeline.py.
-        ranks: of all pipelines together.
-        shared: the plan of the ranks that have the same stages.
-    """
-
-    args: PipelineArguments
-    ranks: int
-    shared: Plan
-
-    @property
-    def name(self) -> str:
-        """The name of the strategy, as the recipe prints it, and the schedule."""
-        size = self.args.pp_size
-        name = f"PP {size}"
-        if self.shared.ranks > 1:
-            kind = "FSDP2" if self.shared.is_fsdp else "replicas"
-            name += f" x {kind} {self.shared.ranks}"
-        return f"{name}, {self.args.pipeline_schedule}"
 
 
 @dataclass(frozen=True)
@@ -115,77 +79,8 @@ def numbers_of(layers: range) -> str:
     return f"layers {layers[0]}-{layers[-1]}"
 
 
-# ---- From arguments to a plan ----
-def pipeline_plan(
-    args: PipelineArguments,
-    config: Config,
-    num_processes: int | None = None,
-    mixed_precision: str | None = None,
-) -> PipelinePlan:
-    """Return the plan of the recipe's arguments under an accelerate config.
-
-    The number and the precision are those of the launcher's command line, None for the config's.
-    Raises UnplannableError for what the recipe would refuse.
-    """
-    ranks = num_processes or config.get("num_processes") or 1
-    precision = mixed_precision or config.get("mixed_precision", "no")
-    problems = list(problems_of(args, config, ranks, precision))
-    if problems:
-        raise UnplannableError("; ".join(problems))
-    if args.gradient_checkpointing and KINDS[args.pipeline_schedule].class_name in IN_TWO_PARTS:
-        raise UnplannableError(
-            f"--gradient_checkpointing with {args.pipeline_schedule}: cannot be planned, since "
-            "torch computes a checkpointed layer anew for each of its weights; use "
-            "--pipeline_schedule 1f1b or interleaved"
-        )
-    pipelines = ranks // args.pp_size
-    shared = Plan(as_of_recipe(args), ranks=pipelines, mixed_precision=precision)
-    if args.shard_stages:
-        shared = replace(shared, engine="fsdp2", shards=pipelines, reshards=False)
-    return PipelinePlan(args, ranks, shared)
-
-
-# Schedules that compute gradients of weights later
-IN_TWO_PARTS = ("ScheduleInterleavedZeroBubble", "ScheduleZBVZeroBubble")
-
-
-def problems_of(
-    args: PipelineArguments, config: Config, ranks: int, precision: str
-) -> Iterator[str]:
-    """Yield why the recipe would refuse to start, apart from reasons that depend on the machine."""
-    if precision not in ("no", *ITEMSIZES):
-        yield f"mixed_precision {precision}: only no and bf16 can be planned"
-    strategy = strategy_of(config)
-    if strategy.engine not in ("ddp", "single") or strategy.ranks_per_row > 1:
-        yield "a pipeline has an engine of its own: use accelerate_configs/pp.yaml"
-    accelerator: Any = SimpleNamespace(
-        num_processes=ranks,
-        process_index=0,
-        mixed_precision=precision,
-        distributed_type=None,
-        parallelism_config=None,
-        state=SimpleNamespace(deepspeed_plugin=None),
-    )
-    yield from recipe_problems(args, accelerator)
-
-
-def recipe_problems(args: PipelineArguments, accelerator: Any) -> Iterator[str]:
-    """Yield the recipe's own refusals, without those of a model that is not on this machine."""
-    for problem in [*find_conflicts(args), *find_pipeline_problems(args, accelerator)]:
-        if not problem.startswith("--model_name_or_path"):
-            yield problem
-
-
-def as_of_recipe(args: PipelineArguments) -> RecipeArguments:
-    """Return the arguments of recipes/llama.py with what both recipes have in common."""
-    names = {field.name for field in dataclasses.fields(args)}
-    common = [field.name for field in dataclasses.fields(RecipeArguments) if field.name in names]
-    return RecipeArguments(**{name: getattr(args, name) for name in common})
-
-
-# ---- From a plan to what its ranks hold ----
 def peaks_of_ranks(
-    plan: PipelinePlan, config: PretrainedConfig, batch: Batch, build: Build = build_base
+    plan: Plan, config: PretrainedConfig, batch: Batch, build: Build = build_base
 ) -> list[RankPeak]:
     """Return what each rank of a pipeline holds at its peak, in order.
 
@@ -196,7 +91,7 @@ def peaks_of_ranks(
     with init_empty_weights():  # Its buffers are real, since it is tried whether it can be cut.
         outline = AutoModelForCausalLM.from_config(config)
     stages = check_stages(plan.args, outline)
-    model = build(plan.shared.args, config)
+    model = build(plan.args, config)
     return [
         PlannedRank(plan, rank, stages, model, config).peak(batch)
         for rank in range(plan.args.pp_size)
@@ -214,7 +109,7 @@ class PlannedRank:
 
     def __init__(
         self,
-        plan: PipelinePlan,
+        plan: Plan,
         rank: int,
         stages: Sequence[Stage],
         model: PreTrainedModel,
@@ -225,7 +120,7 @@ class PlannedRank:
         self.num_stages = len(stages)
         numbers = KINDS[plan.args.pipeline_schedule].stages_of(rank, plan.args.pp_size)
         self.stages = [stages[number] for number in numbers]
-        weights = Weights(plan.shared, model)
+        weights = Weights(plan, model)
         self.decoder = read_decoder(model, config, weights.of)
         roots = {stage.index: self.root_of(stage) for stage in self.stages}
         layers = {
@@ -234,9 +129,9 @@ class PlannedRank:
         }
         own = {layer: layers[layer] for stage in self.stages for layer in self.layers_of(stage)}
         held = list(dict.fromkeys(flatten([*roots.values(), *own.values()])))
-        self.strategy: Replica = Replica(plan.shared, held, {})
-        if plan.shared.is_fsdp:
-            self.strategy = ShardedStages(plan.shared, held, roots | own, self.parts())
+        self.strategy: Replica = Replica(plan, held, {})
+        if plan.is_fsdp:
+            self.strategy = ShardedStages(plan, held, roots | own, self.parts())
 
     def layers_of(self, stage: Stage) -> list[Layer]:
         """Return the layers of a stage."""
@@ -266,10 +161,10 @@ class PlannedRank:
         ledger = Ledger()
         for category, size in device.items():
             ledger.add(category, size)
-        autograd = Autograd(ledger, self.plan.shared.autocast_itemsize)
+        autograd = Autograd(ledger, self.plan.autocast_itemsize)
         self.strategy.begin(autograd)
         self.train(autograd, batch)
-        args = self.plan.shared.args
+        args = self.plan.args
         if args.eval_strategy != "no":
             self.evaluate(autograd, evaluation_batch_of(args, batch))
         return RankPeak(self.rank, self.stages, ledger.at_peak, host)
@@ -312,7 +207,7 @@ class PlannedRank:
         sized = []
         for stage in self.stages:
             decoder = replace(self.decoder, layers=self.layers_of(stage))
-            forward = StageForward(stage, autograd, decoder, part, self.plan.shared, self.strategy)
+            forward = StageForward(stage, autograd, decoder, part, self.plan, self.strategy)
             place = (stage.index, self.num_stages, self.rank, self.plan.args.pp_size)
             sized.append(SizedStage(*place, autograd, self.strategy, forward.run_stage, message))
         name = KINDS[self.plan.args.pipeline_schedule].class_name

@@ -37,6 +37,7 @@ class Plan:
     cp: int = 1  # ranks that share the tokens of each row, in attention by a ring
     sp: int = 1  # ranks that share the tokens of each row, in attention the heads
     ep: int = 1  # ranks that share the experts of each layer, with rows of their own
+    pp: int = 1  # ranks of a pipeline, which each have other layers
 
     @property
     def copies(self) -> int:
@@ -46,14 +47,22 @@ class Plan:
     @property
     def replicas(self) -> int:
         """Groups of ranks that each share one copy of the state."""
-        return self.ranks // (self.shards * self.tp)
+        return self.ranks // (self.shards * self.tp * self.pp)
 
     @property
     def mesh(self) -> Mesh:
         """The mesh of the first rank."""
-        groups = self.ranks // self.copies
+        groups = self.ranks // (self.copies * self.pp)
         replicas = self.replicas if self.engine == "fsdp2" else 1
-        return Mesh(replicas, groups // replicas, self.cp, self.sp, self.tp, ep=self.ep)
+        return Mesh(
+            replicas,
+            groups // replicas,
+            self.cp,
+            self.sp,
+            self.tp,
+            pp=self.pp,
+            ep=self.ep,
+        )
 
     @property
     def is_fsdp(self) -> bool:
@@ -91,6 +100,8 @@ def plan_of(
     """
     strategy = strategy_of(config)
     ranks, machines = ranks_and_machines(config, strategy, num_processes, num_machines)
+    if recipe.pipeline_ranks_of(args) > 1:
+        return pipeline_plan(args, config, strategy, ranks, mixed_precision)
     plan = Plan(
         args,
         engine=engine_on(strategy, ranks),
@@ -109,13 +120,51 @@ def plan_of(
         plan = with_sharding(plan, config, strategy, ranks // machines)
     else:
         plan = replace(plan, name=name_of(plan))
-    if plan.mixed_precision not in ("no", *ITEMSIZES):
-        raise UnplannableError(
-            f"mixed_precision {plan.mixed_precision}: only no, bf16 and fp16 can be planned"
-        )
+    refuse_unknown_precision(plan)
     refuse_unknown_keys(plan, config)
     refuse_as_the_recipe(plan, config)
     return plan
+
+
+def pipeline_plan(
+    args: RecipeArguments,
+    config: Config,
+    strategy: Strategy,
+    ranks: int,
+    mixed_precision: str | None,
+) -> Plan:
+    """Return the plan of pipelines, whose ranks with the same stages are replicas or FSDP2's shards.
+
+    FSDP2 leaves weights whole between the passes, or each micro-batch would gather them. Raises
+    UnplannableError for what the recipe would refuse.
+    """
+    if strategy.engine not in ("single", "ddp") or strategy.ranks_per_row > 1:
+        raise UnplannableError(
+            "no engine of a YAML shards a pipeline: use accelerate_configs/pp.yaml, with "
+            "--shard_stages for FSDP2 within each stage"
+        )
+    plan = Plan(
+        args,
+        ranks=ranks,
+        mixed_precision=mixed_precision or config.get("mixed_precision", "no"),
+        name=name_of_pipelines(args, ranks),
+        pp=recipe.pipeline_ranks_of(args),
+    )
+    refuse_unknown_precision(plan)
+    refuse_as_the_recipe(plan, config)
+    if recipe.shards_stages(args):
+        return replace(plan, engine="fsdp2", shards=ranks // plan.pp, reshards=False)
+    return plan
+
+
+def name_of_pipelines(args: RecipeArguments, ranks: int) -> str:
+    """Return the name of a strategy with pipelines, and the schedule."""
+    size = recipe.pipeline_ranks_of(args)
+    words = [f"PP {size}"]
+    if ranks > size:
+        kind = "FSDP2" if recipe.shards_stages(args) else "replicas"
+        words.append(f"{kind} {ranks // size}")
+    return f"{' x '.join(words)}, {recipe.schedule_of(args)}"
 
 
 def ranks_and_machines(
@@ -201,6 +250,14 @@ def shards_of(plan: Plan, strategy: Strategy, ranks_per_machine: int) -> int:
     return plan.ranks
 
 
+def refuse_unknown_precision(plan: Plan) -> None:
+    """Raise UnplannableError for a mixed precision whose bytes are not known here."""
+    if plan.mixed_precision not in ("no", *ITEMSIZES):
+        raise UnplannableError(
+            f"mixed_precision {plan.mixed_precision}: only no, bf16 and fp16 can be planned"
+        )
+
+
 def refuse_unknown_keys(plan: Plan, config: Config) -> None:
     """Raise UnplannableError for keys of a config whose effect on memory is not known here."""
     if recipe.adapts_experts(plan.args):
@@ -234,6 +291,7 @@ def refuse_as_the_recipe(plan: Plan, config: Config) -> None:
     problems = recipe.refusals(
         plan.args,
         recipe.Strategy(plan.name, fsdp_version, zero_stage, is_split=plan.tp * plan.ep > 1),
+        plan.ranks,
         plan.mesh,
         plan.mixed_precision,
         config,

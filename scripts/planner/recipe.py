@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the planner needs from recipes/llama.py and mixtral.py. No other module here imports them.
+"""What the planner needs from the recipes that it plans. No other module here imports them.
 
 A recipe parses its own arguments, refuses what it would refuse in a launch, and provides the loss
 and the optimizer that are traced. Importing this module takes as long as importing the recipe.
@@ -16,9 +16,10 @@ from torch.distributed.fsdp import CPUOffloadPolicy
 from transformers import PretrainedConfig, PreTrainedModel
 
 import llama
+import llama_pipeline
 import mixtral
 from components import expert_checks, head_loss, mesh, optimizer, upstream
-from components.arguments import ExpertParallelArguments
+from components.arguments import ExpertParallelArguments, PipelineArguments
 from components.chat_template import ChatTemplate
 from components.checks import find_conflicts
 from components.cli import RecipeParser, parse_arguments, take_config
@@ -27,15 +28,15 @@ from components.learning_rate import rate_for_adapters
 from components.mesh_checks import find_misfits_of_config
 from components.model import lora_config, wrap_in_adapters
 from components.model_checks import find_problems_of_whole_modules
+from components.pipeline_checks import find_pipeline_problems
 from components.status import process_status
 from components.strategy import Strategy
 from components.strategy_checks import find_misfits
 
 
-class MixtureArguments(mixtral.Arguments):
-    """The arguments of recipes/mixtral.py, and constants for those that only llama.py has."""
+class OnlyOfLlama:
+    """Constants for the arguments that only recipes/llama.py has."""
 
-    packing = False
     padding_free = False
     predict_with_generate = False
     use_dora = False
@@ -45,9 +46,23 @@ class MixtureArguments(mixtral.Arguments):
     bnb_4bit_quant_type = "nf4"
 
 
+class MixtureArguments(OnlyOfLlama, mixtral.Arguments):
+    """The arguments of recipes/mixtral.py, and constants for those that it lacks."""
+
+    packing = False
+
+
+class StagesArguments(OnlyOfLlama, llama_pipeline.Arguments):
+    """The arguments of recipes/llama_pipeline.py, and constants for those that it lacks."""
+
+
 # The arguments of a recipe that can be planned; `with_values` copies them
-RecipeArguments = llama.Arguments | MixtureArguments
-RECIPES = {"llama.py": llama.Arguments, "mixtral.py": MixtureArguments}
+RecipeArguments = llama.Arguments | MixtureArguments | StagesArguments
+RECIPES = {
+    "llama.py": llama.Arguments,
+    "mixtral.py": MixtureArguments,
+    "llama_pipeline.py": StagesArguments,
+}
 FIRST = "llama.py"
 Mesh = mesh.Mesh
 A = TypeVar("A")
@@ -74,6 +89,21 @@ def recipe_of(args: RecipeArguments) -> str:
 def expert_ranks_of(args: RecipeArguments) -> int:
     """Return over how many ranks the arguments spread the experts of a layer."""
     return args.ep_size if isinstance(args, ExpertParallelArguments) else 1
+
+
+def pipeline_ranks_of(args: RecipeArguments) -> int:
+    """Return how many ranks the arguments give each pipeline, 1 without pipelines."""
+    return args.pp_size if isinstance(args, PipelineArguments) else 1
+
+
+def schedule_of(args: RecipeArguments) -> str:
+    """Return the schedule of pipelines, "" without."""
+    return args.pipeline_schedule if isinstance(args, PipelineArguments) else ""
+
+
+def shards_stages(args: RecipeArguments) -> bool:
+    """Return whether the arguments have FSDP2 shard the stages of pipelines."""
+    return isinstance(args, PipelineArguments) and args.shard_stages
 
 
 def adapts_experts(args: RecipeArguments) -> bool:
@@ -124,6 +154,7 @@ def adapter_rate(args: RecipeArguments) -> float:
 def refusals(
     args: RecipeArguments,
     strategy: Strategy,
+    ranks: int,
     mesh: Mesh,
     mixed_precision: str,
     config: Mapping[str, Any],
@@ -133,6 +164,7 @@ def refusals(
     Args:
         args: the recipe's arguments.
         strategy: what would be in force.
+        ranks: of all, which may not fill the mesh.
         mesh: of the ranks.
         mixed_precision: no, bf16 or fp16.
         config: as accelerate reads it.
@@ -143,12 +175,13 @@ def refusals(
     )
     accelerator = SimpleNamespace(
         mixed_precision=mixed_precision,
-        num_processes=mesh.data_ranks * mesh.copies,
+        num_processes=ranks,
         process_index=0,
         parallelism_config=parallelism_settings(mesh, config.get("parallelism_config", {})),
         distributed_type=DistributedType.FSDP if strategy.fsdp_version else DistributedType.NO,
         state=state,
         expert_ranks=mesh.ep,
+        pipeline_ranks=mesh.pp,
     )
     return [
         problem
@@ -207,6 +240,7 @@ def problems_of(args: RecipeArguments, accelerator: Any, strategy: Strategy) -> 
     """Yield conflicts between the recipe's arguments, and between them and the strategy."""
     yield from find_conflicts(args)
     yield from find_misfits(args, accelerator, strategy)
+    yield from find_pipeline_problems(args, accelerator)
     if accelerator.expert_ranks > 1:
         yield from expert_checks.find_misfits_of_launch(accelerator.expert_ranks, accelerator)
         yield from expert_checks.find_misfits_of_arguments(args, accelerator)
