@@ -19,13 +19,9 @@ from functools import partial
 from typing import Any
 
 import torch
-from accelerate import init_empty_weights
-from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
+from transformers import PretrainedConfig, PreTrainedModel
 
-from components import upstream
-from components.pipeline_kinds import KINDS, num_microbatches
-from components.pipeline_stages import Stage, check_stages
-
+from . import recipe
 from .autograd import Autograd, Tensor, Weight
 from .blocks import EMBEDDING, TAIL, TOKEN_IDS, Forward, Part
 from .closed_form import MICRO_BATCHES, Build, Weights, evaluation_batch_of
@@ -34,6 +30,7 @@ from .fsdp import Fsdp2
 from .ledger import Ledger, Sizes, Storage
 from .plan import Plan
 from .ranks import Replica, Unit
+from .recipe import Stage, StagesArguments
 from .request import Batch
 from .shapes import build_base, layers_of
 from .stages import SizedStage, run_batch, schedule_of
@@ -72,6 +69,11 @@ class RankPeak:
         return ", ".join(parts)
 
 
+def fullest(peaks: Sequence[RankPeak]) -> RankPeak:
+    """Return the rank that holds the most."""
+    return max(peaks, key=lambda peak: peak.bytes)
+
+
 def numbers_of(layers: range) -> str:
     """Return the numbers of a stage's layers in words."""
     if len(layers) == 1:
@@ -88,13 +90,12 @@ def peaks_of_ranks(
         batch: all that goes through a pipeline at a time.
         build: makes the model on the meta device.
     """
-    with init_empty_weights():  # Its buffers are real, since it is tried whether it can be cut.
-        outline = AutoModelForCausalLM.from_config(config)
-    stages = check_stages(plan.args, outline)
+    assert isinstance(plan.args, StagesArguments)
+    stages = recipe.stages_of(plan.args, config)
     model = build(plan.args, config)
     return [
-        PlannedRank(plan, rank, stages, model, config).peak(batch)
-        for rank in range(plan.args.pp_size)
+        PlannedRank(plan, plan.args, rank, stages, model, config).peak(batch)
+        for rank in range(plan.pp)
     ]
 
 
@@ -110,16 +111,17 @@ class PlannedRank:
     def __init__(
         self,
         plan: Plan,
+        args: StagesArguments,
         rank: int,
         stages: Sequence[Stage],
         model: PreTrainedModel,
         config: PretrainedConfig,
     ) -> None:
         self.plan = plan
+        self.args = args
         self.rank = rank
         self.num_stages = len(stages)
-        numbers = KINDS[plan.args.pipeline_schedule].stages_of(rank, plan.args.pp_size)
-        self.stages = [stages[number] for number in numbers]
+        self.stages = [stages[number] for number in recipe.stages_of_rank(args, rank)]
         weights = Weights(plan, model)
         self.decoder = read_decoder(model, config, weights.of)
         roots = {stage.index: self.root_of(stage) for stage in self.stages}
@@ -164,15 +166,14 @@ class PlannedRank:
         autograd = Autograd(ledger, self.plan.autocast_itemsize)
         self.strategy.begin(autograd)
         self.train(autograd, batch)
-        args = self.plan.args
-        if args.eval_strategy != "no":
-            self.evaluate(autograd, evaluation_batch_of(args, batch))
+        if self.args.eval_strategy != "no":
+            self.evaluate(autograd, evaluation_batch_of(self.args, batch))
         return RankPeak(self.rank, self.stages, ledger.at_peak, host)
 
     def train(self, autograd: Autograd, batch: Batch) -> None:
         """Run two optimizer steps, since the buffers of the first stay for the second."""
         schedule = self.schedule(autograd, batch)
-        batches = min(self.plan.args.gradient_accumulation_steps, MICRO_BATCHES)
+        batches = min(self.args.gradient_accumulation_steps, MICRO_BATCHES)
         for _ in range(2):
             for index in range(batches):
                 self.strategy.begin_pass(is_last=index == batches - 1)
@@ -185,7 +186,7 @@ class PlannedRank:
         filled_up = batch.sequences + -batch.sequences % self.number
         schedule = self.schedule(autograd, replace(batch, sequences=filled_up))
         if len(self.stages) > 1:
-            upstream.run_only_forward(schedule)
+            recipe.run_only_forward(schedule)
         self.strategy.begin_pass(is_last=True)
         with torch.no_grad():
             run_batch(schedule, self.number, is_training=False)
@@ -193,7 +194,7 @@ class PlannedRank:
     @property
     def number(self) -> int:
         """Micro-batches of a batch."""
-        return num_microbatches(self.plan.args)
+        return recipe.microbatches_of(self.args)
 
     def schedule(self, autograd: Autograd, batch: Batch) -> Any:
         """Return torch's schedule for batches of a size, with the stages of this rank."""
@@ -208,10 +209,9 @@ class PlannedRank:
         for stage in self.stages:
             decoder = replace(self.decoder, layers=self.layers_of(stage))
             forward = StageForward(stage, autograd, decoder, part, self.plan, self.strategy)
-            place = (stage.index, self.num_stages, self.rank, self.plan.args.pp_size)
+            place = (stage.index, self.num_stages, self.rank, self.plan.pp)
             sized.append(SizedStage(*place, autograd, self.strategy, forward.run_stage, message))
-        name = KINDS[self.plan.args.pipeline_schedule].class_name
-        return schedule_of(name, sized, self.number)
+        return schedule_of(recipe.class_of_schedule(self.args), sized, self.number)
 
 
 def flatten(lists: Sequence[Sequence[Weight]]) -> list[Weight]:

@@ -8,12 +8,13 @@ from dataclasses import dataclass, replace
 
 from . import recipe
 from .errors import UnplannableError
-from .recipe import Mesh, RecipeArguments
+from .recipe import Mesh, RecipeArguments, StagesArguments
 from .yaml_files import Config, Strategy, misfit_of_mesh, strategy_of
 
 ITEMSIZES = {"bf16": 2, "fp16": 2}  # bytes per element of each mixed precision
 DTYPES = {"bf16": "bfloat16", "fp16": "float16"}  # their names in torch
 RESHARDS = ("FULL_SHARD", "HYBRID_SHARD")
+IN_TWO_PARTS = ("interleaved_zero_bubble", "zbv")  # schedules of such backward passes
 HYBRIDS = ("HYBRID_SHARD", "HYBRID_SHARD_ZERO2")
 
 
@@ -100,7 +101,7 @@ def plan_of(
     """
     strategy = strategy_of(config)
     ranks, machines = ranks_and_machines(config, strategy, num_processes, num_machines)
-    if recipe.pipeline_ranks_of(args) > 1:
+    if isinstance(args, StagesArguments):
         return pipeline_plan(args, config, strategy, ranks, mixed_precision)
     plan = Plan(
         args,
@@ -127,7 +128,7 @@ def plan_of(
 
 
 def pipeline_plan(
-    args: RecipeArguments,
+    args: StagesArguments,
     config: Config,
     strategy: Strategy,
     ranks: int,
@@ -148,23 +149,28 @@ def pipeline_plan(
         ranks=ranks,
         mixed_precision=mixed_precision or config.get("mixed_precision", "no"),
         name=name_of_pipelines(args, ranks),
-        pp=recipe.pipeline_ranks_of(args),
+        pp=args.pp_size,
     )
     refuse_unknown_precision(plan)
     refuse_as_the_recipe(plan, config)
-    if recipe.shards_stages(args):
+    if args.gradient_checkpointing and args.pipeline_schedule in IN_TWO_PARTS:
+        raise UnplannableError(
+            f"--gradient_checkpointing with {args.pipeline_schedule} cannot be planned, since "
+            "torch computes a checkpointed layer anew for each of its weights: use "
+            "--pipeline_schedule 1f1b or interleaved"
+        )
+    if args.shard_stages:
         return replace(plan, engine="fsdp2", shards=ranks // plan.pp, reshards=False)
     return plan
 
 
-def name_of_pipelines(args: RecipeArguments, ranks: int) -> str:
+def name_of_pipelines(args: StagesArguments, ranks: int) -> str:
     """Return the name of a strategy with pipelines, and the schedule."""
-    size = recipe.pipeline_ranks_of(args)
-    words = [f"PP {size}"]
-    if ranks > size:
-        kind = "FSDP2" if recipe.shards_stages(args) else "replicas"
-        words.append(f"{kind} {ranks // size}")
-    return f"{' x '.join(words)}, {recipe.schedule_of(args)}"
+    words = [f"PP {args.pp_size}"]
+    if ranks > args.pp_size:
+        kind = "FSDP2" if args.shard_stages else "replicas"
+        words.append(f"{kind} {ranks // args.pp_size}")
+    return f"{' x '.join(words)}, {args.pipeline_schedule}"
 
 
 def ranks_and_machines(

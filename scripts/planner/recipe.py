@@ -11,15 +11,15 @@ from types import SimpleNamespace
 from typing import Any, TypeVar
 
 import torch
-from accelerate import DistributedType
+from accelerate import DistributedType, init_empty_weights
 from torch.distributed.fsdp import CPUOffloadPolicy
-from transformers import PretrainedConfig, PreTrainedModel
+from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
 import llama
 import llama_pipeline
 import mixtral
 from components import expert_checks, head_loss, mesh, optimizer, upstream
-from components.arguments import ExpertParallelArguments, PipelineArguments
+from components.arguments import ExpertParallelArguments
 from components.chat_template import ChatTemplate
 from components.checks import find_conflicts
 from components.cli import RecipeParser, parse_arguments, take_config
@@ -29,6 +29,8 @@ from components.mesh_checks import find_misfits_of_config
 from components.model import lora_config, wrap_in_adapters
 from components.model_checks import find_problems_of_whole_modules
 from components.pipeline_checks import find_pipeline_problems
+from components.pipeline_kinds import KINDS, num_microbatches
+from components.pipeline_stages import Stage, check_stages
 from components.status import process_status
 from components.strategy import Strategy
 from components.strategy_checks import find_misfits
@@ -89,21 +91,6 @@ def recipe_of(args: RecipeArguments) -> str:
 def expert_ranks_of(args: RecipeArguments) -> int:
     """Return over how many ranks the arguments spread the experts of a layer."""
     return args.ep_size if isinstance(args, ExpertParallelArguments) else 1
-
-
-def pipeline_ranks_of(args: RecipeArguments) -> int:
-    """Return how many ranks the arguments give each pipeline, 1 without pipelines."""
-    return args.pp_size if isinstance(args, PipelineArguments) else 1
-
-
-def schedule_of(args: RecipeArguments) -> str:
-    """Return the schedule of pipelines, "" without."""
-    return args.pipeline_schedule if isinstance(args, PipelineArguments) else ""
-
-
-def shards_stages(args: RecipeArguments) -> bool:
-    """Return whether the arguments have FSDP2 shard the stages of pipelines."""
-    return isinstance(args, PipelineArguments) and args.shard_stages
 
 
 def adapts_experts(args: RecipeArguments) -> bool:
@@ -244,6 +231,42 @@ def problems_of(args: RecipeArguments, accelerator: Any, strategy: Strategy) -> 
     if accelerator.expert_ranks > 1:
         yield from expert_checks.find_misfits_of_launch(accelerator.expert_ranks, accelerator)
         yield from expert_checks.find_misfits_of_arguments(args, accelerator)
+
+
+# ---- Pipelines ----
+def is_pipelined(args: RecipeArguments) -> bool:
+    """Return whether the recipe trains over pipelines."""
+    return isinstance(args, StagesArguments)
+
+
+def stages_of(args: StagesArguments, config: PretrainedConfig) -> list[Stage]:
+    """Return the stages into which the recipe cuts a model.
+
+    Raises SystemExit, after the recipe's own one-line message, if it cannot be cut.
+    """
+    with init_empty_weights():  # Its buffers are real, since it is tried whether it can be cut.
+        outline = AutoModelForCausalLM.from_config(config)
+    return check_stages(args, outline)
+
+
+def stages_of_rank(args: StagesArguments, rank: int) -> list[int]:
+    """Return the numbers of the stages of a rank. rank: its place in its pipeline."""
+    return KINDS[args.pipeline_schedule].stages_of(rank, args.pp_size)
+
+
+def microbatches_of(args: StagesArguments) -> int:
+    """Return the number of micro-batches of a batch."""
+    return num_microbatches(args)
+
+
+def class_of_schedule(args: StagesArguments) -> str:
+    """Return the name of the schedule's class in torch.distributed.pipelining."""
+    return KINDS[args.pipeline_schedule].class_name
+
+
+def run_only_forward(schedule: Any) -> None:
+    """Have a schedule with several stages per rank leave out the backward passes in evaluation."""
+    upstream.run_only_forward(schedule)
 
 
 # ---- Adapters ----

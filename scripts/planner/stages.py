@@ -206,7 +206,7 @@ class SizedStage:
 
     def get_bwd_send_ops(self, number: int) -> list[Sent]:
         """Return the message with the gradient of what was received."""
-        if self.is_first:
+        if self.is_first or not self.has_backward:
             return []
         return [Sent(self.input_gradients.pop(number))]
 
@@ -254,6 +254,8 @@ class SizedStage:
         self, number: int, loss: Any = None, full_backward: bool = True, last_backward: bool = False
     ) -> None:
         """Run the backward pass of a micro-batch, or its part for what was received."""
+        if not self.has_backward:  # torch's schedules of one stage per rank ask in evaluation too
+            return
         flight = self.flying.pop(number)
         if full_backward:
             self.run(flight, number, BackwardRun(self.autograd))
