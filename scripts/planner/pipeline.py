@@ -250,6 +250,7 @@ class StageForward(Forward):
             x = self.around(layer, partial(self.layer, layer), x)
         if self.stage.is_last:
             x = self.around(TAIL, self.tail, x)
+        self.strategy.end_forward()
         self.autograd.end_autocast()
         if self.args.gradient_checkpointing:  # Recomputed layers need the mask again.
             return x, (cosine_and_sine, mask)

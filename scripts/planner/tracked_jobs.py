@@ -53,12 +53,12 @@ def sequences_under(mesh: Mesh) -> int:
 
 
 def jobs_under(mesh: Mesh) -> list[str]:
-    """Return what is trained under a mesh in which ranks share rows or experts.
+    """Return what is trained under a mesh in which ranks share rows, experts or a model's layers.
 
     LoRA is where its adapters are split like their matrices, or beside experts that are spread.
     """
     if mesh.pp > 1:
-        return ["plain", "short"]
+        return ["plain"]
     if mesh.ep > 1:
         return ["plain", "short", "LoRA"]
     jobs = ["plain", "short", "checkpointed"]
