@@ -9,7 +9,8 @@
 Each launch rehearses three optimizer steps of the recipe (scripts/rehearse.py) on two ranks, or on
 four where the YAML needs a mesh of 2 x 2. A YAML under which ranks share rows is launched with
 several sizes of its mesh, on up to eight ranks, and one under which they share experts trains a
-mixture in groups of several sizes. Pipelines run each schedule, and each place is compared. In every rank torch's MemTracker follows all tensors from the
+mixture in groups of several sizes. Pipelines run under every schedule, and the error is that of the
+stages whose plan is furthest off. In every rank torch's MemTracker follows all tensors from the
 second optimizer step to the third. A rank's planned peak counts its device and its host together,
 since on CPU ranks they are one. One job under all YAMLs takes about six minutes on two cores.
 """
@@ -89,7 +90,7 @@ def launched_rows(args: argparse.Namespace) -> Iterator[Row]:
 
 
 def rows_of_mesh(config: str, job: str, tiny: Path, folder: Path) -> Iterator[Row]:
-    """Launch and yield a job under each mesh of a YAML whose ranks share rows, experts or layers."""
+    """Launch and yield a job under each mesh of a YAML for ranks that share rows or a model."""
     from planner import live_peaks  # takes seconds to import
 
     places = [mesh for tracked, mesh in live_peaks.tracked_places() if tracked == job]

@@ -33,7 +33,7 @@ from .ranks import Replica, Unit
 from .recipe import Stage, StagesArguments
 from .request import Batch
 from .shapes import build_base, layers_of
-from .stages import SizedStage, run_batch, schedule_of
+from .stages import Place, SizedStage, run_batch, schedule_of
 
 
 @dataclass(frozen=True)
@@ -124,8 +124,10 @@ class PlannedRank:
         self.stages = [stages[number] for number in recipe.stages_of_rank(args, rank)]
         weights = Weights(plan, model)
         self.decoder = read_decoder(model, config, weights.of)
-        roots = {stage.index: self.root_of(stage) for stage in self.stages}
-        layers = {
+        roots: dict[Part, list[Weight]] = {}
+        for stage in self.stages:
+            roots[name_of_root(stage.index)] = self.root_of(stage)
+        layers: dict[Part, list[Weight]] = {
             layer: weights.of_module(module)
             for layer, module in zip(self.decoder.layers, layers_of(model), strict=True)
         }
@@ -154,7 +156,10 @@ class PlannedRank:
 
     def parts(self) -> dict[int, list[Part]]:
         """Return the units of each stage: its root, and its layers."""
-        return {stage.index: [stage.index, *self.layers_of(stage)] for stage in self.stages}
+        parts: dict[int, list[Part]] = {}
+        for stage in self.stages:
+            parts[stage.index] = [name_of_root(stage.index), *self.layers_of(stage)]
+        return parts
 
     # ---- A step ----
     def peak(self, batch: Batch) -> RankPeak:
@@ -209,9 +214,14 @@ class PlannedRank:
         for stage in self.stages:
             decoder = replace(self.decoder, layers=self.layers_of(stage))
             forward = StageForward(stage, autograd, decoder, part, self.plan, self.strategy)
-            place = (stage.index, self.num_stages, self.rank, self.plan.pp)
-            sized.append(SizedStage(*place, autograd, self.strategy, forward.run_stage, message))
+            place = Place(stage.index, self.num_stages, self.rank, self.plan.pp)
+            sized.append(SizedStage(place, autograd, self.strategy, forward.run_stage, message))
         return schedule_of(recipe.class_of_schedule(self.args), sized, self.number)
+
+
+def name_of_root(stage: int) -> str:
+    """Return the name of what a stage has besides its layers, as a unit of FSDP2."""
+    return f"root of stage {stage}"
 
 
 def flatten(lists: Sequence[Sequence[Weight]]) -> list[Weight]:
@@ -265,7 +275,7 @@ class ShardedStages(Fsdp2):
     unit after unit.
 
     Args:
-        parts: the keys of the units of each stage, whose root has the number of the stage.
+        parts: the keys of the units of each stage, its root first.
     """
 
     def __init__(
@@ -284,8 +294,9 @@ class ShardedStages(Fsdp2):
 
     def gather_root(self, stage: int) -> None:
         """Gather what a stage has besides its layers."""
-        if stage in self.units:
-            self.gather(self.units[stage])
+        root = self.units.get(name_of_root(stage))
+        if root is not None:
+            self.gather(root)
 
     def around(self, part: Part, forward: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
         """Return forward(x), with the weights of a layer gathered before it."""

@@ -134,7 +134,7 @@ def pipeline_plan(
     ranks: int,
     mixed_precision: str | None,
 ) -> Plan:
-    """Return the plan of pipelines, whose ranks with the same stages are replicas or FSDP2's shards.
+    """Return the plan of pipelines: ranks with the same stages are replicas or FSDP2's shards.
 
     FSDP2 leaves weights whole between the passes, or each micro-batch would gather them. Raises
     UnplannableError for what the recipe would refuse.

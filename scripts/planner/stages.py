@@ -65,13 +65,14 @@ def start_by_peer(messages: Sequence[Sent], desc: str | None = None) -> dict[int
 @contextlib.contextmanager
 def without_communication() -> Iterator[None]:
     """Have torch's schedules send nothing."""
-    sending = schedules._batch_p2p, schedules._sorted_batch_p2p
-    schedules._batch_p2p = start_messages
-    schedules._sorted_batch_p2p = start_by_peer
+    module: Any = schedules
+    sending = module._batch_p2p, module._sorted_batch_p2p
+    module._batch_p2p = start_messages
+    module._sorted_batch_p2p = start_by_peer
     try:
         yield
     finally:
-        schedules._batch_p2p, schedules._sorted_batch_p2p = sending
+        module._batch_p2p, module._sorted_batch_p2p = sending
 
 
 class ShardedModule(FSDPModule):
@@ -88,7 +89,7 @@ class ShardedModule(FSDPModule):
         """Yield the module that stands for all of the stage."""
         yield self
 
-    def unshard(self, async_op: bool = False) -> "ShardedModule":
+    def unshard(self, async_op: bool = False) -> Any:
         """Start to gather the weights of the stage; return what waits for it."""
         self.strategy.unshard(self.stage)
         return self
@@ -116,12 +117,20 @@ class InFlight(NamedTuple):
     uses: list[tuple[Weight, int]]
 
 
+class Place(NamedTuple):
+    """Where a stage is: its number among all stages, and its rank among those of the pipeline."""
+
+    stage: int
+    num_stages: int
+    rank: int
+    num_ranks: int
+
+
 class SizedStage:
     """A stage of a rank, with the methods that torch's schedules call.
 
     Args:
-        index, num_stages: its place among all stages of the pipeline.
-        rank, num_ranks: the place of its rank in the pipeline.
+        place: of the stage.
         autograd: in whose ledger everything is counted.
         strategy: what holds the weights of the rank.
         forward: returns the output for what was received, and what else the graph holds.
@@ -133,28 +142,25 @@ class SizedStage:
 
     def __init__(
         self,
-        index: int,
-        num_stages: int,
-        rank: int,
-        num_ranks: int,
+        place: Place,
         autograd: Autograd,
         strategy: Replica,
         forward: ForwardOfStage,
         message: tuple[int, int],
     ) -> None:
-        self.stage_index = index
-        self.num_stages = num_stages
-        self.group_rank = rank
-        self.group_size = num_ranks
-        self.is_first = index == 0
-        self.is_last = index == num_stages - 1
+        self.stage_index = place.stage
+        self.num_stages = place.num_stages
+        self.group_rank = place.rank
+        self.group_size = place.num_ranks
+        self.is_first = place.stage == 0
+        self.is_last = place.stage == place.num_stages - 1
         self.autograd = autograd
         self.strategy = strategy
         self.forward = forward
         self.message = message
         self.submod: Any = None
         if strategy.plan.is_fsdp:
-            self.submod = ShardedModule(strategy, index)  # type: ignore[arg-type]
+            self.submod = ShardedModule(strategy, place.stage)  # type: ignore[arg-type]
         self.has_backward = False
         self.stage_index_to_group_rank: dict[int, int] = {}
         # torch checks that messages go to neighbors only
