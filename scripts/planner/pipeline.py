@@ -176,15 +176,14 @@ class PlannedRank:
         return RankPeak(self.rank, self.stages, ledger.at_peak, host)
 
     def train(self, autograd: Autograd, batch: Batch) -> None:
-        """Run two optimizer steps, since the buffers of the first stay for the second."""
+        """Run one optimizer step."""
         schedule = self.schedule(autograd, batch)
         batches = min(self.args.gradient_accumulation_steps, MICRO_BATCHES)
-        for _ in range(2):
-            for index in range(batches):
-                self.strategy.begin_pass(is_last=index == batches - 1)
-                run_batch(schedule, self.number, is_training=True)
-                self.strategy.end_pass()
-            self.strategy.step()
+        for index in range(batches):
+            self.strategy.begin_pass(is_last=index == batches - 1)
+            run_batch(schedule, self.number, is_training=True)
+            self.strategy.end_pass()
+        self.strategy.step()
 
     def evaluate(self, autograd: Autograd, batch: Batch) -> None:
         """Run a batch of evaluation, filled up to whole micro-batches."""

@@ -156,7 +156,7 @@ def pipeline_plan(
     if args.gradient_checkpointing and args.pipeline_schedule in IN_TWO_PARTS:
         raise UnplannableError(
             f"--gradient_checkpointing with {args.pipeline_schedule} cannot be planned, since "
-            "torch computes a checkpointed layer anew for each of its weights: use "
+            "torch computes a checkpointed layer again for each of its weights: use "
             "--pipeline_schedule 1f1b or interleaved"
         )
     if args.shard_stages:

@@ -106,12 +106,13 @@ class ShardedModule(FSDPModule):
 class InFlight(NamedTuple):
     """What a stage holds of a micro-batch between its passes.
 
-    received: the leaf of the graph that stands for what was received; None in the first stage.
+    storage: that of the output.
+    received: the leaf of the graph for what was received; None in the first stage.
     uses: how often the graph uses each weight.
     """
 
     output: Tensor
-    storage: Storage | None  # of the output
+    storage: Storage | None
     received: Weight | None
     held: tuple[Storage | None, ...]
     uses: list[tuple[Weight, int]]
@@ -188,7 +189,7 @@ class SizedStage:
             self.gradients = self.buffers(number)
 
     def buffers(self, number: int) -> dict[int, Storage]:
-        """Return a buffer for each of so many micro-batches."""
+        """Return a buffer for each of `number` micro-batches."""
         return {index: self.autograd.new(*self.message, "communication") for index in range(number)}
 
     def clear_runtime_states(self) -> None:
@@ -247,7 +248,7 @@ class SizedStage:
         return Tensor(output.numel, output.itemsize, output.storage)
 
     def taken_uses(self, leaf: Weight | None) -> list[tuple[Weight, int]]:
-        """Return how often the last graph uses each weight, and let the next one count anew."""
+        """Return how often the last graph uses each weight, and let the next one count from 0."""
         weights = [*self.strategy.trained]
         if leaf is not None:
             weights.append(leaf)
@@ -397,7 +398,7 @@ def schedule_of(class_name: str, stages: Sequence[SizedStage], number: int) -> A
 
 
 def run_batch(schedule: Any, number: int, is_training: bool) -> None:
-    """Have a schedule run a batch of so many micro-batches."""
+    """Have a schedule run a batch of `number` micro-batches."""
     with without_communication():
         run = schedule.step if is_training else schedule.eval
         run(target=torch.arange(number), losses=[], return_outputs=False)

@@ -139,7 +139,7 @@ REFUSED = {
     ("pp", 4): (("--dtype", "bfloat16"), "--no_master_weights"),
     ("pp", 8): (
         ("--gradient_checkpointing", "--pipeline_schedule", "zbv"),
-        "cannot be planned, since torch computes a checkpointed layer anew",
+        "cannot be planned, since torch computes a checkpointed layer again",
     ),
 }
 
