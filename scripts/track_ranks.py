@@ -9,7 +9,8 @@
 Each launch rehearses three optimizer steps of the recipe (scripts/rehearse.py) on two ranks, or on
 four where the YAML needs a mesh of 2 x 2. A YAML under which ranks share rows is launched with
 several sizes of its mesh, on up to eight ranks, and one under which they share experts trains a
-mixture in groups of several sizes. In every rank torch's MemTracker follows all tensors from the
+mixture in groups of several sizes. Pipelines run under every schedule, and the error is that of the
+stages whose plan is furthest off. In every rank torch's MemTracker follows all tensors from the
 second optimizer step to the third. A rank's planned peak counts its device and its host together,
 since on CPU ranks they are one. One job under all YAMLs takes about six minutes on two cores.
 """
@@ -22,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from exits import run_command
-from planner.rehearsals import config_names, expert_names, mesh_names
+from planner.rehearsals import config_names, expert_names, mesh_names, pipeline_names
 from planner.tracked_jobs import JOBS, is_refused
 from usage import Parser
 
@@ -34,7 +35,7 @@ MIB = 2**20
 def parse_args() -> argparse.Namespace:
     """Return the arguments of the command line."""
     parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    names = [*config_names(), *mesh_names(), *expert_names()]
+    names = [*config_names(), *mesh_names(), *expert_names(), *pipeline_names()]
     parser.add_argument(
         "--configs", nargs="+", choices=names, default=names, help="YAML files (default: all)"
     )
@@ -82,14 +83,14 @@ def launched_rows(args: argparse.Namespace) -> Iterator[Row]:
         for job in args.jobs:
             for config in args.configs:
                 run = Path(folder) / f"{job}_{config}".replace(" ", "_")
-                if config in (*mesh_names(), *expert_names()):
+                if config not in config_names():
                     yield from rows_of_mesh(config, job, tiny, run)
                 elif not is_refused(config, job):
                     yield live_peaks.measure(config, job, tiny, run)
 
 
 def rows_of_mesh(config: str, job: str, tiny: Path, folder: Path) -> Iterator[Row]:
-    """Launch and yield a job under each mesh of a YAML under which ranks share rows or experts."""
+    """Launch and yield a job under each mesh of a YAML for ranks that share rows or a model."""
     from planner import live_peaks  # takes seconds to import
 
     places = [mesh for tracked, mesh in live_peaks.tracked_places() if tracked == job]
@@ -103,10 +104,14 @@ def line_of(row: Row) -> str:
     words = [row["config"], *row.get("sizes", [])]
     if "ep" in row:
         words += [str(row["ranks"]), f"ep_size={row['ep']}"]
+    planned = row["planned"]
+    if "pp" in row:
+        words += [str(row["ranks"]), f"pp_size={row['pp']}", row["schedule"]]
+        planned = max(planned)
     name = " ".join(words)
     line = (
         f"{name:24} {row['job']:13} {max(row['measured']) / MIB:9.1f} MiB measured, "
-        f"{row['planned'] / MIB:9.1f} planned, {row['error']:+.2%}"
+        f"{planned / MIB:9.1f} planned, {row['error']:+.2%}"
     )
     if row["beside_bucket"] != row["error"]:
         line += f", {row['beside_bucket']:+.2%} beside the bucket"

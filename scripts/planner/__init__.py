@@ -12,7 +12,7 @@ and with real tensors:
 The modules in reading order; each imports only modules above it:
 
     errors        how the planner refuses: one line and an exit code
-    recipe        what the planner needs from recipes/llama.py
+    recipe        what the planner needs from the recipes
     yaml_files    what the planner needs from accelerate configs
     request       a call of plan_memory.py, and the micro-batch to plan for
     cards         the memory of GPUs, and what a process takes besides tensors
@@ -31,6 +31,8 @@ The modules in reading order; each imports only modules above it:
     zero          DeepSpeed ZeRO, stages 0 to 2
     zero3         DeepSpeed ZeRO-3
     closed_form   one optimizer step, in a ledger
+    stages        the stages of a pipeline, driven by torch's schedules
+    pipeline      the same step on each rank of a pipeline
 
     trackers      torch's memory trackers, adapted
     patches       what the trace changes in other libraries

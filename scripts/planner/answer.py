@@ -11,6 +11,7 @@ from .closed_form import closed_form
 from .errors import CannotWriteError, UnplannableError
 from .ledger import Sizes
 from .output import TERMINAL, Report, write_json
+from .pipeline import fullest, peaks_of_ranks
 from .plan import Plan, plan_of
 from .recipe import RecipeArguments
 from .request import Batch, Request, batch_of
@@ -67,6 +68,10 @@ def answer(request: Request, yaml: Config | None) -> int:
     """
     question = read_question(request)
     if request.plot:
+        if recipe.is_pipelined(question.args):
+            raise UnplannableError(
+                "--plot draws the strategies of recipes/llama.py: leave it out for pipelines"
+            )
         draw(question, yaml, request.plot)
     if yaml is None:
         return choose(question)
@@ -115,7 +120,31 @@ def plan_one(question: Question, yaml: Config) -> Report:
         request.num_machines,
         request.mixed_precision,
     )
+    if plan.pp > 1:
+        return plan_pipeline(question, plan)
     device, host = peak_of(plan, question)
+    return report_of(question, plan, device, host)
+
+
+def plan_pipeline(question: Question, plan: Plan) -> Report:
+    """Return the plan of the fullest rank of a pipeline, with the peaks of all."""
+    if question.request.simulate:
+        raise UnplannableError(
+            f"--simulate: traces whole models, of which a rank of {plan.name} has stages: plan "
+            "without --simulate"
+        )
+    peaks = peaks_of_ranks(plan, question.config, question.batch)
+    highest = fullest(peaks)
+    ranks = {}
+    for peak in peaks:
+        device = with_constants(peak.device, plan.ranks)
+        ranks[peak.describe()] = sum(device.values())
+    return replace(report_of(question, plan, highest.device, highest.host), ranks=ranks)
+
+
+def report_of(question: Question, plan: Plan, device: Sizes, host: Sizes) -> Report:
+    """Return the report of the bytes that tensors take, {category: bytes}."""
+    request = question.request
     device = with_constants(device, plan.ranks)
     method = "closed form"
     if request.simulate:
@@ -147,6 +176,8 @@ def title_of(plan: Plan, batch: Batch) -> str:
     holders = "rank"
     if plan.copies > 1:
         holders = f"{plan.copies} ranks"
+    if plan.pp > 1:
+        holders = "pipeline"
     return (
         f"{plan.args.model_name_or_path} under {plan.name}, {plan.ranks} x GPU, "
         f"mixed precision {plan.mixed_precision}: "
@@ -159,6 +190,11 @@ def choose(question: Question) -> int:
     request = question.request
     if request.simulate:
         raise UnplannableError("--simulate traces one plan: add a --config_file")
+    if recipe.is_pipelined(question.args):
+        raise UnplannableError(
+            "recipes/llama_pipeline.py runs under one YAML: add --config_file "
+            "accelerate_configs/pp.yaml"
+        )
     assert question.card is not None  # Request.check: without a config there is a card.
     launch = candidates.launch_of(request, question.args, question.config, question.card)
     ways = candidates.ways_on(launch, launch.ranks)

@@ -62,6 +62,7 @@ class Weight:
         self.category = category
         self.is_used = True  # in forward passes; the original of a module that peft copies is not
         self.is_split_expert = False  # whether other ranks have further experts of its layer
+        self.is_received = False  # a leaf that stands for what a stage of a pipeline receives
         self.is_embedding = False  # bitsandbytes never keeps an embedding's state in 8 bits
         self.order = math.inf  # in the graph: a complete gradient is accumulated before any op runs
         self.uses = 0  # ops whose backward pass contributes to its gradient

@@ -24,6 +24,7 @@ from .autograd import FP32
 from .closed_form import closed_form
 from .ledger import Sizes, both
 from .peak_probe import STEPS
+from .pipeline import peaks_of_ranks
 from .plan import Plan, plan_of
 from .rehearsals import (
     Mesh,
@@ -32,6 +33,7 @@ from .rehearsals import (
     expert_meshes,
     make_model,
     meshes,
+    pipelines,
     ranks_of,
     rehearse,
     report_of,
@@ -39,7 +41,7 @@ from .rehearsals import (
     words_of,
 )
 from .request import Batch
-from .tracked_jobs import JOBS, LONGEST, SEQUENCES, jobs_under
+from .tracked_jobs import JOBS, LONGEST, SEQUENCES, jobs_under, sequences_under
 from .zero import BUCKET
 
 Row = dict[str, Any]
@@ -94,16 +96,30 @@ def measure(config: str, job: str, tiny: Path, folder: Path) -> Row:
 def measure_mesh(mesh: Mesh, job: str, tiny: Path, folder: Path) -> Row:
     """Launch a job under a mesh; return its row, with the bytes of each class on the fullest rank.
 
+    In a pipeline that is the fullest rank of each place, since stages differ.
+
     tiny, folder: as for `measure`.
     """
-    row = launched(mesh, job, tiny, folder)
-    held: dict[str, int] = {}
-    for found in json.loads(report_of(folder / "peaks").read_text())["rows"]:
-        name = found["class"]
-        held[name] = max(held.get(name, 0), found["held_bytes"])
+    row = launched(mesh, job, tiny, folder) | {"sizes": list(mesh.sizes)}
+    report = json.loads(report_of(folder / "peaks").read_text())["rows"]
+    if mesh.pp > 1:
+        row |= {"pp": mesh.pp, "schedule": mesh.schedule, "shards_stages": mesh.shards_stages}
+        per_place = mesh.ranks // mesh.pp  # ranks with the same stages are neighbors
+        places = range(mesh.pp)
+        parts = [[row for row in report if row["rank"] // per_place == place] for place in places]
+        return row | {"held": [held_at_most(part) for part in parts]}
     if mesh.ep > 1:
         row["ep"] = mesh.ep
-    return row | {"sizes": list(mesh.sizes), "held": held}
+    return row | {"held": held_at_most(report)}
+
+
+def held_at_most(report: Iterable[Row]) -> dict[str, int]:
+    """Return the bytes of each class on the rank of a shard report that holds most of it."""
+    held: dict[str, int] = {}
+    for found in report:
+        name = found["class"]
+        held[name] = max(held.get(name, 0), found["held_bytes"])
+    return held
 
 
 def launched(mesh: Mesh, job: str, tiny: Path, folder: Path) -> Row:
@@ -126,19 +142,18 @@ def launched(mesh: Mesh, job: str, tiny: Path, folder: Path) -> Row:
         "config": mesh.config,
         "job": job,
         "ranks": mesh.ranks,
-        "supervised": supervised_tokens(tiny, JOBS[job].length),
+        "supervised": sequences_under(mesh) * supervised_tokens(tiny, JOBS[job].length),
         "measured": peaks,
     }
 
 
 def supervised_tokens(folder: Path, length: int) -> int:
-    """Return the supervised tokens of a micro-batch; the first token of a row is never one."""
+    """Return the supervised tokens of a row; the first one is never supervised."""
     line, *_ = (folder / "rows.jsonl").read_text().splitlines()
     tokenizer = AutoTokenizer.from_pretrained(folder / "model", trust_remote_code=False)
     labels = recipe.labels_of(json.loads(line), tokenizer, length)
     assert len(labels) == length
-    counted = [label for label in labels[1:] if label != IGNORED]
-    return SEQUENCES * len(counted)
+    return sum(label != IGNORED for label in labels[1:])
 
 
 # ---- Planned ----
@@ -147,6 +162,13 @@ def planned(row: Row) -> Sizes:
     job = JOBS[row["job"]]
     batch = Batch(SEQUENCES, job.length, row["supervised"])
     return both(*closed_form(plan_of_row(row), model_of_row(row), batch))
+
+
+def planned_places(row: Row) -> list[Sizes]:
+    """Return {category: bytes} of each place in a pipeline of a measured row."""
+    batch = Batch(sequences_under(mesh_of_row(row)), JOBS[row["job"]].length, row["supervised"])
+    peaks = peaks_of_ranks(plan_of_row(row), model_of_row(row), batch)
+    return [both(peak.device, peak.host) for peak in peaks]
 
 
 def model_of_row(row: Row) -> PretrainedConfig:
@@ -158,7 +180,9 @@ def model_of_row(row: Row) -> PretrainedConfig:
 
 def mesh_of_row(row: Row) -> Mesh:
     """Return the mesh of a measured row."""
-    return Mesh(row["config"], row["ranks"], tuple(row.get("sizes", ())), row.get("ep", 1))
+    pipeline = {name: row[name] for name in ("pp", "schedule", "shards_stages") if name in row}
+    sizes = tuple(row.get("sizes", ()))
+    return Mesh(row["config"], row["ranks"], sizes, row.get("ep", 1), **pipeline)
 
 
 def plan_of_row(row: Row) -> Plan:
@@ -184,6 +208,8 @@ def compare(row: Row) -> Row:
     ZeRO's bucket of 2 GB (in fp32) is the same for every model and would hide all other errors. The
     second error, `beside_bucket`, leaves it out.
     """
+    if "pp" in row:
+        return compare_places(row)
     size = sum(planned(row).values())
     measured = max(row["measured"])
     bucket = bucket_of(plan_of_row(row))
@@ -194,6 +220,21 @@ def compare(row: Row) -> Row:
         "error": size / measured - 1,
         "beside_bucket": (size - bucket) / (measured - bucket) - 1,
     }
+
+
+def compare_places(row: Row) -> Row:
+    """Return a measured row of a pipeline with the planned peak of each of its places.
+
+    The error is that of the place which is furthest off.
+    """
+    sizes = [sum(place.values()) for place in planned_places(row)]
+    per_place = row["ranks"] // row["pp"]
+    errors = []
+    for place, size in enumerate(sizes):
+        ranks = row["measured"][place * per_place :][:per_place]
+        errors.append(size / max(ranks) - 1)
+    error = max(errors, key=abs)
+    return row | {"planned": sizes, "error": error, "beside_bucket": error}
 
 
 def bucket_of(plan: Plan) -> int:
@@ -224,7 +265,7 @@ def place_of(row: Row) -> tuple:
 
 def all_meshes() -> list[Mesh]:
     """Return every mesh under which jobs are launched."""
-    return [*meshes(MOST_RANKS), *expert_meshes()]
+    return [*meshes(MOST_RANKS), *expert_meshes(), *pipelines()]
 
 
 def tracked_places() -> list[tuple[str, Mesh]]:

@@ -2,7 +2,7 @@
 """A plan as text and as JSON."""
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ class Report:
     host: Sizes  # bytes on the host, for each rank
     card: int | None = None
     card_note: str = ""  # how many GiB of the card count
+    ranks: Sizes = field(default_factory=dict)  # peaks of the ranks of a pipeline, by their parts
 
     @property
     def peak(self) -> int:
@@ -43,6 +44,8 @@ class Report:
             "peak": self.peak,
             "host": self.host,
         }
+        if self.ranks:
+            found["ranks"] = self.ranks
         if self.card:
             found["card"] = self.card
         return found
@@ -52,6 +55,8 @@ class Report:
         lines = [f"{self.title}, {self.method}, GiB"]
         lines += [line(name, size) for name, size in self.device.items()]
         lines.append(f"{line('peak per GPU', self.peak)} GiB")
+        for number, (part, size) in enumerate(self.ranks.items()):
+            lines.append(f"{line(f'  of rank {number}', size)} GiB: {part}")
         if self.host:
             whole = line("host, per rank", sum(self.host.values()))
             lines.append(f"{whole} GiB: {', '.join(self.host)}")

@@ -15,6 +15,7 @@ from torch.distributed._tools.mem_tracker import MemTracker
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 
+from proof.pipeline_hooks import when_pipelined
 from proof.step_hooks import around_steps, when_prepared
 
 STEPS = 3  # steps that the recipe takes; the last one is tracked
@@ -138,9 +139,12 @@ class Probe:
 def track(path: Path) -> None:
     """Make this rank write its peak to `path`, in bytes. Call it before the recipe starts."""
     probe = Probe(path)
-    when_prepared(
-        lambda model, optimizer, _: around_steps(model, optimizer, probe.before, probe.after)
-    )
+
+    def watch(model: Any, optimizer: Any, _: Any) -> None:
+        around_steps(model, optimizer, probe.before, probe.after)
+
+    when_prepared(watch)
+    when_pipelined(watch)
 
 
 def live_tensors() -> list[torch.Tensor]:

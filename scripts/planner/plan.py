@@ -8,12 +8,13 @@ from dataclasses import dataclass, replace
 
 from . import recipe
 from .errors import UnplannableError
-from .recipe import Mesh, RecipeArguments
+from .recipe import Mesh, RecipeArguments, StagesArguments
 from .yaml_files import Config, Strategy, misfit_of_mesh, strategy_of
 
 ITEMSIZES = {"bf16": 2, "fp16": 2}  # bytes per element of each mixed precision
 DTYPES = {"bf16": "bfloat16", "fp16": "float16"}  # their names in torch
 RESHARDS = ("FULL_SHARD", "HYBRID_SHARD")
+IN_TWO_PARTS = ("interleaved_zero_bubble", "zbv")  # schedules of such backward passes
 HYBRIDS = ("HYBRID_SHARD", "HYBRID_SHARD_ZERO2")
 
 
@@ -37,6 +38,7 @@ class Plan:
     cp: int = 1  # ranks that share the tokens of each row, in attention by a ring
     sp: int = 1  # ranks that share the tokens of each row, in attention the heads
     ep: int = 1  # ranks that share the experts of each layer, with rows of their own
+    pp: int = 1  # ranks of a pipeline, which each have other layers
 
     @property
     def copies(self) -> int:
@@ -46,14 +48,22 @@ class Plan:
     @property
     def replicas(self) -> int:
         """Groups of ranks that each share one copy of the state."""
-        return self.ranks // (self.shards * self.tp)
+        return self.ranks // (self.shards * self.tp * self.pp)
 
     @property
     def mesh(self) -> Mesh:
         """The mesh of the first rank."""
-        groups = self.ranks // self.copies
+        groups = self.ranks // (self.copies * self.pp)
         replicas = self.replicas if self.engine == "fsdp2" else 1
-        return Mesh(replicas, groups // replicas, self.cp, self.sp, self.tp, ep=self.ep)
+        return Mesh(
+            replicas,
+            groups // replicas,
+            self.cp,
+            self.sp,
+            self.tp,
+            pp=self.pp,
+            ep=self.ep,
+        )
 
     @property
     def is_fsdp(self) -> bool:
@@ -91,6 +101,8 @@ def plan_of(
     """
     strategy = strategy_of(config)
     ranks, machines = ranks_and_machines(config, strategy, num_processes, num_machines)
+    if isinstance(args, StagesArguments):
+        return pipeline_plan(args, config, strategy, ranks, mixed_precision)
     plan = Plan(
         args,
         engine=engine_on(strategy, ranks),
@@ -109,13 +121,56 @@ def plan_of(
         plan = with_sharding(plan, config, strategy, ranks // machines)
     else:
         plan = replace(plan, name=name_of(plan))
-    if plan.mixed_precision not in ("no", *ITEMSIZES):
-        raise UnplannableError(
-            f"mixed_precision {plan.mixed_precision}: only no, bf16 and fp16 can be planned"
-        )
+    refuse_unknown_precision(plan)
     refuse_unknown_keys(plan, config)
     refuse_as_the_recipe(plan, config)
     return plan
+
+
+def pipeline_plan(
+    args: StagesArguments,
+    config: Config,
+    strategy: Strategy,
+    ranks: int,
+    mixed_precision: str | None,
+) -> Plan:
+    """Return the plan of pipelines: ranks with the same stages are replicas or FSDP2's shards.
+
+    FSDP2 leaves weights whole between the passes, or each micro-batch would gather them. Raises
+    UnplannableError for what the recipe would refuse.
+    """
+    if strategy.engine not in ("single", "ddp") or strategy.ranks_per_row > 1:
+        raise UnplannableError(
+            "no engine of a YAML shards a pipeline: use accelerate_configs/pp.yaml, with "
+            "--shard_stages for FSDP2 within each stage"
+        )
+    plan = Plan(
+        args,
+        ranks=ranks,
+        mixed_precision=mixed_precision or config.get("mixed_precision", "no"),
+        name=name_of_pipelines(args, ranks),
+        pp=args.pp_size,
+    )
+    refuse_unknown_precision(plan)
+    refuse_as_the_recipe(plan, config)
+    if args.gradient_checkpointing and args.pipeline_schedule in IN_TWO_PARTS:
+        raise UnplannableError(
+            f"--gradient_checkpointing with {args.pipeline_schedule} cannot be planned, since "
+            "torch computes a checkpointed layer again for each of its weights: use "
+            "--pipeline_schedule 1f1b or interleaved"
+        )
+    if args.shard_stages:
+        return replace(plan, engine="fsdp2", shards=ranks // plan.pp, reshards=False)
+    return plan
+
+
+def name_of_pipelines(args: StagesArguments, ranks: int) -> str:
+    """Return the name of a strategy with pipelines, and the schedule."""
+    words = [f"PP {args.pp_size}"]
+    if ranks > args.pp_size:
+        kind = "FSDP2" if args.shard_stages else "replicas"
+        words.append(f"{kind} {ranks // args.pp_size}")
+    return f"{' x '.join(words)}, {args.pipeline_schedule}"
 
 
 def ranks_and_machines(
@@ -201,6 +256,14 @@ def shards_of(plan: Plan, strategy: Strategy, ranks_per_machine: int) -> int:
     return plan.ranks
 
 
+def refuse_unknown_precision(plan: Plan) -> None:
+    """Raise UnplannableError for a mixed precision whose bytes are not known here."""
+    if plan.mixed_precision not in ("no", *ITEMSIZES):
+        raise UnplannableError(
+            f"mixed_precision {plan.mixed_precision}: only no, bf16 and fp16 can be planned"
+        )
+
+
 def refuse_unknown_keys(plan: Plan, config: Config) -> None:
     """Raise UnplannableError for keys of a config whose effect on memory is not known here."""
     if recipe.adapts_experts(plan.args):
@@ -234,6 +297,7 @@ def refuse_as_the_recipe(plan: Plan, config: Config) -> None:
     problems = recipe.refusals(
         plan.args,
         recipe.Strategy(plan.name, fsdp_version, zero_stage, is_split=plan.tp * plan.ep > 1),
+        plan.ranks,
         plan.mesh,
         plan.mixed_precision,
         config,

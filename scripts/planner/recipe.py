@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the planner needs from recipes/llama.py and mixtral.py. No other module here imports them.
+"""What the planner needs from the recipes that it plans. No other module here imports them.
 
 A recipe parses its own arguments, refuses what it would refuse in a launch, and provides the loss
 and the optimizer that are traced. Importing this module takes as long as importing the recipe.
@@ -11,11 +11,12 @@ from types import SimpleNamespace
 from typing import Any, TypeVar
 
 import torch
-from accelerate import DistributedType
+from accelerate import DistributedType, init_empty_weights
 from torch.distributed.fsdp import CPUOffloadPolicy
-from transformers import PretrainedConfig, PreTrainedModel
+from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
 import llama
+import llama_pipeline
 import mixtral
 from components import expert_checks, head_loss, mesh, optimizer, upstream
 from components.arguments import ExpertParallelArguments
@@ -27,15 +28,17 @@ from components.learning_rate import rate_for_adapters
 from components.mesh_checks import find_misfits_of_config
 from components.model import lora_config, wrap_in_adapters
 from components.model_checks import find_problems_of_whole_modules
+from components.pipeline_checks import find_pipeline_problems
+from components.pipeline_kinds import KINDS, num_microbatches
+from components.pipeline_stages import Stage, check_stages
 from components.status import process_status
 from components.strategy import Strategy
 from components.strategy_checks import find_misfits
 
 
-class MixtureArguments(mixtral.Arguments):
-    """The arguments of recipes/mixtral.py, and constants for those that only llama.py has."""
+class OnlyOfLlama:
+    """Constants for the arguments that only recipes/llama.py has."""
 
-    packing = False
     padding_free = False
     predict_with_generate = False
     use_dora = False
@@ -45,9 +48,23 @@ class MixtureArguments(mixtral.Arguments):
     bnb_4bit_quant_type = "nf4"
 
 
+class MixtureArguments(OnlyOfLlama, mixtral.Arguments):
+    """The arguments of recipes/mixtral.py, and constants for those that it lacks."""
+
+    packing = False
+
+
+class StagesArguments(OnlyOfLlama, llama_pipeline.Arguments):
+    """The arguments of recipes/llama_pipeline.py, and constants for those that it lacks."""
+
+
 # The arguments of a recipe that can be planned; `with_values` copies them
-RecipeArguments = llama.Arguments | MixtureArguments
-RECIPES = {"llama.py": llama.Arguments, "mixtral.py": MixtureArguments}
+RecipeArguments = llama.Arguments | MixtureArguments | StagesArguments
+RECIPES = {
+    "llama.py": llama.Arguments,
+    "mixtral.py": MixtureArguments,
+    "llama_pipeline.py": StagesArguments,
+}
 FIRST = "llama.py"
 Mesh = mesh.Mesh
 A = TypeVar("A")
@@ -124,6 +141,7 @@ def adapter_rate(args: RecipeArguments) -> float:
 def refusals(
     args: RecipeArguments,
     strategy: Strategy,
+    ranks: int,
     mesh: Mesh,
     mixed_precision: str,
     config: Mapping[str, Any],
@@ -133,6 +151,7 @@ def refusals(
     Args:
         args: the recipe's arguments.
         strategy: what would be in force.
+        ranks: of all, which may not fill the mesh.
         mesh: of the ranks.
         mixed_precision: no, bf16 or fp16.
         config: as accelerate reads it.
@@ -143,12 +162,13 @@ def refusals(
     )
     accelerator = SimpleNamespace(
         mixed_precision=mixed_precision,
-        num_processes=mesh.data_ranks * mesh.copies,
+        num_processes=ranks,
         process_index=0,
         parallelism_config=parallelism_settings(mesh, config.get("parallelism_config", {})),
         distributed_type=DistributedType.FSDP if strategy.fsdp_version else DistributedType.NO,
         state=state,
         expert_ranks=mesh.ep,
+        pipeline_ranks=mesh.pp,
     )
     return [
         problem
@@ -207,9 +227,46 @@ def problems_of(args: RecipeArguments, accelerator: Any, strategy: Strategy) -> 
     """Yield conflicts between the recipe's arguments, and between them and the strategy."""
     yield from find_conflicts(args)
     yield from find_misfits(args, accelerator, strategy)
+    yield from find_pipeline_problems(args, accelerator)
     if accelerator.expert_ranks > 1:
         yield from expert_checks.find_misfits_of_launch(accelerator.expert_ranks, accelerator)
         yield from expert_checks.find_misfits_of_arguments(args, accelerator)
+
+
+# ---- Pipelines ----
+def is_pipelined(args: RecipeArguments) -> bool:
+    """Return whether the recipe trains over pipelines."""
+    return isinstance(args, StagesArguments)
+
+
+def stages_of(args: StagesArguments, config: PretrainedConfig) -> list[Stage]:
+    """Return the stages into which the recipe cuts a model.
+
+    Raises SystemExit, after the recipe's own one-line message, if it cannot be cut.
+    """
+    with init_empty_weights():  # Its buffers are real, since it is tried whether it can be cut.
+        outline = AutoModelForCausalLM.from_config(config)
+    return check_stages(args, outline)
+
+
+def stages_of_rank(args: StagesArguments, rank: int) -> list[int]:
+    """Return the numbers of the stages of a rank. rank: its place in its pipeline."""
+    return KINDS[args.pipeline_schedule].stages_of(rank, args.pp_size)
+
+
+def microbatches_of(args: StagesArguments) -> int:
+    """Return the number of micro-batches of a batch."""
+    return num_microbatches(args)
+
+
+def class_of_schedule(args: StagesArguments) -> str:
+    """Return the name of the schedule's class in torch.distributed.pipelining."""
+    return KINDS[args.pipeline_schedule].class_name
+
+
+def run_only_forward(schedule: Any) -> None:
+    """Have a schedule with several stages per rank leave out the backward passes in evaluation."""
+    upstream.run_only_forward(schedule)
 
 
 # ---- Adapters ----

@@ -12,10 +12,23 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from paths import CONFIGS, RECIPES, SCRIPTS
+from paths import CONFIGS, OF_PIPELINES, RECIPES, SCRIPTS
 from proof import jobs, launch, results
 
 OUTPUT_SHOWN = 3000  # characters of a launch that failed
+# (ranks, ranks of a pipeline, schedule, whether the stages are sharded)
+PIPELINES = (
+    (2, 2, "1f1b", False),
+    (2, 2, "gpipe", False),
+    (2, 2, "interleaved", False),
+    (2, 2, "interleaved_zero_bubble", False),
+    (2, 2, "zbv", False),
+    (4, 4, "1f1b", False),
+    (4, 2, "1f1b", False),
+    (4, 2, "1f1b", True),
+    (4, 2, "interleaved", True),
+    (4, 2, "zbv", True),
+)
 QUIET = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1"}
 
 
@@ -26,15 +39,23 @@ class Mesh(NamedTuple):
     ranks: int
     sizes: tuple[str, ...] = ()  # those of its mesh that are not the YAML's, as in "cp_size=4"
     ep: int = 1  # ranks that share the experts of a mixture
+    pp: int = 1  # ranks of a pipeline
+    schedule: str = ""  # --pipeline_schedule
+    shards_stages: bool = False  # whether pipelines share the weights of their stages
 
     @property
     def recipe(self) -> str:
         """The recipe that runs under it."""
+        if self.pp > 1:
+            return "llama_pipeline.py"
         return "llama.py" if self.ep == 1 else "mixtral.py"
 
     @property
     def words(self) -> list[str]:
         """The flags of the recipe that belong to it."""
+        if self.pp > 1:
+            words = ["--pp_size", str(self.pp), "--pipeline_schedule", self.schedule]
+            return [*words, "--shard_stages"] if self.shards_stages else words
         return [] if self.ep == 1 else ["--ep_size", str(self.ep)]
 
 
@@ -67,6 +88,19 @@ def expert_names() -> list[str]:
 def expert_meshes() -> list[Mesh]:
     """Return the meshes in which ranks share experts, as scripts/parity.py runs them."""
     return [Mesh(config, ranks, ep=ep) for config, ranks, ep in jobs.EXPERT_GROUPS]
+
+
+def pipeline_names() -> list[str]:
+    """Return the names of the shipped YAML files under which ranks are stages of a pipeline."""
+    return [OF_PIPELINES.stem]
+
+
+def pipelines() -> list[Mesh]:
+    """Return the pipelines whose memory is measured: every schedule, and every product."""
+    return [
+        Mesh(OF_PIPELINES.stem, ranks, pp=pp, schedule=schedule, shards_stages=shards)
+        for ranks, pp, schedule, shards in PIPELINES
+    ]
 
 
 def content_of(config: str, sizes: Sequence[str]) -> dict[str, Any]:
@@ -107,7 +141,7 @@ def rehearse(
     precision: str | None = None,
     environment: Mapping[str, str] | None = None,
 ) -> list[Any]:
-    """Run the recipe under a shipped YAML; return what each rank measured.
+    """Run a recipe under a shipped YAML; return what each rank measured.
 
     Args:
         mesh: the YAML and the number of ranks.

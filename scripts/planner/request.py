@@ -21,7 +21,7 @@ LAUNCHER_OPTIONS = (
 # Sizes of a mesh, which `accelerate launch` takes as --parallelism_config_KEY
 SIZES = ("dp_replicate_size", "dp_shard_size", "tp_size", "cp_size", "sp_size")
 LAUNCHER_FLAGS = ("--multi_gpu", "--quiet")
-RECIPES = ("llama.py", "mixtral.py")  # that can be planned
+RECIPES = ("llama.py", "mixtral.py", "llama_pipeline.py")  # that can be planned
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ class Request:
         name = Path(self.model).name
         if name not in RECIPES:
             raise UnplannableError(
-                f"{self.model}: only recipes/{' and '.join(RECIPES)} can be planned, or any "
+                f"{self.model}: only recipes/{', '.join(RECIPES)} can be planned, or any "
                 "decoder: give the model instead"
             )
         return name

@@ -17,15 +17,13 @@ class Job:
     length: int = LONGEST
     precision: str = "no"
 
-    @property
-    def words(self) -> list[str]:
-        """The flags, with the sizes of the micro-batch."""
-        sizes = {"max_length": self.length, "per_device_train_batch_size": SEQUENCES}
-        return [*self.flags, *words_of(sizes)]
-
     def words_under(self, mesh: Mesh) -> list[str]:
-        """The flags of the recipe that runs under a mesh. Spread experts have no adapters."""
-        words = [*mesh.words, *self.words]
+        """The flags of the recipe that runs under a mesh, with the sizes of the batch.
+
+        Spread experts have no adapters.
+        """
+        sizes = {"max_length": self.length, "per_device_train_batch_size": sequences_under(mesh)}
+        words = [*mesh.words, *self.flags, *words_of(sizes)]
         if mesh.ep > 1 and "--use_peft" in words:
             words.append("--lora_target_parameters")
         return words
@@ -49,11 +47,18 @@ JOBS = {
 }
 
 
+def sequences_under(mesh: Mesh) -> int:
+    """Return the sequences of a batch: in a pipeline as many for each rank, each by itself."""
+    return SEQUENCES * mesh.pp
+
+
 def jobs_under(mesh: Mesh) -> list[str]:
-    """Return what is trained under a mesh in which ranks share rows or experts.
+    """Return what is trained under a mesh in which ranks share rows, experts or a model's layers.
 
     LoRA is where its adapters are split like their matrices, or beside experts that are spread.
     """
+    if mesh.pp > 1:
+        return ["plain"]
     if mesh.ep > 1:
         return ["plain", "short", "LoRA"]
     jobs = ["plain", "short", "checkpointed"]

@@ -36,6 +36,7 @@ COMPARED = (
     Compared("ranks", "2 and 4 CPU processes, each with rows of its own", METHODS[:1]),
     Compared("meshes", "2 to 8 CPU processes that share rows (TP, CP, SP)", METHODS[:1]),
     Compared("experts", "2 and 4 CPU processes that share experts (EP)", METHODS[:1]),
+    Compared("pipelines", "2 and 4 CPU processes in pipelines (PP)", METHODS[:1]),
     Compared("shapes", "the tracer, 1B to 70B parameters, up to 1,024 GPUs", METHODS[:1]),
 )
 
@@ -102,6 +103,8 @@ def kind_of_tracked(row: Row) -> str:
     """Return what the ranks of a tracked job have in common, as COMPARED names it."""
     if "ep" in row:
         return "experts"
+    if "pp" in row:
+        return "pipelines"
     return "meshes" if "sizes" in row else "ranks"
 
 
@@ -132,6 +135,8 @@ def name_of_tracked(row: Row) -> str:
     sizes = [size.replace("_size=", " ") for size in row["sizes"]]
     if "ep" in row:
         sizes.append(f"ep {row['ep']}")
+    if "pp" in row:
+        sizes += [f"pp {row['pp']}", row["schedule"], *["sharded"] * row["shards_stages"]]
     return ", ".join([row["config"], f"{row['ranks']} ranks", *sizes])
 
 

@@ -24,6 +24,7 @@ BAD_MODELS = {
 }
 MIXTRAL = "recipes/mixtral.py --model_name_or_path {mixture}"
 DENSE = "recipes/mixtral.py --model_name_or_path {model}"
+PIPELINE = "recipes/llama_pipeline.py --model_name_or_path {model}"
 REFUSED = {
     "nowhere.json --config_file {ddp}": "no such file",
     "{model} --config_file {ddp} --num_processes 0": "--num_processes 0",
@@ -71,6 +72,9 @@ REFUSED = {
     "--config_file {ddp} --max_length 5 {model}": "before the recipe's own arguments",
     "{impossible} --config_file {ddp}": "does not make a causal language model",
     "recipes/bert.py --config_file {ddp}": "recipes/llama.py",
+    f"--config_file {{pp}} --num_processes 2 {PIPELINE} --simulate": "of which a rank of PP 2",
+    f"--gpu 24GB --num_gpus 2 {PIPELINE}": "add --config_file accelerate_configs/pp.yaml",
+    f"--config_file {{pp}} --plot p.png --num_processes 2 {PIPELINE}": "leave it out for pipelines",
 }
 
 

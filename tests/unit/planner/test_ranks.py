@@ -92,10 +92,13 @@ def name_of_tracked(row):
     words = [row["config"], *row.get("sizes", []), row["job"].replace(" ", "-")]
     if "ep" in row:
         words.append(f"ep_size={row['ep']}")
+    if "pp" in row:
+        words += [f"pp_size={row['pp']}", row["schedule"], *["sharded"] * row["shards_stages"]]
     return "-".join([*words, str(row["ranks"])])
 
 
-MESHES = [row for row in TRACKED if "sizes" in row]
+MESHES = [row for row in TRACKED if "sizes" in row and "pp" not in row]
+PIPELINES = [row for row in TRACKED if "pp" in row]
 
 
 @pytest.mark.parametrize("row", MESHES, ids=name_of_tracked)
@@ -107,6 +110,23 @@ def test_a_rank_of_a_mesh_holds_what_the_planner_says(row, monkeypatch):
         assert sum(sizes) == row["held"].get(name, 0), name
 
 
+@pytest.mark.parametrize("row", PIPELINES, ids=name_of_tracked)
+def test_a_rank_of_a_pipeline_holds_what_the_planner_says(row, monkeypatch):
+    held = {}  # by the ranks of the pipeline, each of which takes steps of its own
+
+    def step(strategy):
+        held[strategy] = dict(strategy.autograd.ledger.held)
+
+    for strategy in (Replica, Gathered):
+        monkeypatch.setattr(strategy, "step", step)
+    live_peaks.planned_places(row)
+    assert len(held) == row["pp"]
+    for planned, measured in zip(held.values(), row["held"], strict=True):
+        for name, categories in CATEGORIES.items():
+            sizes = [planned.get(category, 0) for category in categories]
+            assert sum(sizes) == measured.get(name, 0), name
+
+
 @pytest.mark.parametrize("row", TRACKED, ids=name_of_tracked)
 def test_the_peak_is_that_of_live_tensors(row):
     """Measured by scripts/track_ranks.py; the tests of tests/launch measure some of them again."""
@@ -116,7 +136,7 @@ def test_the_peak_is_that_of_live_tensors(row):
 
 
 def test_every_yaml_and_mesh_was_tracked():
-    alone = [row["config"] for row in TRACKED if row not in MESHES]
+    alone = [row["config"] for row in TRACKED if "sizes" not in row]
     assert set(alone) == set(jobs.configs())
-    found = [(row["job"], live_peaks.mesh_of_row(row)) for row in MESHES]
+    found = [(row["job"], live_peaks.mesh_of_row(row)) for row in MESHES + PIPELINES]
     assert sorted(found) == sorted(live_peaks.tracked_places())
