@@ -85,7 +85,7 @@ def make_parser() -> Parser:
     parser.add_argument(
         "--simulate",
         action="store_true",
-        help="trace the real model on fake tensors (one process, DDP and FSDP2 only)",
+        help="trace the real model on fake tensors (not under FSDP1 and DeepSpeed)",
     )
     parser.add_argument(
         "--plot",

@@ -36,6 +36,7 @@ The modules in reading order; each imports only modules above it:
 
     trackers      torch's memory trackers, adapted
     patches       what the trace changes in other libraries
+    fake_ranks    the ranks of a plan in name only
     trace         the same step, traced on fake tensors
 
     cost          what a step costs, for ranking only

@@ -224,7 +224,7 @@ def draw(question: Question, yaml: Config | None, path: str) -> None:
         raise UnplannableError("--plot: no strategy takes these arguments")
     title = (
         f"{question.args.model_name_or_path}, {ranks} GPUs, "
-        f"{batch.sequences} x {batch.length} tokens each"
+        f"{batch.sequences} x {batch.length} tokens per micro-batch"
     )
     try:
         plot.draw(path, title, plans, question.config, batch, question.card)
@@ -236,23 +236,25 @@ def ranks_to_draw(request: Request, yaml: Config | None) -> int:
     """Return the number of ranks of the command line, else of the config, else 1."""
     if request.num_processes:
         return request.num_processes
-    if yaml is not None and yaml.get("num_processes"):
-        return yaml["num_processes"]
-    return 1
+    if yaml is None:
+        return 1
+    return max(yaml.get("num_processes") or 1, yaml_files.strategy_of(yaml).places)
 
 
 def plans_on(question: Question, ranks: int) -> dict[str, Plan]:
-    """Return the plan of each shipped config that the ranks allow and the recipe accepts."""
+    """Return the plan of each shipped config that the ranks allow and the recipe accepts.
+
+    Those under which ranks share rows are there with each size of their mesh.
+    """
     request = question.request
     plans = {}
-    for path in yaml_files.shipped_files():
-        config = yaml_files.read(path)
-        if not yaml_files.makes_sense_on(config, ranks, request.machines):
-            continue
+    for path, config in candidates.configs_on(ranks, request.machines):
         try:
-            plans[path.stem] = plan_of(
+            plan = plan_of(
                 question.args, config, ranks, request.num_machines, request.mixed_precision
             )
         except UnplannableError:
             continue
+        if not recipe.misfits_of_model(question.config, plan.mesh):
+            plans[candidates.name_of(path.stem, plan)] = plan
     return plans

@@ -109,9 +109,7 @@ class Way:
     @property
     def name(self) -> str:
         """The YAML, with the ranks that share each row where it has such: "fsdp2_cp, CP 4"."""
-        stem = self.file.removesuffix(".yaml")
-        shared = replace(self.plan.mesh, dp_replicate=1, dp_shard=1)
-        return ", ".join(word for word in (stem, shared.describe("")) if word)
+        return name_of(self.file.removesuffix(".yaml"), self.plan)
 
     @property
     def path(self) -> str:
@@ -134,6 +132,14 @@ class Way:
     def order(self) -> tuple[int, float, int, int]:
         """The sort key of ways: those that offload come last; then by cost."""
         return self.offloads, self.cost, PREFERRED.index(self.plan.engine), self.peak
+
+
+def name_of(stem: str, plan: Plan) -> str:
+    """Return the name of a YAML with the ranks of a plan that share each row, as `Way.name` has it.
+
+    stem: the name of the file without its suffix.
+    """
+    return ", ".join(word for word in (stem, plan.mesh.describe("")) if word)
 
 
 # ---- What can be run ----

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The pictures of a plan: every strategy against the card, and the peak against the length."""
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
@@ -11,6 +12,7 @@ from transformers import PretrainedConfig
 
 from .cards import GIB, with_constants
 from .closed_form import closed_form
+from .errors import UnplannableError
 from .ledger import Sizes
 from .plan import Plan
 from .request import Batch
@@ -58,7 +60,10 @@ def draw(
     heights = [0.28 * len(plans) + 0.6, 3.2]
     figure = Figure(figsize=(9, sum(heights) + 0.7), layout="constrained")
     bars, curves = figure.subplots(2, 1, height_ratios=heights)
-    devices = {name: held(plan, config, batch) for name, plan in plans.items()}
+    devices = {}
+    for name, plan in plans.items():
+        with leaving_out_uncovered(plan):
+            devices[name] = held(plan, config, batch)
     order = sorted(devices, key=lambda name: sum(devices[name].values()), reverse=True)
     draw_bars(bars, devices, order)
     bars.set_title(title, fontsize=10, loc="left")
@@ -72,6 +77,13 @@ def draw(
         axes.spines[["top", "right"]].set_visible(False)
     curves.yaxis.set_major_formatter(FormatStrFormatter("%g"))
     figure.savefig(path, dpi=150)
+
+
+def leaving_out_uncovered(plan: Plan) -> contextlib.AbstractContextManager[None]:
+    """Return a context that leaves out a mesh whose memory the closed form does not know."""
+    if plan.copies > 1:
+        return contextlib.suppress(UnplannableError)
+    return contextlib.nullcontext()
 
 
 def draw_bars(axes: Axes, devices: Mapping[str, Sizes], order: Sequence[str]) -> None:

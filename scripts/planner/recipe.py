@@ -14,11 +14,12 @@ import torch
 from accelerate import DistributedType, init_empty_weights
 from torch.distributed.fsdp import CPUOffloadPolicy
 from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
+from transformers.distributed import DistributedConfig
 
 import llama
 import llama_pipeline
 import mixtral
-from components import expert_checks, head_loss, mesh, optimizer, upstream
+from components import expert_checks, experts, head_loss, mesh, optimizer, upstream
 from components.arguments import ExpertParallelArguments
 from components.chat_template import ChatTemplate
 from components.checks import find_conflicts
@@ -27,10 +28,11 @@ from components.head_loss import LossInHead
 from components.learning_rate import rate_for_adapters
 from components.mesh_checks import find_misfits_of_config
 from components.model import lora_config, wrap_in_adapters
-from components.model_checks import find_problems_of_whole_modules
+from components.model_checks import base_model_of, find_problems_of_whole_modules
 from components.pipeline_checks import find_pipeline_problems
 from components.pipeline_kinds import KINDS, num_microbatches
 from components.pipeline_stages import Stage, check_stages
+from components.split_adapters import split_adapters
 from components.status import process_status
 from components.strategy import Strategy
 from components.strategy_checks import find_misfits
@@ -67,6 +69,7 @@ RECIPES = {
 }
 FIRST = "llama.py"
 Mesh = mesh.Mesh
+make_expert_mesh = experts.make_expert_mesh
 A = TypeVar("A")
 MIB = 2**20
 CPU = torch.device("cpu")
@@ -269,6 +272,56 @@ def run_only_forward(schedule: Any) -> None:
     upstream.run_only_forward(schedule)
 
 
+# ---- A rank's part of the model ----
+def split_over_ranks(model: PreTrainedModel, accelerator: Any) -> None:
+    """Leave a model this rank's part of its matrices or experts, as the recipe's `load_split` does.
+
+    The model is on the meta device, where the parts become DTensors without bytes.
+
+    accelerator: of this rank, or a stand-in. Raises ValueError for a model without a plan.
+    """
+    sizes = Mesh.of(accelerator)
+    if sizes.tp > 1:
+        config = DistributedConfig(tp_size=sizes.tp)
+        on_ranks = upstream.splitting_over(accelerator)
+    elif sizes.ep > 1:
+        config = DistributedConfig(
+            fsdp_size=sizes.ep, ep_size=sizes.ep, ep_implementation="all_to_all"
+        )
+        on_ranks = upstream.spreading_experts_over(accelerator.expert_mesh, accelerator.device)
+    else:
+        return
+    untie(model)
+    with on_ranks:
+        config, _, ranks = model.prepare_distribute_model(config)
+        model.maybe_distribute_model(model, config, ranks)
+    model.tie_weights()
+    vars(model.config).pop("distributed_config")
+
+
+def untie(model: PreTrainedModel) -> None:
+    """Give tied weights of a model parameters of their own, as they have while they are loaded."""
+    for name in model.all_tied_weights_keys:
+        path, _, own = name.rpartition(".")
+        weight = torch.nn.Parameter(torch.empty_like(model.get_parameter(name)))
+        setattr(model.get_submodule(path), own, weight)
+
+
+def keep_split(model: torch.nn.Module, accelerator: Any) -> None:
+    """Have the gradients of split weights be split or averaged as the recipe does.
+
+    Call it once the weights are those of the step.
+    """
+    sizes = Mesh.of(accelerator)
+    if sizes.tp > 1:
+        trained = [weight for weight in model.parameters() if weight.requires_grad]
+        upstream.keep_gradients_split(torch.nn.ParameterList(trained))
+    if sizes.ep > 1 and accelerator.is_fsdp2:
+        experts.shard_copies(model, accelerator.expert_mesh, accelerator)
+    elif sizes.ep > 1:
+        experts.average_under_ddp(model, accelerator.expert_mesh)
+
+
 # ---- Adapters ----
 def problems_of_whole_modules(model: PreTrainedModel, names: Sequence[str]) -> list[str]:
     """Return why the recipe would refuse modules of --modules_to_save. model: without adapters."""
@@ -276,16 +329,21 @@ def problems_of_whole_modules(model: PreTrainedModel, names: Sequence[str]) -> l
 
 
 def with_adapters(
-    model: PreTrainedModel, args: RecipeArguments, mixed_precision: str, is_fsdp2: bool
+    model: PreTrainedModel, args: RecipeArguments, accelerator: Any
 ) -> PreTrainedModel:
     """Return the model with the adapters of peft, and its copies of whole modules, as the recipe's.
 
-    mixed_precision: no, bf16 or fp16.
+    accelerator: of this rank, or a stand-in.
     """
-    config = lora_config(args, task_type="CAUSAL_LM", modules_to_save=args.modules_to_save or None)
-    accelerator: Any = SimpleNamespace(mixed_precision=mixed_precision, is_fsdp2=is_fsdp2)
-    adapted = wrap_in_adapters(model, config, accelerator)
-    if config.modules_to_save and is_fsdp2 and mixed_precision == "no":
+    options: dict[str, Any] = {"modules_to_save": args.modules_to_save or None}
+    if isinstance(args, MixtureArguments):
+        options["target_modules"] = mixtral.lora_layers(model, args.lora_target_modules)
+        options["target_parameters"] = args.lora_target_parameters
+    config = lora_config(args, task_type="CAUSAL_LM", **options)
+    with upstream.making_whole_adapters(), upstream.copying_split_weights():
+        adapted = wrap_in_adapters(model, config, accelerator)
+    split_adapters(adapted, accelerator)
+    if config.modules_to_save and accelerator.is_fsdp2 and accelerator.mixed_precision == "no":
         for weight in adapted.parameters():
             # peft gives adapters the precision of the base, but not on the meta device.
             if weight.requires_grad:
@@ -320,6 +378,29 @@ def prepare_model(model: PreTrainedModel, args: RecipeArguments, autocasts: bool
         accelerator: Any = SimpleNamespace(native_amp=autocasts, is_fsdp2=False)
         upstream.leave_casts_to_autocast(model, accelerator, args.use_dora)
     return token_loss
+
+
+def summed_loss(
+    args: RecipeArguments,
+    model: torch.nn.Module,
+    token_loss: LossInHead,
+    batch: Mapping[str, Any],
+    accelerator: Any,
+) -> torch.Tensor:
+    """Return the loss of a micro-batch as the recipe sums it, that of its routers included.
+
+    Args:
+        args: the recipe's arguments.
+        model: as `prepare` returned it.
+        token_loss: the result of `prepare_model`.
+        batch: as the recipe's collator returns it.
+        accelerator: of this rank, or a stand-in.
+    """
+    if not isinstance(args, MixtureArguments):
+        return token_loss(model, batch)
+    per_token = base_model_of(model).config.get_text_config().num_experts_per_tok
+    tokens, routers, _ = mixtral.summed_losses(accelerator, model, token_loss, batch, per_token)
+    return tokens + mixtral.router_loss_factor(base_model_of(model), args) * routers
 
 
 def make_optimizer(model: torch.nn.Module, args: RecipeArguments) -> torch.optim.Optimizer:

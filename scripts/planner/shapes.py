@@ -22,7 +22,12 @@ from components.hub_ids import find_missing
 from exits import Exit
 
 from .errors import UnplannableError, first_line
-from .recipe import RecipeArguments, problems_of_whole_modules, with_adapters
+from .recipe import (
+    RecipeArguments,
+    problems_of_whole_modules,
+    split_over_ranks,
+    with_adapters,
+)
 
 # bitsandbytes' block sizes
 WEIGHTS_PER_SCALE = 64
@@ -186,23 +191,22 @@ def build_base(
 
 
 def build(
-    args: RecipeArguments,
-    config: PretrainedConfig,
-    device: str = "meta",
-    mixed_precision: str = "no",
-    is_fsdp2: bool = False,
+    args: RecipeArguments, config: PretrainedConfig, accelerator: Any, device: str = "meta"
 ) -> PreTrainedModel:
-    """Return what `build_base` does, with what peft adds to it where the recipe would have it.
+    """Return this rank's part of what `build_base` makes, with the adapters of peft if requested.
 
-    The precision of that depends on mixed precision and on whether FSDP2 shards. Only a traced plan
-    needs this and peft, whose import takes seconds.
+    Only a traced plan needs this and peft, whose import takes seconds.
+
+    accelerator: of the rank, or a stand-in.
     """
+    model = build_base(args, config, device)
+    with torch.device(device), quiet():
+        split_over_ranks(model, accelerator)
+    if not args.use_peft:
+        return model
+    refuse_whole_modules(model, args.modules_to_save)
     with naming_bad_configs(), torch.device(device), quiet():
-        model = make_base(args, config)
-        if args.use_peft:
-            refuse_whole_modules(model, args.modules_to_save)
-            model = with_adapters(model, args, mixed_precision, is_fsdp2)
-        return model.train()
+        return with_adapters(model, args, accelerator).train()
 
 
 def make_base(args: RecipeArguments, config: PretrainedConfig) -> PreTrainedModel:

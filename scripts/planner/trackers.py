@@ -6,12 +6,13 @@ the optimizer allocate and free.
 """
 
 from collections import OrderedDict
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
 import torch
 from torch.distributed._tools.fsdp2_mem_tracker import FSDPMemTracker, _FSDPRefType
-from torch.distributed._tools.mem_tracker import MemTracker
+from torch.distributed._tools.mem_tracker import MemTracker, _MemRefType
 from torch.distributed.fsdp import FSDPModule
 from torch.utils.hooks import RemovableHandle
 
@@ -51,11 +52,23 @@ class PeakTracker(MemTracker):
 
 
 class WholeTracker(PeakTracker):
-    """torch's tracker for models that are not sharded."""
+    """torch's tracker for models that are not sharded.
 
-    def __init__(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    Args:
+        model, optimizer: as `prepare` returned them.
+        buckets: tensors that hold gradients, also between the steps.
+    """
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        optimizer: torch.optim.Optimizer,
+        buckets: Sequence[torch.Tensor] = (),
+    ) -> None:
         super().__init__()
         self.track_external(model, optimizer)
+        for bucket in buckets:
+            self._update_and_maybe_create_winfos(bucket, _MemRefType.GRAD)
         # torch would register gradient hooks on frozen weights, which raises.
         no_hook = RemovableHandle(OrderedDict())
         for weight in model.parameters():
@@ -110,9 +123,14 @@ class ShardTracker(PeakTracker, FSDPMemTracker):
 
 
 def peak_of(tracker: MemTracker) -> Sizes:
-    """Return {category: bytes} at the peak, of all devices that the tracker saw."""
+    """Return {category: bytes} at the peak, of all devices that the tracker saw.
+
+    Tensors on the meta device have no bytes. transformers computes strides with them.
+    """
     sizes = {}
-    for snapshot in tracker.get_tracker_snapshot("peak").values():
+    for device, snapshot in tracker.get_tracker_snapshot("peak").items():
+        if device.type == "meta":
+            continue
         for name, size in snapshot.items():
             key = getattr(name, "value", name)
             if key != TOTAL and size:

@@ -164,7 +164,9 @@ def test_four_bit_weights_take_the_published_bits(flags, bits):
     quantized = at_rest(config, *lora, "--load_in_4bit", *flags)
     linear = sum(
         module.weight.numel()
-        for name, module in build(training_arguments([]), config).named_modules()
+        for name, module in build(
+            training_arguments([]), config, fake_accelerator()
+        ).named_modules()
         if isinstance(module, torch.nn.Linear) and name != "lm_head"
     )
     not_linear = plain["parameters"] - 2 * linear
@@ -191,7 +193,7 @@ def test_without_a_wrap_policy_a_parameter_takes_up_to_24_bytes(ranks, whole):
     plan = Plan(args, "fsdp1", ranks=ranks, shards=ranks, wraps_layers=False)
     config = llama_config(SMALL, hidden_size=512, intermediate_size=2048)
     device, _ = closed_form(plan, config, Batch(1, 1, 1))
-    per_parameter = sum(device.values()) / build(args, config).num_parameters()
+    per_parameter = sum(device.values()) / build(args, config, fake_accelerator()).num_parameters()
     assert per_parameter == pytest.approx(16 / ranks + whole, rel=0.02)
 
 
