@@ -26,15 +26,20 @@ class Mesh(NamedTuple):
     ranks: int
     sizes: tuple[str, ...] = ()  # those of its mesh that are not the YAML's, as in "cp_size=4"
     ep: int = 1  # ranks that share the experts of a mixture
+    pp: int = 1  # ranks of a pipeline
 
     @property
     def recipe(self) -> str:
         """The recipe that runs under it."""
+        if self.pp > 1:
+            return "llama_pipeline.py"
         return "llama.py" if self.ep == 1 else "mixtral.py"
 
     @property
     def words(self) -> list[str]:
         """The flags of the recipe that belong to it."""
+        if self.pp > 1:
+            return ["--pp_size", str(self.pp)]
         return [] if self.ep == 1 else ["--ep_size", str(self.ep)]
 
 

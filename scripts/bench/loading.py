@@ -1,0 +1,267 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The host memory of all ranks of a host while they load a model, under each shipped YAML."""
+
+import json
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from planner.rehearsals import Mesh, make_model, rehearse, words_of
+
+Row = dict[str, Any]
+
+RANKS = 8
+SAMPLE_SECONDS = 0.05
+BYTES_IN_BF16 = 2
+BYTES_IN_FP32 = 4
+GIB = 2**30
+# The shape of Llama 3.2 1B, with a smaller vocabulary
+SHAPE = {
+    "hidden_size": 2048,
+    "intermediate_size": 8192,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "vocab_size": 32_000,
+}
+# A mixture of experts with as many parameters
+MIXTURE = {
+    "hidden_size": 1024,
+    "intermediate_size": 2048,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 8,
+    "num_local_experts": 8,
+    "vocab_size": 32_000,
+}
+LAYERS = (16, 8, 4, 2)  # the model's, and those that are tried where it does not fit
+MAKING = ("--dtype", "bfloat16", "--tie_word_embeddings", "--num_train_rows", "40")
+FLAGS = {
+    "max_steps": 1,
+    "eval_strategy": "no",
+    "max_length": 64,
+    "per_device_train_batch_size": RANKS,  # so that a pipeline has a micro-batch for each stage
+    "save_steps": 0,
+}
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A launch.
+
+    Attributes:
+        mesh: the YAML and its ranks.
+        copies: about how many copies of the model all ranks have between them at most, those on
+            their devices included, which on CPU ranks are in the host's memory too.
+    """
+
+    mesh: Mesh
+    copies: int
+
+
+def cells() -> list[Cell]:
+    """Return a launch with 8 ranks, or one for single.yaml, of every shipped YAML."""
+    replicas = ["ddp", "deepspeed_zero0", "deepspeed_zero1", "deepspeed_zero2"]
+    replicas += ["deepspeed_zero2_offload", "fsdp1_no_shard"]
+    sharded = ["fsdp2_full_shard", "fsdp2_shard_grad_op", "fsdp2_cpu_offload"]
+    sharded += ["fsdp1_full_shard", "fsdp1_shard_grad_op"]
+    found = [Cell(Mesh("single", 1), 1)]
+    found += [Cell(Mesh(name, RANKS), RANKS + 1) for name in replicas]
+    found += [Cell(Mesh(name, RANKS), 2) for name in sharded]
+    found += [Cell(Mesh(name, RANKS), 3) for name in ("deepspeed_zero3", "deepspeed_zero3_offload")]
+    found += [
+        Cell(Mesh("deepspeed_ulysses", RANKS, ("dp_shard_size=4",)), 3),
+        Cell(Mesh("fsdp1_hybrid_shard", RANKS), 3),
+        Cell(Mesh("fsdp2_hybrid_shard", RANKS, ("dp_shard_size=4",)), 3),
+        Cell(Mesh("hsdp_cp", RANKS), 3),
+        Cell(Mesh("fsdp2_cp", RANKS, ("dp_shard_size=4",)), 2),
+        Cell(Mesh("tp", RANKS, ("tp_size=8",)), 2),
+        Cell(Mesh("fsdp2_tp", RANKS, ("dp_shard_size=4",)), 5),
+        Cell(Mesh("hsdp_tp", RANKS), 5),
+        Cell(Mesh("ep", RANKS, ep=RANKS), 3),
+        Cell(Mesh("fsdp2_ep", RANKS, ep=RANKS), 3),
+        Cell(Mesh("pp", RANKS, pp=RANKS), 2),
+    ]
+    return found
+
+
+def shape_of(cell: Cell, memory: float) -> dict[str, int]:
+    """Return the shape of the largest model of which a launch fits into memory.
+
+    Args:
+        memory: bytes for the weights.
+    """
+    shape = SHAPE if cell.mesh.ep == 1 else MIXTURE
+    for layers in LAYERS:
+        fitting = shape | {"num_hidden_layers": layers}
+        if cell.copies * BYTES_IN_FP32 * parameters_of(fitting) <= memory:
+            return fitting
+    return fitting
+
+
+def parameters_of(shape: Mapping[str, int]) -> int:
+    """Return about how many parameters a model has: those of its matrices."""
+    hidden = shape["hidden_size"]
+    key_value = hidden * shape["num_key_value_heads"] // shape["num_attention_heads"]
+    attention = 2 * hidden * (hidden + key_value)
+    experts = shape.get("num_local_experts", 1)
+    feed_forward = 3 * hidden * shape["intermediate_size"] * experts
+    layers = shape["num_hidden_layers"] * (attention + feed_forward)
+    return layers + shape["vocab_size"] * hidden
+
+
+def make(shape: Mapping[str, int], folder: Path) -> int:
+    """Write a model in bf16 and short rows, unless they are there; return its parameters."""
+    weights = folder / "model" / "model.safetensors"
+    kind = "mixtral" if "num_local_experts" in shape else "llama"
+    if not weights.is_file():
+        make_model(folder, shape, *MAKING, kind=kind)
+    return weights.stat().st_size // BYTES_IN_BF16
+
+
+# ---- Samples of the memory of all ranks ----
+@dataclass(frozen=True)
+class Sample:
+    """Proportional set sizes (PSS), summed over the ranks: a page that k ranks map counts 1/k each.
+
+    Attributes:
+        time: seconds of the machine's monotonic clock.
+        private: bytes of pages that belong to no file.
+        mapped: bytes of pages of files, such as a file of weights or a library.
+    """
+
+    time: float
+    private: int
+    mapped: int
+
+
+class Sampler:
+    """Reads the memory of all ranks every SAMPLE_SECONDS, from when they have begun."""
+
+    def __init__(self, folder: Path, ranks: int) -> None:
+        """folder: into which each rank writes a file with its process id."""
+        self.samples: list[Sample] = []
+        self._folder = folder
+        self._ranks = ranks
+        self._running = True
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def end(self) -> list[Sample]:
+        """Stop, and return the samples."""
+        self._running = False
+        self._thread.join()
+        return self.samples
+
+    def _run(self) -> None:
+        pids: list[int] = []
+        while self._running:
+            if len(pids) < self._ranks:
+                pids = pids_in(self._folder)
+            else:
+                self._take(pids)
+            time.sleep(SAMPLE_SECONDS)
+
+    def _take(self, pids: Sequence[int]) -> None:
+        """Add a sample, unless a rank has ended."""
+        private = 0
+        mapped = 0
+        start = time.monotonic()
+        try:
+            for pid in pids:
+                found = memory_of(pid)
+                private += found["Pss_Anon"]
+                mapped += found["Pss_File"] + found["Pss_Shmem"]
+        except (OSError, KeyError):
+            return
+        self.samples.append(Sample((start + time.monotonic()) / 2, private, mapped))
+
+
+def pids_in(folder: Path) -> list[int]:
+    """Return the process ids of the ranks that have begun."""
+    return [json.loads(path.read_text())["pid"] for path in folder.glob("loading.*")]
+
+
+def memory_of(pid: int) -> dict[str, int]:
+    """Return the sizes in /proc/PID/smaps_rollup by name, in bytes.
+
+    Raises:
+        OSError: the process has ended.
+    """
+    sizes = {}
+    for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()[1:]:
+        name, number, _ = line.split()
+        sizes[name.removesuffix(":")] = int(number) * 1024
+    return sizes
+
+
+# ---- Copies of the model ----
+def measure(cell: Cell, tiny: Path, parameters: int, folder: Path) -> Row:
+    """Launch a cell, and return its row of the table.
+
+    Args:
+        tiny: the model and rows of `make`.
+        parameters: of the model.
+        folder: a new folder.
+
+    Raises:
+        RuntimeError: the launch failed, with the end of what it printed.
+    """
+    flags = FLAGS | {
+        "model_name_or_path": tiny / "model",
+        "dataset_name": tiny / "data" / "train.jsonl",
+        "output_dir": folder.with_name(f"{folder.name}_run"),
+    }
+    words = [*words_of(flags), *cell.mesh.words]
+    sampler = Sampler(folder, cell.mesh.ranks)
+    try:
+        ranks = rehearse(cell.mesh, words, variable="REHEARSAL_LOADING", folder=folder)
+    finally:
+        samples = sampler.end()
+    copies = copies_of(ranks, samples, BYTES_IN_FP32 * parameters)
+    place = {"config": cell.mesh.config, "ranks": cell.mesh.ranks, "parameters": parameters}
+    return place | copies
+
+
+def copies_of(ranks: Sequence[Mapping[str, Any]], samples: Sequence[Sample], size: int) -> Row:
+    """Return what the ranks had of the model, in copies of it.
+
+    `private` and `mapped` are the most that the host had of each kind of memory beyond what it had
+    before loading, `at_end` the private memory that it kept, `held` the weights that the ranks
+    hold at the end, and `beyond` the most private memory that was not for these.
+
+    Args:
+        ranks: what each rank says of itself, as loading_probe.py writes it.
+        samples: of all ranks together.
+        size: bytes of a copy in fp32.
+
+    Raises:
+        RuntimeError: there is no sample before the ranks began, or after.
+    """
+    begin = min(rank["times"]["begin"] for rank in ranks)
+    loaded = min(rank["times"]["loaded"] for rank in ranks)
+    end = min(max(rank["times"].values()) for rank in ranks)
+    before = [sample for sample in samples if sample.time < begin]
+    during = [sample for sample in samples if begin <= sample.time <= end]
+    if not before or not during:
+        raise RuntimeError("the ranks were too fast for a sample of their memory")
+    at_rest = before[-1]
+    last = "prepared" if ranks[0]["on_host"] else "loaded"
+    held = sum(rank["held"][last] for rank in ranks)
+    beyond = []
+    for sample in during:
+        # What passes through the host is on no device before `prepare`
+        on_devices = 0 if ranks[0]["on_host"] and sample.time <= loaded else held
+        beyond.append(sample.private - at_rest.private - on_devices)
+    found = {
+        "held": held,
+        "private": max(sample.private for sample in during) - at_rest.private,
+        "at_end": during[-1].private - at_rest.private,
+        "beyond": max(beyond),
+        "mapped": max(sample.mapped for sample in during) - at_rest.mapped,
+    }
+    copies: Row = {name: round(number / size, 3) for name, number in found.items()}
+    copies["samples"] = len(during)
+    copies["seconds"] = round(end - begin, 1)
+    return copies

@@ -1,0 +1,29 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The table of scripts/benchmark_loading.py."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from proof.markdown import table
+
+NOT_MEASURED = "Not measured yet: `python scripts/benchmark_loading.py --json results/loading.json`."
+
+
+def block(measured: Mapping[str, Any] | None) -> str:
+    """Return the table for a document, or a line that says that nothing was measured."""
+    if measured is None:
+        return NOT_MEASURED
+    return whole_table(measured["rows"])
+
+
+def whole_table(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Return the table of what all ranks of a host have between them, in copies of the model."""
+    lines = []
+    for row in rows:
+        line = [f"`{row['config']}.yaml`", str(row["ranks"]), f"{row['parameters'] / 1e9:.2f}B"]
+        for name in ("held", "private", "beyond", "mapped"):
+            line.append(f"{row[name]:.2f}")
+        lines.append(line)
+    header = ["YAML", "ranks", "parameters", "held by the ranks"]
+    header += ["most private memory", "beyond what is held", "mapped files"]
+    return table(header, lines)
