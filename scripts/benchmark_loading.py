@@ -40,7 +40,7 @@ def parse_args() -> argparse.Namespace:
         "--configs", nargs="+", choices=names, default=names, help="YAML files (default: all)"
     )
     parser.add_argument(
-        "--memory_gib", type=float, default=12, help="memory for all copies [%(default)s]"
+        "--memory_gib", type=float, default=11, help="memory for all copies [%(default)s]"
     )
     parser.add_argument("--json", type=Path, help="file of the results; rows that it has stay")
     args = parser.parse_args()

@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from operator import itemgetter, sub
 from pathlib import Path
 from typing import Any
 
@@ -53,11 +54,11 @@ class Cell:
     Attributes:
         mesh: the YAML and its ranks.
         copies: about how many copies of the model all ranks have between them at most, those on
-            their devices included, which on CPU ranks are in the host's memory too.
+            their devices included.
     """
 
     mesh: Mesh
-    copies: int
+    copies: float
 
 
 def cells() -> list[Cell]:
@@ -66,21 +67,21 @@ def cells() -> list[Cell]:
     replicas += ["deepspeed_zero2_offload", "fsdp1_no_shard"]
     sharded = ["fsdp2_full_shard", "fsdp2_shard_grad_op", "fsdp2_cpu_offload"]
     sharded += ["fsdp1_full_shard", "fsdp1_shard_grad_op"]
-    found = [Cell(Mesh("single", 1), 1)]
+    sharded += ["deepspeed_zero3", "deepspeed_zero3_offload"]
+    found = [Cell(Mesh("single", 1), 1.1)]
     found += [Cell(Mesh(name, RANKS), RANKS + 1) for name in replicas]
-    found += [Cell(Mesh(name, RANKS), 2) for name in sharded]
-    found += [Cell(Mesh(name, RANKS), 3) for name in ("deepspeed_zero3", "deepspeed_zero3_offload")]
+    found += [Cell(Mesh(name, RANKS), 2.7) for name in sharded]
     found += [
-        Cell(Mesh("deepspeed_ulysses", RANKS, ("dp_shard_size=4",)), 3),
-        Cell(Mesh("fsdp1_hybrid_shard", RANKS), 3),
-        Cell(Mesh("fsdp2_hybrid_shard", RANKS, ("dp_shard_size=4",)), 3),
-        Cell(Mesh("hsdp_cp", RANKS), 3),
-        Cell(Mesh("fsdp2_cp", RANKS, ("dp_shard_size=4",)), 2),
+        Cell(Mesh("fsdp1_hybrid_shard", RANKS), 3.7),
+        Cell(Mesh("fsdp2_hybrid_shard", RANKS, ("dp_shard_size=4",)), 3.7),
+        Cell(Mesh("fsdp2_cp", RANKS, ("dp_shard_size=4",)), 2.7),
+        Cell(Mesh("hsdp_cp", RANKS), 3.7),
+        Cell(Mesh("deepspeed_ulysses", RANKS, ("dp_shard_size=4",)), 2.7),
         Cell(Mesh("tp", RANKS, ("tp_size=8",)), 2),
         Cell(Mesh("fsdp2_tp", RANKS, ("dp_shard_size=4",)), 5),
         Cell(Mesh("hsdp_tp", RANKS), 5),
-        Cell(Mesh("ep", RANKS, ep=RANKS), 3),
-        Cell(Mesh("fsdp2_ep", RANKS, ep=RANKS), 3),
+        Cell(Mesh("ep", RANKS, ep=RANKS), 2.7),
+        Cell(Mesh("fsdp2_ep", RANKS, ep=RANKS), 2.7),
         Cell(Mesh("pp", RANKS, pp=RANKS), 2),
     ]
     return found
@@ -123,17 +124,17 @@ def make(shape: Mapping[str, int], folder: Path) -> int:
 # ---- Samples of the memory of all ranks ----
 @dataclass(frozen=True)
 class Sample:
-    """Proportional set sizes (PSS), summed over the ranks: a page that k ranks map counts 1/k each.
+    """Proportional set sizes (PSS): a page that k processes map counts 1/k in each.
 
     Attributes:
         time: seconds of the machine's monotonic clock.
-        private: bytes of pages that belong to no file.
-        mapped: bytes of pages of files, such as a file of weights or a library.
+        private: bytes of pages that belong to no file, by rank.
+        mapped: bytes of pages of files, such as a file of weights or a library, by rank.
     """
 
     time: float
-    private: int
-    mapped: int
+    private: Sequence[int]
+    mapped: Sequence[int]
 
 
 class Sampler:
@@ -165,22 +166,20 @@ class Sampler:
 
     def _take(self, pids: Sequence[int]) -> None:
         """Add a sample, unless a rank has ended."""
-        private = 0
-        mapped = 0
         start = time.monotonic()
         try:
-            for pid in pids:
-                found = memory_of(pid)
-                private += found["Pss_Anon"]
-                mapped += found["Pss_File"] + found["Pss_Shmem"]
+            found = [memory_of(pid) for pid in pids]
+            private = [sizes["Pss_Anon"] for sizes in found]
+            mapped = [sizes["Pss_File"] + sizes["Pss_Shmem"] for sizes in found]
         except (OSError, KeyError):
             return
         self.samples.append(Sample((start + time.monotonic()) / 2, private, mapped))
 
 
 def pids_in(folder: Path) -> list[int]:
-    """Return the process ids of the ranks that have begun."""
-    return [json.loads(path.read_text())["pid"] for path in folder.glob("loading.*")]
+    """Return the process ids of the ranks that have begun, in their order."""
+    found = [json.loads(path.read_text()) for path in folder.glob("loading.*")]
+    return [rank["pid"] for rank in sorted(found, key=itemgetter("rank"))]
 
 
 def memory_of(pid: int) -> dict[str, int]:
@@ -227,41 +226,51 @@ def measure(cell: Cell, tiny: Path, parameters: int, folder: Path) -> Row:
 def copies_of(ranks: Sequence[Mapping[str, Any]], samples: Sequence[Sample], size: int) -> Row:
     """Return what the ranks had of the model, in copies of it.
 
-    `private` and `mapped` are the most that the host had of each kind of memory beyond what it had
-    before loading, `at_end` the private memory that it kept, `held` the weights that the ranks
-    hold at the end, and `beyond` the most private memory that was not for these.
+    All is beyond what a rank had before loading:
+        held: the weights that all ranks hold at the end.
+        private: the most private memory of all ranks together.
+        mapped: the most pages of files of all ranks together.
+        beyond_rank_0, beyond_others: the most private memory of rank 0, and of any other rank, that
+            was not for the weights that it holds.
 
     Args:
-        ranks: what each rank says of itself, as loading_probe.py writes it.
-        samples: of all ranks together.
+        ranks: what each rank says of itself, as loading_probe.py writes it, in their order.
+        samples: of all ranks.
         size: bytes of a copy in fp32.
 
     Raises:
         RuntimeError: there is no sample before the ranks began, or after.
     """
     begin = min(rank["times"]["begin"] for rank in ranks)
-    loaded = min(rank["times"]["loaded"] for rank in ranks)
     end = min(max(rank["times"].values()) for rank in ranks)
     before = [sample for sample in samples if sample.time < begin]
     during = [sample for sample in samples if begin <= sample.time <= end]
     if not before or not during:
         raise RuntimeError("the ranks were too fast for a sample of their memory")
     at_rest = before[-1]
-    last = "prepared" if ranks[0]["on_host"] else "loaded"
-    held = sum(rank["held"][last] for rank in ranks)
     beyond = []
-    for sample in during:
-        # What passes through the host is on no device before `prepare`
-        on_devices = 0 if ranks[0]["on_host"] and sample.time <= loaded else held
-        beyond.append(sample.private - at_rest.private - on_devices)
+    for number, rank in enumerate(ranks):
+        used = [sample.private[number] - at_rest.private[number] for sample in during]
+        places = [on_device(rank, sample.time) for sample in during]
+        beyond.append(max(map(sub, used, places)))
     found = {
-        "held": held,
-        "private": max(sample.private for sample in during) - at_rest.private,
-        "at_end": during[-1].private - at_rest.private,
-        "beyond": max(beyond),
-        "mapped": max(sample.mapped for sample in during) - at_rest.mapped,
+        "held": sum(on_device(rank, end) for rank in ranks),
+        "private": max(sum(sample.private) for sample in during) - sum(at_rest.private),
+        "mapped": max(sum(sample.mapped) for sample in during) - sum(at_rest.mapped),
+        "beyond_rank_0": beyond[0],
+        "beyond_others": max(beyond[1:], default=0),
     }
     copies: Row = {name: round(number / size, 3) for name, number in found.items()}
     copies["samples"] = len(during)
     copies["seconds"] = round(end - begin, 1)
     return copies
+
+
+def on_device(rank: Mapping[str, Any], time: float) -> int:
+    """Return the bytes of weights that are on a rank's device at a time, on a machine with GPUs.
+
+    What passes through the host is there from `prepare` on, and all else as soon as it is loaded.
+    """
+    if not rank["on_host"]:
+        return rank["held"]["loaded"]
+    return rank["held"]["prepared"] if time > rank["times"]["loaded"] else 0

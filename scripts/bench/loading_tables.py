@@ -8,6 +8,15 @@ from proof.markdown import table
 
 NOT_MEASURED = "Not measured yet: `python scripts/benchmark_loading.py --json results/loading.json`."
 
+# The header of each column of copies
+COLUMNS = {
+    "private": "private memory, all ranks",
+    "held": "held by all ranks",
+    "beyond_rank_0": "beyond: rank 0",
+    "beyond_others": "beyond: another rank",
+    "mapped": "mapped files, all ranks",
+}
+
 
 def block(measured: Mapping[str, Any] | None) -> str:
     """Return the table for a document, or a line that says that nothing was measured."""
@@ -21,9 +30,8 @@ def whole_table(rows: Sequence[Mapping[str, Any]]) -> str:
     lines = []
     for row in rows:
         line = [f"`{row['config']}.yaml`", str(row["ranks"]), f"{row['parameters'] / 1e9:.2f}B"]
-        for name in ("held", "private", "beyond", "mapped"):
+        for name in COLUMNS:
             line.append(f"{row[name]:.2f}")
         lines.append(line)
-    header = ["YAML", "ranks", "parameters", "held by the ranks"]
-    header += ["most private memory", "beyond what is held", "mapped files"]
+    header = ["YAML", "ranks", "parameters", *COLUMNS.values()]
     return table(header, lines)
