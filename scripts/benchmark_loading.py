@@ -10,12 +10,15 @@ vocabulary of 32,000 and random weights: 2 GB in bf16, as on the hub, which the 
 float32 converts. Where the ranks hold so many copies that they do not fit into --memory_gib, it has
 fewer layers.
 
-Every 50 ms the proportional set sizes of all ranks (Pss_Anon and Pss_File of
-/proc/PID/smaps_rollup) are added up. On CPU ranks the device's memory is the host's, so the weights
-that the ranks hold at the end are subtracted: on a GPU machine these are on the GPUs. Under FSDP,
-which takes the weights from the host's copy in `prepare`, nothing is subtracted until then, and the
-measurement lasts until the model is prepared. Under all other YAMLs from_pretrained loads weights to
-where they stay, and the measurement ends with it.
+Every 20 ms the private memory of all ranks (RssAnon) is read, and as often as the machine can the
+pages of files that they map (Pss_File of /proc/PID/smaps_rollup, where a page that k ranks map
+counts 1/k in each). On CPU ranks the device's memory is the host's, so the weights that a rank
+holds at the end are subtracted: on a machine with GPUs they are on the GPUs. Under FSDP, which takes
+the weights from the host's copy in `prepare`, nothing is subtracted until then, and the measurement
+lasts until the model is prepared. Under all other YAMLs from_pretrained loads weights to where they
+stay, and the measurement ends with it. Rank 0 and the other ranks are told apart, since what every
+rank has beyond its weights exists once per GPU: under FSDP and ZeRO-3 it is the tensor in transit,
+which on a machine with GPUs is on the GPU as well.
 
 Exit codes: 0 measured, 1 a launch failed, 64 usage.
 """

@@ -2,9 +2,10 @@
 """The host memory of all ranks of a host while they load a model, under each shipped YAML."""
 
 import json
+import re
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import itemgetter, sub
 from pathlib import Path
@@ -15,7 +16,7 @@ from planner.rehearsals import Mesh, make_model, rehearse, words_of
 Row = dict[str, Any]
 
 RANKS = 8
-SAMPLE_SECONDS = 0.05
+SAMPLE_SECONDS = 0.02
 BYTES_IN_BF16 = 2
 BYTES_IN_FP32 = 4
 GIB = 2**30
@@ -124,25 +125,29 @@ def make(shape: Mapping[str, int], folder: Path) -> int:
 # ---- Samples of the memory of all ranks ----
 @dataclass(frozen=True)
 class Sample:
-    """Proportional set sizes (PSS): a page that k processes map counts 1/k in each.
+    """What all ranks had of one kind of memory at one time.
 
     Attributes:
         time: seconds of the machine's monotonic clock.
-        private: bytes of pages that belong to no file, by rank.
-        mapped: bytes of pages of files, such as a file of weights or a library, by rank.
+        sizes: bytes by rank.
     """
 
     time: float
-    private: Sequence[int]
-    mapped: Sequence[int]
+    sizes: Sequence[int]
 
 
 class Sampler:
-    """Reads the memory of all ranks every SAMPLE_SECONDS, from when they have begun."""
+    """Reads the memory of all ranks again and again, from when they have begun."""
 
-    def __init__(self, folder: Path, ranks: int) -> None:
-        """folder: into which each rank writes a file with its process id."""
+    def __init__(self, read: Callable[[int], int], folder: Path, ranks: int) -> None:
+        """Start to read.
+
+        Args:
+            read: returns the bytes of a process; an OSError says that it has ended.
+            folder: into which each rank writes a file with its process id.
+        """
         self.samples: list[Sample] = []
+        self._read = read
         self._folder = folder
         self._ranks = ranks
         self._running = True
@@ -168,12 +173,10 @@ class Sampler:
         """Add a sample, unless a rank has ended."""
         start = time.monotonic()
         try:
-            found = [memory_of(pid) for pid in pids]
-            private = [sizes["Pss_Anon"] for sizes in found]
-            mapped = [sizes["Pss_File"] + sizes["Pss_Shmem"] for sizes in found]
-        except (OSError, KeyError):
+            sizes = [self._read(pid) for pid in pids]
+        except OSError:
             return
-        self.samples.append(Sample((start + time.monotonic()) / 2, private, mapped))
+        self.samples.append(Sample((start + time.monotonic()) / 2, sizes))
 
 
 def pids_in(folder: Path) -> list[int]:
@@ -182,17 +185,27 @@ def pids_in(folder: Path) -> list[int]:
     return [rank["pid"] for rank in sorted(found, key=itemgetter("rank"))]
 
 
-def memory_of(pid: int) -> dict[str, int]:
-    """Return the sizes in /proc/PID/smaps_rollup by name, in bytes.
+def private_memory(pid: int) -> int:
+    """Return the bytes of a process in pages that belong to no file, and so to it alone."""
+    return size_in(Path(f"/proc/{pid}/status").read_text(), "RssAnon")
+
+
+def mapped_files(pid: int) -> int:
+    """Return the bytes of a process in pages of files: one that k processes map counts 1/k."""
+    text = Path(f"/proc/{pid}/smaps_rollup").read_text()
+    return size_in(text, "Pss_File") + size_in(text, "Pss_Shmem")
+
+
+def size_in(text: str, name: str) -> int:
+    """Return the bytes of a line such as "RssAnon:  12 kB" of a file in /proc.
 
     Raises:
-        OSError: the process has ended.
+        OSError: there is no such line, since the process has ended.
     """
-    sizes = {}
-    for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()[1:]:
-        name, number, _ = line.split()
-        sizes[name.removesuffix(":")] = int(number) * 1024
-    return sizes
+    found = re.search(rf"^{name}:\s+(\d+) kB$", text, re.MULTILINE)
+    if found is None:
+        raise OSError(f"no {name}: the process has ended")
+    return int(found[1]) * 1024
 
 
 # ---- Copies of the model ----
@@ -213,17 +226,20 @@ def measure(cell: Cell, tiny: Path, parameters: int, folder: Path) -> Row:
         "output_dir": folder.with_name(f"{folder.name}_run"),
     }
     words = [*words_of(flags), *cell.mesh.words]
-    sampler = Sampler(folder, cell.mesh.ranks)
+    private = Sampler(private_memory, folder, cell.mesh.ranks)
+    mapped = Sampler(mapped_files, folder, cell.mesh.ranks)
     try:
         ranks = rehearse(cell.mesh, words, variable="REHEARSAL_LOADING", folder=folder)
     finally:
-        samples = sampler.end()
+        samples = {"private": private.end(), "mapped": mapped.end()}
     copies = copies_of(ranks, samples, BYTES_IN_FP32 * parameters)
     place = {"config": cell.mesh.config, "ranks": cell.mesh.ranks, "parameters": parameters}
     return place | copies
 
 
-def copies_of(ranks: Sequence[Mapping[str, Any]], samples: Sequence[Sample], size: int) -> Row:
+def copies_of(
+    ranks: Sequence[Mapping[str, Any]], samples: Mapping[str, Sequence[Sample]], size: int
+) -> Row:
     """Return what the ranks had of the model, in copies of it.
 
     All is beyond what a rank had before loading:
@@ -235,7 +251,7 @@ def copies_of(ranks: Sequence[Mapping[str, Any]], samples: Sequence[Sample], siz
 
     Args:
         ranks: what each rank says of itself, as loading_probe.py writes it, in their order.
-        samples: of all ranks.
+        samples: of all ranks, by kind: "private" and "mapped".
         size: bytes of a copy in fp32.
 
     Raises:
@@ -243,27 +259,39 @@ def copies_of(ranks: Sequence[Mapping[str, Any]], samples: Sequence[Sample], siz
     """
     begin = min(rank["times"]["begin"] for rank in ranks)
     end = min(max(rank["times"].values()) for rank in ranks)
-    before = [sample for sample in samples if sample.time < begin]
-    during = [sample for sample in samples if begin <= sample.time <= end]
-    if not before or not during:
-        raise RuntimeError("the ranks were too fast for a sample of their memory")
-    at_rest = before[-1]
+    private = growth(samples["private"], begin, end)
+    mapped = growth(samples["mapped"], begin, end)
     beyond = []
     for number, rank in enumerate(ranks):
-        used = [sample.private[number] - at_rest.private[number] for sample in during]
-        places = [on_device(rank, sample.time) for sample in during]
-        beyond.append(max(map(sub, used, places)))
+        used = [sample.sizes[number] - on_device(rank, sample.time) for sample in private]
+        beyond.append(max(used))
     found = {
         "held": sum(on_device(rank, end) for rank in ranks),
-        "private": max(sum(sample.private) for sample in during) - sum(at_rest.private),
-        "mapped": max(sum(sample.mapped) for sample in during) - sum(at_rest.mapped),
+        "private": max(sum(sample.sizes) for sample in private),
+        "mapped": max(sum(sample.sizes) for sample in mapped),
         "beyond_rank_0": beyond[0],
         "beyond_others": max(beyond[1:], default=0),
     }
     copies: Row = {name: round(number / size, 3) for name, number in found.items()}
-    copies["samples"] = len(during)
+    copies["samples"] = [len(private), len(mapped)]
     copies["seconds"] = round(end - begin, 1)
     return copies
+
+
+def growth(samples: Sequence[Sample], begin: float, end: float) -> list[Sample]:
+    """Return the samples of a time, less the last sample before it.
+
+    Raises:
+        RuntimeError: there is none before or none in it.
+    """
+    before = [sample for sample in samples if sample.time < begin]
+    during = [sample for sample in samples if begin <= sample.time <= end]
+    if not before or not during:
+        raise RuntimeError("the ranks were too fast for a sample of their memory")
+    grown = []
+    for sample in during:
+        grown.append(Sample(sample.time, list(map(sub, sample.sizes, before[-1].sizes))))
+    return grown
 
 
 def on_device(rank: Mapping[str, Any], time: float) -> int:
