@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Benchmark: the host memory that 8 ranks of a host take to load a model, under every YAML.
 
-    python scripts/benchmark_loading.py --json results/loading.json   # 3 GB of disk, 14 GiB of memory
+    python scripts/benchmark_loading.py --json results/loading.json   # needs 16 GiB of memory
     python scripts/benchmark_loading.py --configs fsdp2_full_shard
 
 Each launch is a rehearsal (scripts/rehearse.py) of a shipped recipe under a shipped YAML, up to the
@@ -13,12 +13,12 @@ fewer layers.
 Every 20 ms the private memory of all ranks (RssAnon) is read, and as often as the machine can the
 pages of files that they map (Pss_File of /proc/PID/smaps_rollup, where a page that k ranks map
 counts 1/k in each). On CPU ranks the device's memory is the host's, so the weights that a rank
-holds at the end are subtracted: on a machine with GPUs they are on the GPUs. Under FSDP, which takes
-the weights from the host's copy in `prepare`, nothing is subtracted until then, and the measurement
-lasts until the model is prepared. Under all other YAMLs from_pretrained loads weights to where they
-stay, and the measurement ends with it. Rank 0 and the other ranks are told apart, since what every
-rank has beyond its weights exists once per GPU: under FSDP and ZeRO-3 it is the tensor in transit,
-which on a machine with GPUs is on the GPU as well.
+holds at the end are subtracted: on a machine with GPUs they are on the GPUs. Under FSDP, which
+takes the weights from the host's copy in `prepare`, nothing is subtracted until then, and the
+measurement lasts until the model is prepared. Under all other YAMLs from_pretrained loads weights
+to where they stay, and the measurement ends with it. Rank 0 and the other ranks are told apart: a
+copy that only rank 0 has exists once per host. What every rank has beyond its weights are tensors
+in transit, which on a machine with GPUs are on the GPUs as well.
 
 Exit codes: 0 measured, 1 a launch failed, 64 usage.
 """
@@ -45,6 +45,9 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument(
         "--memory_gib", type=float, default=11, help="memory for all copies [%(default)s]"
     )
+    parser.add_argument(
+        "--output_dir", type=Path, default=Path("runs/benchmark_loading"), help="folder of models"
+    )
     parser.add_argument("--json", type=Path, help="file of the results; rows that it has stay")
     args = parser.parse_args()
     if args.memory_gib <= 0:
@@ -63,7 +66,7 @@ def main() -> int:
             if config not in args.configs:
                 continue
             shape = loading.shape_of(cell, args.memory_gib * loading.GIB)
-            tiny = folder / "_".join(str(number) for number in shape.values())
+            tiny = args.output_dir / "_".join(str(number) for number in shape.values())
             parameters = loading.make(shape, tiny)
             try:
                 rows[config] = loading.measure(cell, tiny, parameters, folder / config)

@@ -38,7 +38,9 @@ class IntColumn:
         # Sorted once: a comparison of all rows with each of thousands of chunks takes seconds
         by_chunk = stable_argsort(chunks)
         numbers, starts = np.unique(chunks[by_chunk], return_index=True)
-        for number, part in zip(numbers.tolist(), np.split(by_chunk, starts[1:])):
+        parts = np.split(by_chunk, starts[1:])
+        # Without rows there is one part, which is empty, and no number
+        for number, part in zip(numbers.tolist(), parts, strict=False):
             chunk = self._column.chunk(number)
             values[part] = chunk.to_numpy()[rows[part] - self._ends[number] + len(chunk)]
         return values

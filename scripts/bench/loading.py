@@ -67,13 +67,14 @@ def cells() -> list[Cell]:
     replicas = ["ddp", "deepspeed_zero0", "deepspeed_zero1", "deepspeed_zero2"]
     replicas += ["deepspeed_zero2_offload", "fsdp1_no_shard"]
     sharded = ["fsdp2_full_shard", "fsdp2_shard_grad_op", "fsdp2_cpu_offload"]
-    sharded += ["fsdp1_full_shard", "fsdp1_shard_grad_op"]
     sharded += ["deepspeed_zero3", "deepspeed_zero3_offload"]
     found = [Cell(Mesh("single", 1), 1.1)]
     found += [Cell(Mesh(name, RANKS), RANKS + 1) for name in replicas]
     found += [Cell(Mesh(name, RANKS), 2.7) for name in sharded]
     found += [
-        Cell(Mesh("fsdp1_hybrid_shard", RANKS), 3.7),
+        Cell(Mesh("fsdp1_full_shard", RANKS), 3.2),
+        Cell(Mesh("fsdp1_shard_grad_op", RANKS), 3.2),
+        Cell(Mesh("fsdp1_hybrid_shard", RANKS), 4.2),
         Cell(Mesh("fsdp2_hybrid_shard", RANKS, ("dp_shard_size=4",)), 3.7),
         Cell(Mesh("fsdp2_cp", RANKS, ("dp_shard_size=4",)), 2.7),
         Cell(Mesh("hsdp_cp", RANKS), 3.7),
@@ -95,10 +96,11 @@ def shape_of(cell: Cell, memory: float) -> dict[str, int]:
         memory: bytes for the weights.
     """
     shape = SHAPE if cell.mesh.ep == 1 else MIXTURE
+    fitting = dict(shape)
     for layers in LAYERS:
-        fitting = shape | {"num_hidden_layers": layers}
+        fitting["num_hidden_layers"] = layers
         if cell.copies * BYTES_IN_FP32 * parameters_of(fitting) <= memory:
-            return fitting
+            break
     return fitting
 
 

@@ -17,7 +17,7 @@ from components.mesh import Mesh
 from components.plugins import fsdp_plugin
 from proof.live_tensors import held, live_parameters
 
-SETTLE_SECONDS = 0.5  # ten samples at rest before loading, and after each phase
+SETTLE_SECONDS = 2  # for samples of the ranks at rest, before loading and after each phase
 
 
 class Moments:

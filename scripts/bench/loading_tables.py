@@ -6,7 +6,9 @@ from typing import Any
 
 from proof.markdown import table
 
-NOT_MEASURED = "Not measured yet: `python scripts/benchmark_loading.py --json results/loading.json`."
+NOT_MEASURED = (
+    "Not measured yet: `python scripts/benchmark_loading.py --json results/loading.json`."
+)
 
 # The header of each column of copies
 COLUMNS = {
