@@ -26,6 +26,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from components.arguments import SamplingArguments
 from components.batches import BatchPlan
 from components.int_column import IntColumn
+from components.lines import Line
 from components.owners import share_out, spread_ranks
 from components.shuffling import NEWEST
 from paths import CONFIGS, SCRIPTS
@@ -68,12 +69,12 @@ def chunk_starts(number: int) -> range:
 
 
 class NumbersOfRows:
-    """A collator that returns the numbers of a batch's rows."""
+    """A collator whose batches are only the numbers of their rows."""
 
     columns: ClassVar[list[str]] = []
 
-    def __call__(self, source: Any, lines: Sequence[Any]) -> list[int]:
-        return [row for line in lines for row in line]
+    def __call__(self, source: Any, lines: Sequence[Line]) -> dict[str, Any]:
+        return {"row": [row for line in lines for row in line]}
 
 
 def stand_in(rank: int, ranks: int) -> Any:
@@ -99,7 +100,8 @@ def batches_of(rank: int, ranks: int, rows: Any, strategy: str) -> Iterator[list
         setattr(args, name, value)
     plan = BatchPlan(args, stand_in(rank, ranks), len(rows), lengths=rows.lengths)
     loader = plan.training_loader(rows, NumbersOfRows(), first_step=0, order=NEWEST)
-    return iter(loader)
+    for batch in loader:
+        yield batch["row"]
 
 
 def plan_arguments(strategy: str) -> dict[str, Any]:
