@@ -16,7 +16,7 @@ COLUMNS = {
     "held": "held by all ranks",
     "beyond_rank_0": "beyond: rank 0",
     "beyond_others": "beyond: another rank",
-    "mapped": "mapped files, all ranks",
+    "mapped": "pages of files, all ranks",
 }
 
 
