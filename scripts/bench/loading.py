@@ -188,7 +188,7 @@ def pids_in(folder: Path) -> list[int]:
 
 
 def private_memory(pid: int) -> int:
-    """Return the bytes of a process in pages that belong to no file, and so to it alone."""
+    """Return the bytes of a process in pages that belong to no file, and so only to it."""
     return size_in(Path(f"/proc/{pid}/status").read_text(), "RssAnon")
 
 

@@ -6,6 +6,8 @@ from typing import Any
 
 from proof.markdown import table
 
+from .loading import cells
+
 NOT_MEASURED = (
     "Not measured yet: `python scripts/benchmark_loading.py --json results/loading.json`."
 )
@@ -24,7 +26,13 @@ def block(measured: Mapping[str, Any] | None) -> str:
     """Return the table for a document, or a line that says that nothing was measured."""
     if measured is None:
         return NOT_MEASURED
-    return whole_table(measured["rows"])
+    rows = {row["config"]: row for row in measured["rows"]}
+    names = [cell.mesh.config for cell in cells()]
+    text = whole_table([rows[name] for name in names if name in rows])
+    missing = [f"`{name}.yaml`" for name in names if name not in rows]
+    if missing:
+        text += f"\n\nNot measured yet: {', '.join(missing)}."
+    return text
 
 
 def whole_table(rows: Sequence[Mapping[str, Any]]) -> str:

@@ -35,7 +35,7 @@ def deal_table(rows: Rows) -> str:
         line += [f"{row['first_ms']:.1f}", f"{row['further_ms']:.2f}"]
         line.append(f"{row['peak_bytes'] / MIB:.1f}")
         lines.append(line)
-    header = ["`--train_sampling_strategy`", "ranks", "of which simulated"]
+    header = ["`--train_sampling_strategy`", "ranks", "simulated"]
     header += ["first batch, ms", "each further batch, ms", "MiB of a rank"]
     return table(header, lines)
 

@@ -105,7 +105,7 @@ def test_without_a_sample_before_loading_there_is_no_figure():
 
 def test_private_memory_and_pages_of_files_are_told_apart(tmp_path):
     size = 64 * 2**20
-    slack = 8 * 2**20  # of whatever else this process does
+    slack = 8 * 2**20  # everything else that this process does
     path = tmp_path / "weights"
     path.write_bytes(bytes(size))
     private = loading.private_memory(os.getpid())
@@ -128,4 +128,13 @@ def test_the_table_says_what_the_host_had_or_that_nothing_was_measured():
     row = {"config": "ddp", "ranks": 8, "parameters": 1_038_690_484, "private": 8.02, "held": 8.0}
     row |= {"beyond_rank_0": 0.003, "beyond_others": 0.004, "mapped": 0.5}
     assert "| `ddp.yaml` | 8     | 1.04B      | 8.02 " in block({"rows": [row]})
+    assert "Not measured yet: `single.yaml`, `deepspeed_zero0.yaml`" in block({"rows": [row]})
     assert block(None) == NOT_MEASURED
+
+
+def test_the_table_is_in_one_order_whatever_was_measured_last():
+    names = [cell.mesh.config for cell in loading.cells()]
+    row = {"ranks": 8, "parameters": 10**9, "private": 1.0, "held": 1.0, "mapped": 0.5}
+    row |= {"beyond_rank_0": 1.0, "beyond_others": 0.1}
+    lines = block({"rows": [row | {"config": name} for name in reversed(names)]}).splitlines()
+    assert [line.split("`")[1] for line in lines[2:]] == [f"{name}.yaml" for name in names]
