@@ -71,21 +71,20 @@ def cells() -> list[Cell]:
     found = [Cell(Mesh("single", 1), 1.1)]
     found += [Cell(Mesh(name, RANKS), RANKS + 1) for name in replicas]
     found += [Cell(Mesh(name, RANKS), 2.7) for name in sharded]
-    found += [
-        Cell(Mesh("fsdp1_full_shard", RANKS), 3.2),
-        Cell(Mesh("fsdp1_shard_grad_op", RANKS), 3.2),
-        Cell(Mesh("fsdp1_hybrid_shard", RANKS), 4.2),
-        Cell(Mesh("fsdp2_hybrid_shard", RANKS, ("dp_shard_size=4",)), 3.7),
-        Cell(Mesh("fsdp2_cp", RANKS, ("dp_shard_size=4",)), 2.7),
-        Cell(Mesh("hsdp_cp", RANKS), 3.7),
-        Cell(Mesh("deepspeed_ulysses", RANKS, ("dp_shard_size=4",)), 2.7),
-        Cell(Mesh("tp", RANKS, ("tp_size=8",)), 2),
-        Cell(Mesh("fsdp2_tp", RANKS, ("dp_shard_size=4",)), 5),
-        Cell(Mesh("hsdp_tp", RANKS), 5),
-        Cell(Mesh("ep", RANKS, ep=RANKS), 2.7),
-        Cell(Mesh("fsdp2_ep", RANKS, ep=RANKS), 2.7),
-        Cell(Mesh("pp", RANKS, pp=RANKS), 2),
-    ]
+    found += [Cell(Mesh(name, RANKS), 3.2) for name in ("fsdp1_full_shard", "fsdp1_shard_grad_op")]
+    found.append(Cell(Mesh("fsdp1_hybrid_shard", RANKS), 4.2))
+    found.append(Cell(Mesh("fsdp2_hybrid_shard", RANKS, ("dp_shard_size=4",)), 3.7))
+    return [*found, *cells_of_meshes()]
+
+
+def cells_of_meshes() -> list[Cell]:
+    """Return the launches in which ranks share rows, experts or a pipeline."""
+    found = [Cell(Mesh("hsdp_cp", RANKS), 3.7), Cell(Mesh("hsdp_tp", RANKS), 5)]
+    for name, copies in (("fsdp2_cp", 2.7), ("deepspeed_ulysses", 2.7), ("fsdp2_tp", 5)):
+        found.append(Cell(Mesh(name, RANKS, ("dp_shard_size=4",)), copies))
+    found.append(Cell(Mesh("tp", RANKS, ("tp_size=8",)), 2))
+    found += [Cell(Mesh(name, RANKS, ep=RANKS), 2.7) for name in ("ep", "fsdp2_ep")]
+    found.append(Cell(Mesh("pp", RANKS, pp=RANKS), 2))
     return found
 
 
