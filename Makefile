@@ -205,6 +205,7 @@ proof: install  ## measure every strategy and the planner; write the tables
 	python scripts/validate_planner.py --json results/planner.json
 	python scripts/track_ranks.py --json results/planner_ranks.json
 	python scripts/host_memory.py --json results/host_memory.json
+	python scripts/benchmark_loading.py --json results/loading.json
 	python scripts/activations.py --json results/activations.json
 	python scripts/model_families.py --warm --json results/model_families.json
 	python scripts/time_quickstarts.py --json results/quickstarts.json
@@ -214,6 +215,7 @@ bench: install-dev  ## speed against other trainers: hours; needs GSM8K's rows
 	python scripts/benchmark.py
 	python scripts/benchmark_rows.py
 	python scripts/benchmark_planning.py --json results/planning.json
+	python scripts/benchmark_start.py --json results/start.json
 	python scripts/benchmark_tables.py
 	python scripts/readme_tables.py
 	python scripts/draw.py speed

@@ -29,6 +29,9 @@ from components.watch import leave_process_group
 
 SORTED_STEPS = 50  # optimizer steps whose rows group_by_length sorts at a time
 ROWS_AT_ONCE = 4096  # rows whose places in the order are computed at a time
+# The places between the first and the last of these: group_by_length sorts the rows at all of them,
+# which are a thousand times as many on a thousand ranks
+PLACES_AT_ONCE = 2**18
 
 
 class Collator(Protocol):
@@ -128,7 +131,8 @@ class Batches:
 
     def read(self, numbers: range) -> Iterator[list[int]]:
         """Yield the batches of these numbers, computing some thousand rows at a time."""
-        batches_at_once = max(1, ROWS_AT_ONCE // self._batch_size)
+        most = min(ROWS_AT_ONCE, PLACES_AT_ONCE // numbers.step)
+        batches_at_once = max(1, most // self._batch_size)
         order: Order = FileOrder()
         epoch_of_order = -1
         for first in range(0, len(numbers), batches_at_once):

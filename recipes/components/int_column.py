@@ -35,10 +35,14 @@ class IntColumn:
             return self._column.slice(start, end - start).to_numpy().astype(np.int64)
         values = np.empty(len(rows), dtype=np.int64)
         chunks = np.searchsorted(self._ends, rows, side="right")
-        for number in np.unique(chunks).tolist():
-            inside = chunks == number
+        # Sorted once: a comparison of all rows with each of thousands of chunks takes seconds
+        by_chunk = stable_argsort(chunks)
+        numbers, starts = np.unique(chunks[by_chunk], return_index=True)
+        parts = np.split(by_chunk, starts[1:])
+        # Without rows there is one part, which is empty, and no number
+        for number, part in zip(numbers.tolist(), parts, strict=False):
             chunk = self._column.chunk(number)
-            values[inside] = chunk.to_numpy()[rows[inside] - self._ends[number] + len(chunk)]
+            values[part] = chunk.to_numpy()[rows[part] - self._ends[number] + len(chunk)]
         return values
 
     def arrays(self) -> Iterator[np.ndarray]:
@@ -61,6 +65,15 @@ class IntColumn:
 
 
 Lengths = np.ndarray | IntColumn  # tokens of each row
+
+
+def stable_argsort(values: np.ndarray) -> np.ndarray:
+    """Return the places of whole numbers from 0 on in ascending order, equal ones as they stand.
+
+    numpy sorts numbers of up to 16 bits by counting, in a fifth of the time.
+    """
+    largest = int(values.max(initial=0))
+    return np.argsort(values.astype(np.min_scalar_type(largest)), kind="stable")
 
 
 def column_of(dataset: Any, name: str) -> Any:

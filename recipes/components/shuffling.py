@@ -10,7 +10,7 @@ from typing import Protocol
 
 import numpy as np
 
-from components.int_column import Lengths
+from components.int_column import Lengths, stable_argsort
 
 LISTED = 1  # the order of the first version, whose checkpoints do not name it
 NEWEST = 2  # the order of new runs
@@ -74,7 +74,8 @@ class SortedInParts:
         if part != self._part:
             end = min((part + 1) * self._size, len(self._lengths))
             numbers = self._order.at(np.arange(part * self._size, end))
-            longest_first = np.argsort(-self._lengths[numbers], kind="stable")
+            lengths = self._lengths[numbers]
+            longest_first = stable_argsort(lengths.max() - lengths)
             self._sorted = numbers[longest_first]
             self._part = part
         return self._sorted

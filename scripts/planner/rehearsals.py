@@ -40,7 +40,7 @@ class Mesh(NamedTuple):
     sizes: tuple[str, ...] = ()  # those of its mesh that are not the YAML's, as in "cp_size=4"
     ep: int = 1  # ranks that share the experts of a mixture
     pp: int = 1  # ranks of a pipeline
-    schedule: str = ""  # --pipeline_schedule
+    schedule: str = "1f1b"  # --pipeline_schedule
     shards_stages: bool = False  # whether pipelines share the weights of their stages
 
     @property

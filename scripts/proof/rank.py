@@ -26,7 +26,8 @@ HOST_MEMORY = Probe("REHEARSAL_HOST_MEMORY", "planner.host_probe", "host")
 STAGES = Probe("REHEARSAL_STAGES", "proof.stage_probe", "stages")
 ACTIVATIONS = Probe("REHEARSAL_ACTIVATIONS", "planner.activation_probe", "activations")
 PARTS = Probe("REHEARSAL_PARTS", "proof.part_probe", "parts")
-PROBES = (PEAKS, HOST_MEMORY, STAGES, ACTIVATIONS, PARTS)
+LOADING = Probe("REHEARSAL_LOADING", "bench.loading_probe", "loading")
+PROBES = (PEAKS, HOST_MEMORY, STAGES, ACTIVATIONS, PARTS, LOADING)
 
 
 def prepare() -> Rank:

@@ -6,8 +6,10 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
+from bench import loading_tables as loading
 from bench import planning_tables as planning
 from bench import preparation_tables as preparation
+from bench import start_tables as start
 from bench import tables as speed
 from families import tables as families
 from gpu import tables as gpu
@@ -90,6 +92,16 @@ def planning_block(results: Results) -> str:
     return planning.block(results.get("planning"))
 
 
+def start_block(results: Results) -> str:
+    """Return the tables of what ranks do at their start, or a line that says it is not measured."""
+    return start.block(results.get("start"))
+
+
+def loading_block(results: Results) -> str:
+    """Return the table of memory while a model is loaded, or that it was not measured."""
+    return loading.block(results.get("loading"))
+
+
 def gpu_block(results: Results) -> str:
     """Return the tables of what was measured on a GPU, or a line that says that nothing was."""
     return gpu.block(results["gpu"])
@@ -111,9 +123,11 @@ BLOCKS: dict[str, Block] = {
     "speed": speed_block,
     "preparation": preparation_block,
     "planning": planning_block,
+    "start": start_block,
     "planner": planner_block,
     "activations": activations_block,
     "host_memory": host_memory_block,
+    "loading": loading_block,
     "families": families_block,
     "gpu": gpu_block,
     "mesh_bytes": mesh_bytes_block,

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from components.batches import Batches, BatchPlan, describe_batch
+from components.batches import PLACES_AT_ONCE, Batches, BatchPlan, describe_batch
 from components.shuffling import LISTED, NEWEST, SortedInParts, shuffled
 from example_arguments import language_model_arguments
 from fakes import fake_accelerator
@@ -51,6 +51,21 @@ def test_batches_can_be_read_from_any_of_them_on(monkeypatch):
         monkeypatch.setattr("components.batches.ROWS_AT_ONCE", at_once)
         batches = Batches(100, 3, 4, 3, orders(100))
         assert list(batches.read(range(50, len(batches), 4))) == whole[50::4]
+
+
+def test_a_rank_of_many_computes_places_that_are_near_each_other():
+    """group_by_length sorts all rows between them before the first batch can be read."""
+    asked = []
+
+    class RecordingOrder:
+        def at(self, places):
+            asked.append(places)
+            return places
+
+    batches = Batches(10_000_000, 8, 1024, order_of_epoch=lambda epoch: RecordingOrder())
+    assert next(batches.read(range(5, len(batches), 1024))) == list(range(40, 48))
+    assert np.ptp(asked[0]) < PLACES_AT_ONCE
+    assert len(asked[0]) == PLACES_AT_ONCE // 1024
 
 
 def test_rows_of_one_length_come_together_and_each_comes_once():

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from datasets import Dataset, concatenate_datasets
 
-from components.int_column import IntColumn, column_of
+from components.int_column import IntColumn, column_of, stable_argsort
 
 VALUES = np.random.default_rng(0).integers(0, 99, 50)
 
@@ -37,3 +37,15 @@ def test_a_column_has_the_values_of_an_array(found):
     assert column.mean() == pytest.approx(values.mean())
     assert IntColumn.of(dataset, "kept").sum() == (values > 40).sum()
     assert column_of(dataset, "length").to_pylist() == values.tolist()
+
+
+def test_no_rows_have_no_values():
+    column = IntColumn.of(Dataset.from_dict({"length": VALUES}), "length")
+    assert column[np.array([], dtype=np.int64)].tolist() == []
+
+
+@pytest.mark.parametrize("largest", [3, 255, 256, 65_535, 65_536, 2**40])
+def test_places_in_ascending_order_are_those_of_a_stable_sort(largest):
+    values = np.random.default_rng(0).integers(0, largest, 1000, endpoint=True)
+    values[::100] = largest
+    assert np.array_equal(stable_argsort(values), np.argsort(values, kind="stable"))
