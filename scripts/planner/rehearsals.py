@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from paths import CONFIGS, RECIPES, SCRIPTS
+from paths import CONFIGS, OF_PIPELINES, RECIPES, SCRIPTS
 from proof import jobs, launch, results
 
 OUTPUT_SHOWN = 3000  # characters of a launch that failed
@@ -26,15 +26,20 @@ class Mesh(NamedTuple):
     ranks: int
     sizes: tuple[str, ...] = ()  # those of its mesh that are not the YAML's, as in "cp_size=4"
     ep: int = 1  # ranks that share the experts of a mixture
+    pp: int = 1  # ranks of a pipeline
 
     @property
     def recipe(self) -> str:
         """The recipe that runs under it."""
+        if self.pp > 1:
+            return "llama_pipeline.py"
         return "llama.py" if self.ep == 1 else "mixtral.py"
 
     @property
     def words(self) -> list[str]:
         """The flags of the recipe that belong to it."""
+        if self.pp > 1:
+            return ["--pp_size", str(self.pp)]
         return [] if self.ep == 1 else ["--ep_size", str(self.ep)]
 
 
@@ -62,6 +67,11 @@ def meshes(most_ranks: int) -> list[Mesh]:
 def expert_names() -> list[str]:
     """Return the names of the shipped YAML files under which ranks share experts."""
     return jobs.expert_configs()
+
+
+def pipeline_name() -> str:
+    """Return the name of the shipped YAML file of pipelines."""
+    return OF_PIPELINES.stem
 
 
 def expert_meshes() -> list[Mesh]:

@@ -23,10 +23,11 @@ class Probe:
 
 PEAKS = Probe("REHEARSAL_PEAKS", "planner.peak_probe", "peak")
 HOST_MEMORY = Probe("REHEARSAL_HOST_MEMORY", "planner.host_probe", "host")
+SAVE_MEMORY = Probe("REHEARSAL_SAVE_MEMORY", "planner.save_probe", "save")
 STAGES = Probe("REHEARSAL_STAGES", "proof.stage_probe", "stages")
 ACTIVATIONS = Probe("REHEARSAL_ACTIVATIONS", "planner.activation_probe", "activations")
 PARTS = Probe("REHEARSAL_PARTS", "proof.part_probe", "parts")
-PROBES = (PEAKS, HOST_MEMORY, STAGES, ACTIVATIONS, PARTS)
+PROBES = (PEAKS, HOST_MEMORY, SAVE_MEMORY, STAGES, ACTIVATIONS, PARTS)
 
 
 def prepare() -> Rank:
