@@ -36,8 +36,8 @@ SHAPE = {
     "vocab_size": 8000,
 }
 EXPERTS = {"num_local_experts": 4, "intermediate_size": 512, "num_hidden_layers": 4}
-# Sizes of the meshes that need more than four ranks as they are shipped
-SMALLER = {"hsdp_tp": ("dp_shard_size=1",), "hsdp_cp": ("dp_shard_size=1",)}
+# The ranks of those meshes that are shipped for another number than two
+NEEDED = {"hsdp_tp": 8, "hsdp_cp": 8, "fsdp2_tp": 4, "fsdp2_cp": 4}
 GROUP = 2  # ranks that have the experts of a layer, or the layers of a model, between them
 FLAGS = {
     "max_steps": 1,
@@ -59,7 +59,9 @@ def mesh_of(config: str, ranks: int) -> Mesh:
         return Mesh(config, ranks, ep=GROUP)
     if config == pipeline_name():
         return Mesh(config, ranks, pp=GROUP)
-    return Mesh(config, ranks_of(config, ranks), SMALLER.get(config, ()))
+    if config == "tp":
+        return Mesh(config, ranks, (f"tp_size={ranks}",))
+    return Mesh(config, NEEDED.get(config, ranks_of(config, ranks)))
 
 
 def make_models(folder: Path) -> None:
