@@ -41,6 +41,7 @@ def main() -> int:
     """Measure each launch and print the table; return the exit code."""
     args = parse_args()
     rows = []
+    has_failed = False
     with tempfile.TemporaryDirectory(prefix="checkpoint_memory_") as name:
         folder = Path(name)
         save_memory.make_models(folder / "models")
@@ -50,13 +51,14 @@ def main() -> int:
                 row = save_memory.measure(mesh, folder / "models", folder)
             except RuntimeError as error:
                 print(f"checkpoint_memory.py: {config} failed:\n{error}", file=sys.stderr)
-                return 1
+                has_failed = True
+                continue
             print(json.dumps(row), flush=True)
             rows.append(row)
             if args.json:
                 save_memory.write_table(args.json, rows)
     print(checkpoint_memory_table(rows))
-    return 0 if all(is_within(row) for row in rows) else 1
+    return 1 if has_failed or not all(is_within(row) for row in rows) else 0
 
 
 if __name__ == "__main__":

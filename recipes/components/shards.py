@@ -26,7 +26,7 @@ from huggingface_hub import split_torch_state_dict_into_shards
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 from transformers.conversion_mapping import get_model_conversion_mapping
-from transformers.core_model_loading import revert_weight_conversion
+from transformers.core_model_loading import WeightConverter, revert_weight_conversion
 
 from components.checkpoint import flush
 from components.deepspeed_state import clean_name, gather_zero3_weight
@@ -118,33 +118,36 @@ def group_entries(unwrapped: Any, entries: Iterable[Entry]) -> dict[str, list[En
     """Return the entries by what must have the same owner, in the same order on every rank.
 
     Most names stand alone. Where the files of a model have one tensor for several of its weights,
-    those of a layer stay together. What transformers is not to save is left out.
+    those of a layer stay together, and so do those that are in no layer. What transformers is not
+    to save is left out.
     """
     stands_alone = has_no_joined_tensors(unwrapped)
     ignored = set(unwrapped._keys_to_ignore_on_save or ())
     groups: dict[str, list[Entry]] = {}
     for entry in entries:
-        layer = NUMBER.search(entry.name)
-        group = entry.name
-        if layer is not None and not stands_alone:
-            group = entry.name[: layer.end()]
+        group = entry.name if stands_alone else layer_of(entry.name)
         if entry.name not in ignored:
             groups.setdefault(group, []).append(entry)
     return groups
 
 
+def layer_of(name: str) -> str:
+    """Return what the names in a layer have in common, up to its number; "" outside of layers."""
+    number = NUMBER.search(name)
+    return "" if number is None else name[: number.end()]
+
+
 def has_no_joined_tensors(unwrapped: Any) -> bool:
     """Return whether each tensor in the files of a model is made of one of its weights.
 
-    Mixtral's are: the files have each expert for itself, and the model the experts of a layer in
-    one weight.
+    Mixtral's are: the model has the experts of a layer in one weight, and the files have each
+    expert for itself. NomicBERT's are not: the files have one tensor for query, key and value.
     """
     conversions = unwrapped._weight_conversions
     if conversions is None:
         conversions = get_model_conversion_mapping(unwrapped, add_legacy=False)
     for conversion in conversions:
-        is_renaming = not hasattr(conversion, "operations")
-        if not is_renaming and len(conversion.target_patterns) > 1:
+        if isinstance(conversion, WeightConverter) and len(conversion.target_patterns) > 1:
             return False
     return True
 
@@ -192,8 +195,8 @@ def write_shards(
             names.
 
     Returns:
-        On every rank why they could not be written, in which case an earlier result is unchanged,
-        or None.
+        On every rank why they could not be written, or None. If an owner could not write its
+        files, an earlier result is unchanged.
     """
     staging = folder / STAGING
     problem = None

@@ -207,14 +207,17 @@ def free_whole_weights(model: torch.nn.Module) -> None:
 
     A forward pass without a backward pass keeps those of the root, or of all layers under
     SHARD_GRAD_OP. FSDP2 would have no sharded weights to restore, and FSDP1 would save the old
-    whole ones.
+    whole ones. Before the first forward pass, as in a run resumed after its last step, FSDP1 has
+    none, and cannot be told to drop them.
     """
     for module in model.modules():
         if isinstance(module, FSDPModule):
             module.reshard()
     for module in FullyShardedDataParallel.fsdp_modules(model):
         handle: Any = module._handle
-        if handle is not None and handle.uses_sharded_strategy:
+        if handle is None or not hasattr(handle.flat_param, "_local_shard"):
+            continue
+        if handle.uses_sharded_strategy:
             _reshard(module, handle, free_unsharded_flat_param=True)
 
 

@@ -110,7 +110,7 @@ def facts_of(grown: Sequence[int], files: Iterable[Path]) -> Row:
 
     Args:
         grown: of each rank.
-        files: of the owners, in the order of their ranks; ranks after them own nothing.
+        files: of the owners, in the order of their ranks; every rank owns tensors.
     """
     shares = [0] * len(grown)
     largest = 0

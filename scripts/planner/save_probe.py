@@ -7,7 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from components import export, run
+from components import export, run, shards
+from components.owners import SMALLEST_SHARE
 
 from .host_probe import Phase
 
@@ -38,8 +39,10 @@ def track(path: Path) -> None:
     """Make this rank write {"checkpoint": bytes, "folder": bytes} to `path`, as JSON.
 
     The bytes are those by which its private memory grew at most. Call it before the recipe starts:
-    it replaces the functions that the recipe imports.
+    it replaces the functions that the recipe imports. The folder of a small model is spread over
+    all ranks, as that of a large one is.
     """
+    shards.SMALLEST_SHARE = SMALLEST_SHARE
     probe = Probe(path)
     run.Run._save_if_new = probe.measuring("checkpoint", run.Run._save_if_new)
     export.save_model = probe.measuring("folder", export.save_model)
