@@ -5,7 +5,7 @@ Each whole tensor has one owner, and what the owners have is balanced by bytes. 
 memory for the state of all, and all of them write at the same time.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -59,6 +59,15 @@ def share_out(
         owners[name] = owner
         loads[owner] += sizes[name]
     return owners
+
+
+def largest_first(entries: Iterable[Entry]) -> list[Entry]:
+    """Return entries in the order in which to gather them, the same on every rank that has them.
+
+    Gathering takes memory besides the tensor itself. The largest ones take it while a rank still
+    has little of its share.
+    """
+    return sorted(entries, key=lambda entry: (-entry.nbytes, entry.name))
 
 
 def spread_ranks(number: int, num_ranks: int) -> list[int]:

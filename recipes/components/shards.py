@@ -31,7 +31,7 @@ from transformers.core_model_loading import WeightConverter, revert_weight_conve
 from components.checkpoint import flush
 from components.deepspeed_state import clean_name, gather_zero3_weight
 from components.fsdp1_state import fsdp1_weight_entries, is_fsdp1
-from components.owners import Entry, share_out
+from components.owners import Entry, largest_first, share_out
 from components.state import entries_of, free_whole_weights
 from components.status import write_file
 from components.strategy import Strategy
@@ -64,13 +64,14 @@ def gather_share(accelerator: Accelerator, model: Any, unwrapped: Any) -> dict[s
     known = getattr(unwrapped, "_weight_conversions", None)
     unwrapped._weight_conversions = broadcast_object_list([known])[0]
 
-    groups = group_entries(unwrapped, entries_of_model(accelerator, model, unwrapped))
+    entries = largest_first(entries_of_model(accelerator, model, unwrapped))
+    groups = group_entries(unwrapped, entries)
     owners = owners_of_groups(accelerator, groups, set(dict(saved_buffers(model))))
     share: dict[str, torch.Tensor] = {}
-    for group, entries in groups.items():
+    for group, members in groups.items():
         is_own = owners[group] == accelerator.process_index
         parts = {}
-        for entry in entries:
+        for entry in members:
             tensor = entry.gather(owners[group])
             if is_own:
                 parts[entry.name] = tensor.cpu()

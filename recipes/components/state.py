@@ -27,7 +27,7 @@ from components.deepspeed_state import (
     zero_entries,
 )
 from components.fsdp1_state import NOTHING, fsdp1_entries, fsdp1_parts, is_fsdp1
-from components.owners import Entry, share_out, whole_of
+from components.owners import Entry, largest_first, share_out, whole_of
 from components.saved_state import SavedState
 from components.strategy import Strategy
 
@@ -65,7 +65,7 @@ def gather_state(
     owners = owners_of(accelerator, entries)
     rank = accelerator.process_index
     state = {}
-    for entry in entries:
+    for entry in largest_first(entries):
         tensor = entry.gather(owners[entry.name])
         if owners[entry.name] == rank:
             state[entry.name] = storable(tensor.cpu())

@@ -14,6 +14,7 @@ from .output import TERMINAL, Report, write_json
 from .plan import Plan, plan_of
 from .recipe import RecipeArguments
 from .request import Batch, Request, batch_of
+from .saving import Saving, saving_of
 from .shapes import read_model_config
 from .yaml_files import Config
 
@@ -128,9 +129,18 @@ def plan_one(question: Question, yaml: Config) -> Report:
         method=method,
         device={category: size for category, size in device.items() if size},
         host=host,
+        saving=saving_under(plan, question.config),
         card=question.card,
         card_note=card_note,
     )
+
+
+def saving_under(plan: Plan, config: PretrainedConfig) -> Saving | None:
+    """Return what a save takes on the host; None for a model that only a trace can plan."""
+    try:
+        return saving_of(plan, config)
+    except UnplannableError:
+        return None
 
 
 def peak_of(plan: Plan, question: Question) -> tuple[Sizes, Sizes]:

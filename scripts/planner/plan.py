@@ -37,6 +37,7 @@ class Plan:
     cp: int = 1  # ranks that share the tokens of each row, in attention by a ring
     sp: int = 1  # ranks that share the tokens of each row, in attention the heads
     ep: int = 1  # ranks that share the experts of each layer, with rows of their own
+    machines: int = 1  # hosts, with the same number of ranks each
 
     @property
     def copies(self) -> int:
@@ -104,6 +105,7 @@ def plan_of(
         cp=strategy.cp,
         sp=strategy.sp,
         ep=recipe.expert_ranks_of(args),
+        machines=machines,
     )
     if plan.is_fsdp:
         plan = with_sharding(plan, config, strategy, ranks // machines)

@@ -5,13 +5,16 @@ Each launch is a rehearsal of one step, in whose ranks save_probe.py measures.
 """
 
 import json
+from dataclasses import asdict
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from safetensors import safe_open
+from transformers import AutoConfig
 
 from .host_memory import MALLOC_THRESHOLD
+from .plan import Plan
 from .rehearsals import (
     Mesh,
     config_names,
@@ -24,10 +27,12 @@ from .rehearsals import (
     versions,
     words_of,
 )
+from .saving import saving_of
+from .validation import SHAPES, training_arguments
 
 Row = dict[str, Any]
 # The largest tensor has 24 MB, so that what a rank gathers stands out against what it keeps.
-SHAPE = {
+WIDTH = {
     "hidden_size": 768,
     "intermediate_size": 2048,
     "num_hidden_layers": 6,
@@ -39,12 +44,14 @@ EXPERTS = {"num_local_experts": 4, "intermediate_size": 512, "num_hidden_layers"
 # The ranks of those meshes that are shipped for another number than two
 NEEDED = {"hsdp_tp": 8, "hsdp_cp": 8, "fsdp2_tp": 4, "fsdp2_cp": 4}
 GROUP = 2  # ranks that have the experts of a layer, or the layers of a model, between them
+RANKS_OF_HOST = 8  # on paper
+ON_PAPER = [(shape, ranks) for shape in ("8B", "70B") for ranks in (8, 64, 512)]
 FLAGS = {
     "max_steps": 1,
     "save_steps": 1,
     "eval_strategy": "no",
     "max_length": 64,
-    "per_device_train_batch_size": 1,
+    "per_device_train_batch_size": 2,  # a pipeline needs as many rows as it has stages
 }
 
 
@@ -67,8 +74,8 @@ def mesh_of(config: str, ranks: int) -> Mesh:
 def make_models(folder: Path) -> None:
     """Write a Llama and a mixture of experts, each with rows of its own, into a folder."""
     rows = ("--num_train_rows", "40")
-    make_model(folder / "llama", SHAPE, *rows)
-    make_model(folder / "mixtral", SHAPE | EXPERTS, *rows, kind="mixtral")
+    make_model(folder / "llama", WIDTH, *rows)
+    make_model(folder / "mixtral", WIDTH | EXPERTS, *rows, kind="mixtral")
 
 
 def measure(mesh: Mesh, models: Path, folder: Path) -> Row:
@@ -121,6 +128,15 @@ def facts_of(grown: Sequence[int], files: Iterable[Path]) -> Row:
     return {"grown": list(grown), "shares": shares, "largest": largest}
 
 
+def row_on_paper(shape: str, ranks: int) -> Row:
+    """Return what ranks on hosts of eight keep to save a Llama of a shape, in fp32 with AdamW."""
+    machines = ranks // RANKS_OF_HOST
+    how = {"engine": "fsdp2", "ranks": ranks, "shards": ranks, "machines": machines}
+    config = AutoConfig.for_model("llama", **SHAPES[shape])
+    saving = saving_of(Plan(training_arguments([]), **how), config)
+    return {"model": shape, "ranks": ranks, "most": saving.most, **asdict(saving)}
+
+
 def sizes_in(file: Path) -> list[int]:
     """Return the bytes of each tensor of a safetensors file."""
     sizes = []
@@ -130,8 +146,11 @@ def sizes_in(file: Path) -> list[int]:
     return sizes
 
 
-def write_table(path: Path, rows: Sequence[Row]) -> None:
-    """Write the rows measured so far as JSON, one a line."""
+def write_table(path: Path, rows: Sequence[Row], planned: Sequence[Row]) -> None:
+    """Write what was worked out, and the rows measured so far, as JSON, one a line."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    lines = ",\n".join(json.dumps(row) for row in rows)
-    path.write_text(f'{{"versions": {json.dumps(versions())}, "rows": [\n{lines}\n]}}\n')
+    parts = [f'"versions": {json.dumps(versions())}']
+    for name, found in (("planned", planned), ("rows", rows)):
+        lines = ",\n".join(json.dumps(row) for row in found)
+        parts.append(f'"{name}": [\n{lines}\n]')
+    path.write_text("{" + ", ".join(parts) + "}\n")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The table of scripts/checkpoint_memory.py."""
+"""The tables of scripts/checkpoint_memory.py."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -9,6 +9,7 @@ from proof.markdown import table
 from .strategies import Results, rank_of
 
 MB = 10**6
+GB = 10**9
 KINDS = ("checkpoint", "folder")
 NOT_MEASURED = (
     "Not measured yet: "
@@ -35,6 +36,24 @@ def checkpoint_memory_table(rows: Sequence[Mapping[str, Any]]) -> str:
         lines.append(line)
     header = ["YAML", "ranks", "checkpoint: MB, by rank", "bound", "folder: the same", "bound"]
     return table(header, lines)
+
+
+def checkpoint_plan_block(results: Results) -> str:
+    """Return the table of what large models need, or a line that says that it was not made."""
+    if "checkpoint_memory" not in results:
+        return NOT_MEASURED
+    return checkpoint_plan_table(results["checkpoint_memory"]["planned"])
+
+
+def checkpoint_plan_table(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Return the memory that a rank, and a host of eight, needs to save a large model, in GB."""
+    lines = []
+    for row in rows:
+        sizes = [row[key] for key in ("whole", "share", "largest", "most", "host")]
+        cells = [f"{size / GB:.1f}" for size in sizes]
+        lines.append([row["model"], str(row["ranks"]), *cells])
+    names = ["checkpoint", "largest share", "largest tensor", "bound of a rank", "host of 8 ranks"]
+    return table(["parameters", "ranks", *(f"{name}, GB" for name in names)], lines)
 
 
 def bounds_of(saved: Mapping[str, Any]) -> list[int]:
