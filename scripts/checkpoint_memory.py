@@ -5,7 +5,7 @@
     python scripts/checkpoint_memory.py --configs fsdp2_full_shard tp --ranks 2
 
 Each launch is a rehearsal (scripts/rehearse.py) of one step of recipes/llama.py, llama_pipeline.py
-or mixtral.py, on models of 53 and 45 million parameters in fp32. It writes a checkpoint and the
+or mixtral.py, on models of 55 and 41 million parameters in fp32. It writes a checkpoint and the
 folder that `from_pretrained` loads. For each of the two the table has the bytes by which the
 private memory of a rank grew at most (RssAnon, sampled), beside the bound that the rank promises to
 keep: its share of the tensors and twice the largest tensor. Then it works out what is

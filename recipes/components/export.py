@@ -58,13 +58,11 @@ def save_model(
     share = gather_share(accelerator, model, unwrapped)
     problem = write_shards(accelerator, Path(output_dir), share, write_rest)
     if problem is not None:
-        end_all_ranks(
-            accelerator, Exit.CANNOT_WRITE, f"the model could not be written: {problem}"
-        )
+        end_all_ranks(accelerator, Exit.CANNOT_WRITE, f"the model could not be written: {problem}")
 
 
 def write_processor(processor: Any, config: Any, output_dir: str) -> None:
-    """Write the files of the tokenizer or image processor, and those of a config if there is one."""
+    """Write the files of the tokenizer or image processor, and of the config if one is given."""
     processor.save_pretrained(output_dir)
     if config is not None:
         config.save_pretrained(output_dir)

@@ -30,14 +30,13 @@ from transformers.core_model_loading import WeightConverter, revert_weight_conve
 
 from components.checkpoint import flush
 from components.deepspeed_state import clean_name, gather_zero3_weight
+from components.folder import INDEX, SINGLE
 from components.fsdp1_state import fsdp1_weight_entries, is_fsdp1
 from components.owners import Entry, largest_first, share_out
 from components.state import entries_of, free_whole_weights
 from components.status import write_file
 from components.strategy import Strategy
 
-SINGLE = "model.safetensors"
-INDEX = "model.safetensors.index.json"
 SHARD = re.compile(r"model-[0-9]{5,}-of-[0-9]{5,}\.safetensors")
 STAGING = "model.staging"
 LARGEST_FILE = "50GB"  # transformers' own bound: save_pretrained, max_shard_size
@@ -265,9 +264,7 @@ def write_files(
     return {file: list(names) for file, names in files.items()}, nbytes, elements, problem
 
 
-def complete(
-    folder: Path, reports: Sequence[Report], write_rest: Callable[[], None]
-) -> str | None:
+def complete(folder: Path, reports: Sequence[Report], write_rest: Callable[[], None]) -> str | None:
     """Give the files of all owners their names, on rank 0, if all were written.
 
     Returns:

@@ -5,8 +5,8 @@ Each launch is a rehearsal of one step, in whose ranks save_probe.py measures.
 """
 
 import json
-from dataclasses import asdict
 from collections.abc import Iterable, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from .rehearsals import (
     expert_names,
     make_model,
     mesh_names,
+    meshes,
     pipeline_name,
     ranks_of,
     rehearse,
@@ -41,8 +42,7 @@ WIDTH = {
     "vocab_size": 8000,
 }
 EXPERTS = {"num_local_experts": 4, "intermediate_size": 512, "num_hidden_layers": 4}
-# The ranks of those meshes that are shipped for another number than two
-NEEDED = {"hsdp_tp": 8, "hsdp_cp": 8, "fsdp2_tp": 4, "fsdp2_cp": 4}
+MOST_RANKS = 8  # that the smallest of some meshes needs
 GROUP = 2  # ranks that have the experts of a layer, or the layers of a model, between them
 RANKS_OF_HOST = 8  # on paper
 ON_PAPER = [(shape, ranks) for shape in ("8B", "70B") for ranks in (8, 64, 512)]
@@ -66,9 +66,10 @@ def mesh_of(config: str, ranks: int) -> Mesh:
         return Mesh(config, ranks, ep=GROUP)
     if config == pipeline_name():
         return Mesh(config, ranks, pp=GROUP)
-    if config == "tp":
-        return Mesh(config, ranks, (f"tp_size={ranks}",))
-    return Mesh(config, NEEDED.get(config, ranks_of(config, ranks)))
+    of_config = [mesh for mesh in meshes(MOST_RANKS) if mesh.config == config]
+    if of_config:
+        return min(of_config, key=lambda mesh: abs(mesh.ranks - ranks))
+    return Mesh(config, ranks_of(config, ranks))
 
 
 def make_models(folder: Path) -> None:

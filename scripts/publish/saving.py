@@ -12,8 +12,7 @@ MB = 10**6
 GB = 10**9
 KINDS = ("checkpoint", "folder")
 NOT_MEASURED = (
-    "Not measured yet: "
-    "`python scripts/checkpoint_memory.py --json results/checkpoint_memory.json`."
+    "Not measured yet: `python scripts/checkpoint_memory.py --json results/checkpoint_memory.json`."
 )
 
 
