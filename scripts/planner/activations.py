@@ -109,7 +109,7 @@ def measure(group: Group, tiny: Path, folder: Path) -> Row:
         folder=folder / "activations",
         precision="no",
     )
-    config, size, sizes, _ = group.mesh
+    config, size, sizes, *_ = group.mesh
     kept = {}
     for length in LENGTHS:
         of_rank = str(length // size)

@@ -4,6 +4,7 @@
 Each rank is a fork. The models are tiny, and so is here what an owner has at least.
 """
 
+import copy
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -21,7 +22,7 @@ from transformers import (
     NomicBertConfig,
 )
 
-from components import shards
+from components import shards, upstream
 from components.export import save_model
 from components.strategy import ProbedAccelerator
 from ranks import on_ranks
@@ -82,9 +83,13 @@ def test_two_ranks_write_the_tensors_that_one_process_writes(engine, tmp_path):
     def save_all():
         shards.SMALLEST_SHARE = 1
         accelerator = ProbedAccelerator()
+        plugin = accelerator.state.fsdp_plugin
         for name, (auto_class, _) in MODELS.items():
             model = auto_class.from_pretrained(loaded / name)
+            upstream.leave_embeddings_to_accelerate(model)
             optimizer = torch.optim.SGD(model.parameters())
+            # accelerate would look for the layers of the first model in the others
+            accelerator.state.fsdp_plugin = copy.copy(plugin)
             model, _ = accelerator.prepare(model, optimizer)
             save_model(accelerator, model, PROCESSOR, str(tmp_path / "saved" / name))
 
