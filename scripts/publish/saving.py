@@ -30,11 +30,18 @@ def checkpoint_memory_table(rows: Sequence[Mapping[str, Any]]) -> str:
         line = [f"`{row['config']}.yaml`", str(row["ranks"])]
         for kind in KINDS:
             saved = row[kind]
-            line.append(" ".join(f"{grown / MB:.0f}" for grown in saved["grown"]))
-            line.append(f"{min(bounds_of(saved)) / MB:.0f}")
+            bounds = bounds_of(saved)
+            line.append(" ".join(map(cell_text, saved["grown"], bounds)))
+            line.append(f"{min(bounds) / MB:.0f}")
         lines.append(line)
     header = ["YAML", "ranks", "checkpoint: MB, by rank", "bound", "folder: the same", "bound"]
     return table(header, lines)
+
+
+def cell_text(grown: int, bound: int) -> str:
+    """Return the MB by which a rank grew, bold if that is beyond its bound."""
+    text = f"{grown / MB:.0f}"
+    return text if grown <= bound else f"**{text}**"
 
 
 def checkpoint_plan_block(results: Results) -> str:
