@@ -59,7 +59,7 @@ def gather_share(accelerator: Accelerator, model: Any, unwrapped: Any) -> dict[s
         unwrapped: the same of transformers, without wrappers.
     """
     free_whole_weights(model)
-    # Where rank 0 alone has read the files, only it knows the names that they had.
+    # Where only rank 0 has read the files, the others do not know the names that they had.
     known = getattr(unwrapped, "_weight_conversions", None)
     unwrapped._weight_conversions = broadcast_object_list([known])[0]
 
@@ -117,15 +117,15 @@ def saved_buffers(model: Any) -> Iterator[tuple[str, torch.Tensor]]:
 def group_entries(unwrapped: Any, entries: Iterable[Entry]) -> dict[str, list[Entry]]:
     """Return the entries by what must have the same owner, in the same order on every rank.
 
-    Most names stand alone. Where the files of a model have one tensor for several of its weights,
+    Most names are groups of their own. Where the files of a model have one tensor for several of its weights,
     those of a layer stay together, and so do those that are in no layer. What transformers is not
     to save is left out.
     """
-    stands_alone = has_no_joined_tensors(unwrapped)
+    is_each_separate = has_no_joined_tensors(unwrapped)
     ignored = set(unwrapped._keys_to_ignore_on_save or ())
     groups: dict[str, list[Entry]] = {}
     for entry in entries:
-        group = entry.name if stands_alone else layer_of(entry.name)
+        group = entry.name if is_each_separate else layer_of(entry.name)
         if entry.name not in ignored:
             groups.setdefault(group, []).append(entry)
     return groups

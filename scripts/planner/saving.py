@@ -15,7 +15,7 @@ from .closed_form import strategy_for
 from .plan import Plan
 from .ranks import FP32, state_bytes
 
-MOMENTS = 2  # of AdamW, for each weight
+MOMENTS = 2  # tensors of AdamW's state for each weight, besides the step
 
 
 @dataclass(frozen=True)
@@ -61,8 +61,8 @@ def sizes_of_tensors(plan: Plan, config: PretrainedConfig) -> dict[str, int]:
 
     They are whole, however the plan splits them; DeepSpeed's are fp32.
     """
-    alone = replace(plan, engine="single", stage=0, ranks=1, shards=1, tp=1, cp=1, sp=1, ep=1)
-    strategy, _ = strategy_for(alone, config)
+    whole = replace(plan, engine="single", stage=0, ranks=1, shards=1, tp=1, cp=1, sp=1, ep=1)
+    strategy, _ = strategy_for(whole, config)
     sizes = {}
     for number, weight in enumerate(strategy.trained):
         nbytes = weight.numel * weight.stored_itemsize
