@@ -117,9 +117,9 @@ def saved_buffers(model: Any) -> Iterator[tuple[str, torch.Tensor]]:
 def group_entries(unwrapped: Any, entries: Iterable[Entry]) -> dict[str, list[Entry]]:
     """Return the entries by what must have the same owner, in the same order on every rank.
 
-    Most names are groups of their own. Where the files of a model have one tensor for several of its weights,
-    those of a layer stay together, and so do those that are in no layer. What transformers is not
-    to save is left out.
+    Most names are groups of their own. Where the files of a model have one tensor for several of
+    its weights, those of a layer stay together, and so do those that are in no layer. What
+    transformers is not to save is left out.
     """
     is_each_separate = has_no_joined_tensors(unwrapped)
     ignored = set(unwrapped._keys_to_ignore_on_save or ())
