@@ -206,6 +206,7 @@ proof: install  ## measure every strategy and the planner; write the tables
 	python scripts/track_ranks.py --json results/planner_ranks.json
 	python scripts/host_memory.py --json results/host_memory.json
 	python scripts/benchmark_loading.py --json results/loading.json
+	python scripts/checkpoint_memory.py --json results/checkpoint_memory.json
 	python scripts/activations.py --json results/activations.json
 	python scripts/model_families.py --warm --json results/model_families.json
 	python scripts/time_quickstarts.py --json results/quickstarts.json

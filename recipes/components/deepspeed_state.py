@@ -134,6 +134,19 @@ def gather_zero_tensor(weight: Any, key: str | None, owner: int) -> Any:
     return safe_get_full_optimizer_state(weight, key)
 
 
+def gather_zero3_weight(weight: Any, owner: int) -> torch.Tensor:
+    """Return a weight of ZeRO-3's model whole on its owner, in the dtype in which it computes.
+
+    DeepSpeed gathers it on every rank.
+    """
+    import deepspeed
+
+    with deepspeed.zero.GatheredParameters([weight]):
+        if weight.ds_process_group.rank() != owner:
+            return weight.data.new_empty(0)
+        return weight.data.clone()
+
+
 def restore_zero_state(engine: Any, state: SavedState) -> None:
     """Fill the flat parts of ZeRO-1 to 3, and the weights of the model, from a saved state.
 

@@ -11,7 +11,9 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_
 
 from components import upstream
 from components.deepspeed_state import clean_name
-from components.pipeline_state import parts_of_stages
+from components.ending import end_all_ranks
+from components.exits import Exit
+from components.shards import gather_share, write_shards
 from components.stop_tokens import add_stop_tokens
 from components.strategy import Strategy
 
@@ -26,11 +28,12 @@ def save_model(
 ) -> None:
     """Write the folder that `from_pretrained` loads: that of transformers, or peft's for adapters.
 
-    Every rank takes part; rank 0, which has the whole weights, writes.
+    Every rank takes part: each writes the weights that it owns, and rank 0 the rest, as well as
+    adapters. If they cannot be written, all ranks end with 73.
 
     Args:
         model: as `prepare` returned it. It cannot be trained further on rank 0, where FSDP1's
-            wrappers are removed from it.
+            wrappers are removed from it if it has adapters.
         processor: the tokenizer or image processor that belongs to the model.
         config: the model's config, which is written too. A folder of adapters has the names of
             the classes only there.
@@ -38,19 +41,46 @@ def save_model(
             of a whole model is to list them, so that each program which serves the folder stops
             there. A folder of adapters has none: what loads it adds them.
     """
-    weights = whole_weights(accelerator, model)
+    unwrapped = extract_model_from_parallel(model, keep_torch_compile=False)
+    if hasattr(unwrapped, "peft_config"):
+        weights = adapter_weights(accelerator, model)
+        if accelerator.is_main_process:
+            write_adapters(model, weights, output_dir)
+            write_processor(processor, config, output_dir)
+        return
     if accelerator.is_main_process:
-        unwrapped = extract_model_from_parallel(model, keep_torch_compile=False)
         list_stop_tokens(unwrapped, processor, stop_tokens)
-        write_folder(model, weights, output_dir)
-        processor.save_pretrained(output_dir)
-        if config is not None:
-            config.save_pretrained(output_dir)
+
+    def write_rest() -> None:
+        write_configs(unwrapped, output_dir)
+        write_processor(processor, config, output_dir)
+
+    share = gather_share(accelerator, model, unwrapped)
+    problem = write_shards(accelerator, Path(output_dir), share, write_rest)
+    if problem is not None:
+        end_all_ranks(accelerator, Exit.CANNOT_WRITE, f"the model could not be written: {problem}")
+
+
+def write_processor(processor: Any, config: Any, output_dir: str) -> None:
+    """Write the files of the tokenizer or image processor, and of the config if one is given."""
+    processor.save_pretrained(output_dir)
+    if config is not None:
+        config.save_pretrained(output_dir)
+
+
+def write_configs(unwrapped: Any, output_dir: str) -> None:
+    """Write the configs of a model, as its save_pretrained does beside the weights."""
+    unwrapped.config.dtype = str(unwrapped.dtype).removeprefix("torch.")
+    # FSDP2 changes the name of the class.
+    unwrapped.config.architectures = [type(unwrapped).__name__.removeprefix("FSDP")]
+    unwrapped.config.save_pretrained(output_dir)
+    if unwrapped.can_generate():
+        unwrapped.generation_config.save_pretrained(output_dir)
 
 
 def list_stop_tokens(model: Any, tokenizer: Any, stop_tokens: Collection[int]) -> None:
     """Have the generation config of a whole model list these tokens, and say so if it did not."""
-    if not stop_tokens or hasattr(model, "peft_config"):
+    if not stop_tokens:
         return
     listed = add_stop_tokens(model, stop_tokens)
     if listed is not None:
@@ -61,19 +91,15 @@ def list_stop_tokens(model: Any, tokenizer: Any, stop_tokens: Collection[int]) -
         )
 
 
-def write_folder(model: Any, weights: Mapping[str, Any], output_dir: str) -> None:
-    """Write the unwrapped model's folder.
+def write_adapters(model: Any, weights: Mapping[str, Any], output_dir: str) -> None:
+    """Write the folder of a model's adapters.
 
     Args:
-        weights: the whole weights by name, as `whole_weights` returns them.
+        weights: the whole weights by name, as `adapter_weights` returns them.
     """
     unwrapped: Any = extract_model_from_parallel(model, keep_torch_compile=False)
     upstream.remove_fsdp1_wrappers(unwrapped)
-    tied = getattr(unwrapped, "all_tied_weights_keys", {})
-    exported = {}
-    for name, weight in weights.items():
-        if name not in tied:  # Tied weights are written once, under the name they are tied to.
-            exported[clean_name(name)] = weight
+    exported = {clean_name(name): weight for name, weight in weights.items()}
     readme = Path(output_dir, "README.md")
     before = readme.read_bytes() if readme.is_file() else None
     unwrapped.save_pretrained(output_dir, state_dict=exported)
@@ -81,22 +107,18 @@ def write_folder(model: Any, weights: Mapping[str, Any], output_dir: str) -> Non
         readme.write_bytes(before)
 
 
-def whole_weights(accelerator: Accelerator, model: Any) -> dict[str, Any]:
-    """Return the weights by name, whole and on the host of rank 0. Every rank takes part.
+def adapter_weights(accelerator: Accelerator, model: Any) -> dict[str, Any]:
+    """Return the weights of a model with adapters by name, whole and on the host of rank 0.
 
-    For a model with adapters, FSDP2 and ZeRO-3 gather only what is trained: gathering the frozen
-    base as well would take as much host memory as the whole model.
+    Every rank takes part. FSDP2 and ZeRO-3 gather only what is trained: gathering the frozen base
+    as well would take as much host memory as the whole model.
     """
-    has_adapters = hasattr(extract_model_from_parallel(model), "peft_config")
     strategy = Strategy.of(accelerator)
-    if strategy.pipeline > 1:
-        return dict(parts_of_stages(accelerator, model.named_parameters()))
-    is_fsdp2_of_adapters = has_adapters and strategy.fsdp_version == 2
-    if is_fsdp2_of_adapters or strategy.is_split:
+    if strategy.fsdp_version == 2 or strategy.is_split:
         options = StateDictOptions(
-            full_state_dict=True, cpu_offload=True, ignore_frozen_params=has_adapters
+            full_state_dict=True, cpu_offload=True, ignore_frozen_params=True
         )
         return get_model_state_dict(model, options=options)
-    if has_adapters and strategy.zero_stage == 3:
+    if strategy.zero_stage == 3:
         return model._zero3_consolidated_16bit_state_dict(exclude_frozen_parameters=True)
     return accelerator.get_state_dict(model)

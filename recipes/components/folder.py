@@ -21,6 +21,9 @@ METRICS = "metrics.jsonl"
 LATEST = "latest"
 MANIFEST = "manifest.json"  # In the folder of a checkpoint
 NONFINITE_ROWS = "nonfinite_rows.jsonl"
+# The weights of the result in one file, or the file that names those of several
+SINGLE = "model.safetensors"
+INDEX = "model.safetensors.index.json"
 # The line of a model card by which a run knows its own
 MARKER = "<!-- Written by accelerate-recipes: remove this line to keep changes of your own. -->"
 # The answers of the evaluation after a step (--predict_with_generate of language models)
@@ -150,11 +153,11 @@ def remove_predictions_after(folder: Path, step: int) -> None:
 
 def has_result(folder: Path) -> bool:
     """Return whether a folder has all weights of a finished run: adapters, one file or shards."""
-    single_files = ("adapter_model.safetensors", "model.safetensors")
+    single_files = ("adapter_model.safetensors", SINGLE)
     if any((folder / name).is_file() for name in single_files):
         return True
     try:
-        index = json.loads((folder / "model.safetensors.index.json").read_text())
+        index = json.loads((folder / INDEX).read_text())
         shards = set(index["weight_map"].values())
     except (OSError, ValueError, LookupError):  # There is no index, or it is damaged.
         return False

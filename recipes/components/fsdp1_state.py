@@ -42,6 +42,17 @@ def fsdp1_parts(model: torch.nn.Module) -> dict[torch.Tensor, slice]:
     return parts
 
 
+def flat_weights(model: torch.nn.Module) -> Iterator[tuple[torch.Tensor, Any, torch.Size]]:
+    """Yield (weight, FSDP1's handle of the flat weight that has it, whole shape) of each weight."""
+    for module in FullyShardedDataParallel.fsdp_modules(model):
+        handle: Any = module._handle
+        if handle is None:
+            continue
+        flat = handle.flat_param
+        for weight, shape in zip(flat._params, flat._shapes, strict=True):
+            yield weight, handle, shape
+
+
 def fsdp1_entries(
     model: torch.nn.Module, optimizer: torch.optim.Optimizer, weights: Mapping[str, torch.Tensor]
 ) -> Iterator[Entry]:
@@ -54,25 +65,35 @@ def fsdp1_entries(
     """
     names = {weight: name for name, weight in weights.items()}
     parts = fsdp1_parts(model)
-    for module in FullyShardedDataParallel.fsdp_modules(model):
-        handle: Any = module._handle
-        if handle is None:
+    for weight, handle, shape in flat_weights(model):
+        if weight not in names:  # Frozen
             continue
-        flat = handle.flat_param
-        for weight, shape in zip(flat._params, flat._shapes, strict=True):
-            if weight not in names:  # Frozen
-                continue
-            state = optimizer.state.get(weight, {})
-            name = names[weight]
-            whole = partial(join_parts, handle, parts[weight], shape)
-            nbytes = shape.numel() * weight.element_size()
-            yield Entry(name, nbytes, partial(whole, weight))
-            for key in MOMENTS:
-                # A rank without a part of the weight may have no moments of it.
-                moment = state.get(key, torch.zeros_like(weight))
-                yield Entry(f"state.{name}.{key}", nbytes, partial(whole, moment))
-            step = state.get("step", torch.zeros(()))
-            yield Entry(f"state.{name}.step", step.nbytes, partial(largest, handle, step))
+        state = optimizer.state.get(weight, {})
+        name = names[weight]
+        whole = partial(join_parts, handle, parts[weight], shape)
+        nbytes = shape.numel() * weight.element_size()
+        yield Entry(name, nbytes, partial(whole, weight))
+        for key in MOMENTS:
+            # A rank without a part of the weight may have no moments of it.
+            moment = state.get(key, torch.zeros_like(weight))
+            yield Entry(f"state.{name}.{key}", nbytes, partial(whole, moment))
+        step = state.get("step", torch.zeros(()))
+        yield Entry(f"state.{name}.step", step.nbytes, partial(largest, handle, step))
+
+
+def fsdp1_weight_entries(
+    model: torch.nn.Module, weights: Mapping[str, torch.Tensor]
+) -> Iterator[Entry]:
+    """Yield an entry for each of FSDP1's weights, whether it is trained or frozen.
+
+    Args:
+        weights: by name, tied ones once.
+    """
+    names = {weight: name for name, weight in weights.items()}
+    parts = fsdp1_parts(model)
+    for weight, handle, shape in flat_weights(model):
+        gather = partial(join_parts, handle, parts[weight], shape, weight)
+        yield Entry(names[weight], shape.numel() * weight.element_size(), gather)
 
 
 def join_parts(

@@ -213,11 +213,23 @@ class ObjectStore:
         try:
             if self._has_same(folder.STATUS):
                 return None
+            self._delete_replaced()
             for file in sorted(self._own_files(), key=lambda file: order_of_result(file.name)):
                 self._put(file, self._path(file.name))
         except Exception as error:
             return self.describe(error)
         return None
+
+    def _delete_replaced(self) -> None:
+        """Delete the weights of an earlier result that this one has under other names.
+
+        What loads a folder would take its model.safetensors for the model, whatever is beside it.
+        """
+        own = {file.name for file in self._own_files()}
+        for path in self._list(self._root):
+            name = PurePosixPath(path).name
+            if (is_weights(name) or name == folder.INDEX) and name not in own:
+                self._files.rm_file(path)
 
     def _upload_checkpoint(self, path: Path, limit: int, kept_step: int | None) -> None:
         """Upload a checkpoint and the files beside it, then delete old checkpoints."""

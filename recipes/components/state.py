@@ -27,7 +27,7 @@ from components.deepspeed_state import (
     zero_entries,
 )
 from components.fsdp1_state import NOTHING, fsdp1_entries, fsdp1_parts, is_fsdp1
-from components.owners import Entry, share_out, whole_of
+from components.owners import Entry, largest_first, share_out, whole_of
 from components.saved_state import SavedState
 from components.strategy import Strategy
 
@@ -65,7 +65,7 @@ def gather_state(
     owners = owners_of(accelerator, entries)
     rank = accelerator.process_index
     state = {}
-    for entry in entries:
+    for entry in largest_first(entries):
         tensor = entry.gather(owners[entry.name])
         if owners[entry.name] == rank:
             state[entry.name] = storable(tensor.cpu())
@@ -207,14 +207,17 @@ def free_whole_weights(model: torch.nn.Module) -> None:
 
     A forward pass without a backward pass keeps those of the root, or of all layers under
     SHARD_GRAD_OP. FSDP2 would have no sharded weights to restore, and FSDP1 would save the old
-    whole ones.
+    whole ones. Before the first forward pass, as in a run resumed after its last step, FSDP1 has
+    none, and cannot be told to drop them.
     """
     for module in model.modules():
         if isinstance(module, FSDPModule):
             module.reshard()
     for module in FullyShardedDataParallel.fsdp_modules(model):
         handle: Any = module._handle
-        if handle is not None and handle.uses_sharded_strategy:
+        if handle is None or not hasattr(handle.flat_param, "_local_shard"):
+            continue
+        if handle.uses_sharded_strategy:
             _reshard(module, handle, free_unsharded_flat_param=True)
 
 

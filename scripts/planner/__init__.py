@@ -39,6 +39,8 @@ The modules in reading order; each imports only modules above it:
     fake_ranks    the ranks of a plan in name only
     trace         the same step, traced on fake tensors
 
+    saving        the host memory of saving a checkpoint
+
     cost          what a step costs, for ranking only
     search        the largest number that fits
     candidates    every way to run on a card, and how far it goes
@@ -60,6 +62,8 @@ The modules in reading order; each imports only modules above it:
     activations   what ranks that share rows keep, against one process
     host_probe    in such a rank: the host memory of loading and resuming
     host_memory   the host memory of loading and resuming, in copies of the model
+    save_probe    in such a rank: the host memory of saving
+    save_memory   the host memory of saving, beside its bound
 """
 
 import paths  # noqa: F401  recipes/ becomes importable

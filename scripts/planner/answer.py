@@ -15,6 +15,7 @@ from .pipeline import fullest, peaks_of_ranks
 from .plan import Plan, plan_of
 from .recipe import RecipeArguments
 from .request import Batch, Request, batch_of
+from .saving import Saving, saving_of
 from .shapes import read_model_config
 from .yaml_files import Config
 
@@ -157,9 +158,18 @@ def report_of(question: Question, plan: Plan, device: Sizes, host: Sizes) -> Rep
         method=method,
         device={category: size for category, size in device.items() if size},
         host=host,
+        saving=saving_under(plan, question.config),
         card=question.card,
         card_note=card_note,
     )
+
+
+def saving_under(plan: Plan, config: PretrainedConfig) -> Saving | None:
+    """Return what a save takes on the host; None for a model that only a trace can plan."""
+    try:
+        return saving_of(plan, config)
+    except UnplannableError:
+        return None
 
 
 def peak_of(plan: Plan, question: Question) -> tuple[Sizes, Sizes]:

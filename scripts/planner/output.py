@@ -9,6 +9,7 @@ from typing import Any
 from .cards import GIB
 from .errors import CannotWriteError
 from .ledger import Sizes
+from .saving import Saving
 
 TERMINAL = "-"
 
@@ -20,7 +21,8 @@ class Report:
     title: str
     method: str  # closed form or traced
     device: Sizes  # bytes on a GPU at its peak, by category
-    host: Sizes  # bytes on the host, for each rank
+    host: Sizes  # bytes that are held on the host, for each rank
+    saving: Saving | None = None  # None if it cannot be told
     card: int | None = None
     card_note: str = ""  # how many GiB of the card count
     ranks: Sizes = field(default_factory=dict)  # peaks of the ranks of a pipeline, by their parts
@@ -46,6 +48,8 @@ class Report:
         }
         if self.ranks:
             found["ranks"] = self.ranks
+        if self.saving:
+            found["saving"] = {"rank": self.saving.most, "host": self.saving.host}
         if self.card:
             found["card"] = self.card
         return found
@@ -60,6 +64,10 @@ class Report:
         if self.host:
             whole = line("host, per rank", sum(self.host.values()))
             lines.append(f"{whole} GiB: {', '.join(self.host)}")
+        if self.saving:
+            whole = line("save, per rank", self.saving.most)
+            lines.append(f"{whole} GiB of its host: its share, and twice the largest tensor")
+            lines.append(f"{line('save, per host', self.saving.host)} GiB, all its ranks")
         if self.card:
             lines.append(f"{line('card', self.card)} GiB: {self.verdict(self.card)}")
             lines.append(self.card_note)

@@ -39,6 +39,7 @@ class Plan:
     sp: int = 1  # ranks that share the tokens of each row, in attention the heads
     ep: int = 1  # ranks that share the experts of each layer, with rows of their own
     pp: int = 1  # ranks of a pipeline, which each have other layers
+    machines: int = 1  # hosts, with the same number of ranks each
 
     @property
     def copies(self) -> int:
@@ -116,6 +117,7 @@ def plan_of(
         cp=strategy.cp,
         sp=strategy.sp,
         ep=recipe.expert_ranks_of(args),
+        machines=machines,
     )
     if plan.is_fsdp:
         plan = with_sharding(plan, config, strategy, ranks // machines)

@@ -85,6 +85,11 @@ def expert_names() -> list[str]:
     return jobs.expert_configs()
 
 
+def pipeline_name() -> str:
+    """Return the name of the shipped YAML file of pipelines."""
+    return OF_PIPELINES.stem
+
+
 def expert_meshes() -> list[Mesh]:
     """Return the meshes in which ranks share experts, as scripts/parity.py runs them."""
     return [Mesh(config, ranks, ep=ep) for config, ranks, ep in jobs.EXPERT_GROUPS]

@@ -23,11 +23,12 @@ class Probe:
 
 PEAKS = Probe("REHEARSAL_PEAKS", "planner.peak_probe", "peak")
 HOST_MEMORY = Probe("REHEARSAL_HOST_MEMORY", "planner.host_probe", "host")
+SAVE_MEMORY = Probe("REHEARSAL_SAVE_MEMORY", "planner.save_probe", "save")
 STAGES = Probe("REHEARSAL_STAGES", "proof.stage_probe", "stages")
 ACTIVATIONS = Probe("REHEARSAL_ACTIVATIONS", "planner.activation_probe", "activations")
 PARTS = Probe("REHEARSAL_PARTS", "proof.part_probe", "parts")
 LOADING = Probe("REHEARSAL_LOADING", "bench.loading_probe", "loading")
-PROBES = (PEAKS, HOST_MEMORY, STAGES, ACTIVATIONS, PARTS, LOADING)
+PROBES = (PEAKS, HOST_MEMORY, SAVE_MEMORY, STAGES, ACTIVATIONS, PARTS, LOADING)
 
 
 def prepare() -> Rank:

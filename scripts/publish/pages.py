@@ -32,6 +32,7 @@ from .meshes import (
     mesh_weights_block,
 )
 from .proof import proof_block
+from .saving import checkpoint_memory_block, checkpoint_plan_block
 from .strategies import Results, bytes_block, parity_block, shares_block
 
 MADE_BY = "Made by `scripts/readme_tables.py` from the JSON files beside it."
@@ -128,6 +129,8 @@ BLOCKS: dict[str, Block] = {
     "activations": activations_block,
     "host_memory": host_memory_block,
     "loading": loading_block,
+    "checkpoint_memory": checkpoint_memory_block,
+    "checkpoint_plan": checkpoint_plan_block,
     "families": families_block,
     "gpu": gpu_block,
     "mesh_bytes": mesh_bytes_block,

@@ -1,11 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Under FSDP a host holds one copy of the model while it loads: measured with real ranks."""
+"""Under FSDP a host holds one copy of the model while it loads, and a rank its share of a save.
+
+Measured with real ranks.
+"""
 
 import pytest
 
 from bench import loading
-from planner import host_memory
+from planner import host_memory, save_memory
 from planner.rehearsals import Mesh
+from publish.saving import is_within
 
 pytestmark = pytest.mark.cold("a process that starts warm has the server's pages in its memory")
 
@@ -42,3 +46,13 @@ def test_a_resume_under_fsdp1_makes_no_second_copy(tiny_in_bf16, tmp_path):
     # Half of the gradients and of the optimizer's two states; torch's own way takes four copies
     # and more
     assert row["resuming"] == pytest.approx([1.5, 1.5], abs=0.2)
+
+
+def test_a_save_takes_a_share_and_at_most_twice_the_largest_tensor(tmp_path):
+    models = tmp_path / "models"
+    save_memory.make_models(models)
+    row = save_memory.measure(save_memory.mesh_of("fsdp2_full_shard", 2), models, tmp_path)
+    assert is_within(row)
+    for kind in ("checkpoint", "folder"):  # Otherwise nothing was measured.
+        for grown, share in zip(row[kind]["grown"], row[kind]["shares"], strict=True):
+            assert grown > 0.9 * share > 0

@@ -53,8 +53,8 @@ COLLECTIVES = set(
     """
     accumulate answer_logps any_rank_must_stop augmenting_loader backward backward_of_sum
     PipelineMesh barrier broadcast broadcast_object_list self._nonfinite.check check_plan
-    clip_grad_norm_ clip_gradients full_tensor parts_of_stages reduce_gradients whole_of
-    all_reduce owners_of whole_parts
+    clip_grad_norm_ clip_gradients full_tensor reduce_gradients whole_of gather_share
+    all_reduce owners_of owners_of_groups whole_parts write_shards gather_zero3_weight
     sum_over_pipelines sum_over_stages compute_once_a_host
     compare_answers compute_once conclude end_all_ranks end_as_done evaluate evaluate_classifier
     evaluate_perplexity evaluate_tags evaluation_loader find_cause finish finish_step gather
@@ -64,7 +64,7 @@ COLLECTIVES = set(
     read_weights reduce restore_after_training restore_state resume run_reference save_and_end
     save_model save_state share_new_modules skip_if_not_finite run.start start_trackers steps
     summarize summed_losses summed_tag_loss summed_target_loss token_loss training_loader
-    wait_for_everyone weighted_row_losses whole_weights _between_steps find_host_without
+    wait_for_everyone weighted_row_losses adapter_weights _between_steps find_host_without
     check_hosts compare_clocks describe_cache self.hosts.join
     _check_nonfinite _deal _end _end_if_done _find_best _find_checkpoint _keep_finished_model
     _keep_row_order

@@ -14,7 +14,7 @@ from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 from components import upstream
-from components.export import save_model, whole_weights
+from components.export import adapter_weights, save_model
 from fakes import fake_accelerator
 from harm import shows_harm_without
 
@@ -67,20 +67,17 @@ def test_from_pretrained_loads_what_was_trained(tied, tmp_path):
     assert ("lm_head.weight" in load_file(tmp_path / "model.safetensors")) == (not tied)
 
 
-def test_tied_weights_that_were_gathered_apart_are_written_once(tmp_path):
-    """FSDP2 and ZeRO-3 gather a copy for each name."""
-
-    def gathered(model):
-        return {name: tensor.clone() for name, tensor in model.state_dict().items()}
-
-    accelerator = fake_accelerator(get_state_dict=gathered)
-    save_model(accelerator, model_of(tied=True), Processor(), str(tmp_path))
-    assert "lm_head.weight" not in load_file(tmp_path / "model.safetensors")
-
-
-def test_only_the_main_process_writes(tmp_path):
-    save_model(rank(is_main_process=False), model_of(), Processor(), str(tmp_path))
+def test_a_rank_that_owns_nothing_writes_nothing(tmp_path):
+    second = rank(is_main_process=False, process_index=1, num_processes=2)
+    save_model(second, model_of(), Processor(), str(tmp_path))
     assert not any(tmp_path.iterdir())
+
+
+def test_all_files_are_those_of_transformers(tmp_path):
+    saved(model_of(tied=True), tmp_path / "ours")
+    model_of(tied=True).save_pretrained(tmp_path / "theirs")
+    for path in (tmp_path / "theirs").iterdir():
+        assert path.read_bytes() == (tmp_path / "ours" / path.name).read_bytes(), path.name
 
 
 @pytest.mark.parametrize("tied", [False, True])
@@ -184,5 +181,5 @@ def test_of_a_sharded_model_with_adapters_the_frozen_base_is_not_gathered():
 
     accelerator = rank(distributed_type="DEEPSPEED")
     accelerator.state.deepspeed_plugin = type("Plugin", (), {"zero_stage": 3})()
-    assert set(whole_weights(accelerator, Engine(with_adapters()))) == {"lora_A.weight"}
+    assert set(adapter_weights(accelerator, Engine(with_adapters()))) == {"lora_A.weight"}
     assert asked == [True]

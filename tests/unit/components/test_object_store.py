@@ -5,6 +5,7 @@ tests/object_store trains beside a real server.
 """
 
 import shutil
+from pathlib import PurePosixPath
 
 import fsspec
 import pytest
@@ -98,6 +99,19 @@ class TestContinuing:
         assert not (tmp_path / "model.safetensors").exists()
         assert store.choose_checkpoint("auto") is None
         assert {name: (tmp_path / name).read_text() for name in contents} == contents
+
+    def test_weights_of_an_earlier_result_do_not_stay_beside_others(self, store, files, tmp_path):
+        """from_pretrained prefers model.safetensors to an index."""
+        status = tmp_path / "status.json"
+        status.write_text('{"state": "done"}')
+        (tmp_path / "model.safetensors").write_text("weights")
+        assert store.upload_result() is None
+        (tmp_path / "model.safetensors").unlink()
+        now = {"model-00001-of-00001.safetensors", "model.safetensors.index.json", "status.json"}
+        for name in now:
+            (tmp_path / name).write_text("{}")
+        assert store.upload_result() is None
+        assert {PurePosixPath(path).name for path in files.ls(store._root, detail=False)} == now
 
 
 class TestKeeping:

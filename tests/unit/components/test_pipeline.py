@@ -22,8 +22,8 @@ from components.pipeline import Pipeline
 from components.pipeline_batches import PipelineCollator
 from components.pipeline_mesh import PipelineMesh
 from components.pipeline_stages import cut_into_stages, keep_only
-from components.pipeline_state import parts_of_stages
 from components.saved_state import SavedState
+from components.shards import gather_share
 from components.strategy import Strategy
 from harm import shows_harm_without
 
@@ -148,7 +148,7 @@ def test_dropout_is_only_drawn_in_training(accelerator, whole, batches):
 
 def test_the_names_of_the_parts_are_those_of_the_whole(accelerator, whole):
     pipeline = make_pipeline(accelerator, whole, "zbv")
-    found = dict(parts_of_stages(accelerator, pipeline.model.named_parameters()))
+    found = gather_share(accelerator, pipeline.model, pipeline.model)
     expected = {name: weight.detach() for name, weight in whole.named_parameters()}
     torch.testing.assert_close(found, expected, rtol=0, atol=0)
 

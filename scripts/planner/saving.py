@@ -1,0 +1,78 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The host memory that a rank takes to save a checkpoint, beside what it trains with.
+
+It is worked out from the owners that the recipes choose (components/owners.py) for the tensors of
+the real model, whose shapes are known without bytes.
+"""
+
+from dataclasses import dataclass, replace
+
+from transformers import PretrainedConfig
+
+from components.owners import share_out
+
+from .closed_form import strategy_for
+from .plan import Plan
+from .ranks import FP32, state_bytes
+
+MOMENTS = 2  # tensors of AdamW's state for each weight, besides the step
+
+
+@dataclass(frozen=True)
+class Saving:
+    """What a rank keeps while it saves, in bytes.
+
+    Attributes:
+        whole: all tensors of the checkpoint.
+        share: those of the rank that owns most.
+        largest: the largest tensor.
+        host: what all ranks of the host need at most that has most.
+    """
+
+    whole: int
+    share: int
+    largest: int
+    host: int
+
+    @property
+    def most(self) -> int:
+        """What a rank needs at most: its share, and twice the largest tensor."""
+        return self.share + 2 * self.largest
+
+
+def saving_of(plan: Plan, config: PretrainedConfig) -> Saving:
+    """Return what the ranks of a plan keep while they save a checkpoint.
+
+    Raises UnplannableError for a model that the closed form does not cover.
+    """
+    sizes = sizes_of_tensors(plan, config)
+    shares = [0] * plan.ranks
+    for name, owner in share_out(sizes, plan.ranks).items():
+        shares[owner] += sizes[name]
+    largest = max(sizes.values())
+    per_host = plan.ranks // plan.machines
+    hosts = [sum(shares[first : first + per_host]) for first in range(0, plan.ranks, per_host)]
+    most_of_host = max(hosts) + per_host * 2 * largest
+    return Saving(sum(sizes.values()), max(shares), largest, most_of_host)
+
+
+def sizes_of_tensors(plan: Plan, config: PretrainedConfig) -> dict[str, int]:
+    """Return {name: bytes} of the tensors of a checkpoint: trained weights and AdamW's state.
+
+    They are whole, however the plan splits them; DeepSpeed's are fp32.
+    """
+    whole = replace(plan, engine="single", stage=0, ranks=1, shards=1, tp=1, cp=1, sp=1, ep=1)
+    strategy, _ = strategy_for(whole, config)
+    sizes = {}
+    for number, weight in enumerate(strategy.trained):
+        nbytes = weight.numel * weight.stored_itemsize
+        state = state_bytes(weight, weight.numel, plan.args.optim)
+        if plan.engine == "zero":
+            nbytes = weight.numel * FP32
+            state = MOMENTS * nbytes
+        name = f"{number:06d}"
+        sizes[name] = nbytes
+        for moment in range(MOMENTS):
+            sizes[f"state.{name}.{moment}"] = state // MOMENTS
+        sizes[f"state.{name}.step"] = FP32
+    return sizes

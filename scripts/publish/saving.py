@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The tables of scripts/checkpoint_memory.py."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from proof.markdown import table
+
+from .strategies import Results, rank_of
+
+MB = 10**6
+GB = 10**9
+KINDS = ("checkpoint", "folder")
+NOT_MEASURED = (
+    "Not measured yet: `python scripts/checkpoint_memory.py --json results/checkpoint_memory.json`."
+)
+
+
+def checkpoint_memory_block(results: Results) -> str:
+    """Return the table for a document, or a line that says that nothing was measured."""
+    if "checkpoint_memory" not in results:
+        return NOT_MEASURED
+    return checkpoint_memory_table(results["checkpoint_memory"]["rows"])
+
+
+def checkpoint_memory_table(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Return the memory that a rank took to save, beside what it may take, by YAML."""
+    lines = []
+    for row in sorted(rows, key=lambda row: rank_of(row["config"])):
+        line = [f"`{row['config']}.yaml`", str(row["ranks"])]
+        for kind in KINDS:
+            saved = row[kind]
+            bounds = bounds_of(saved)
+            line.append(" ".join(map(cell_text, saved["grown"], bounds)))
+            line.append(f"{min(bounds) / MB:.0f}")
+        lines.append(line)
+    header = ["YAML", "ranks", "checkpoint: MB, by rank", "bound", "folder: the same", "bound"]
+    return table(header, lines)
+
+
+def cell_text(grown: int, bound: int) -> str:
+    """Return the MB by which a rank grew, bold if that is beyond its bound."""
+    text = f"{grown / MB:.0f}"
+    return text if grown <= bound else f"**{text}**"
+
+
+def checkpoint_plan_block(results: Results) -> str:
+    """Return the table of what large models need, or a line that says that it was not made."""
+    if "checkpoint_memory" not in results:
+        return NOT_MEASURED
+    return checkpoint_plan_table(results["checkpoint_memory"]["planned"])
+
+
+def checkpoint_plan_table(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Return the memory that a rank, and a host of eight, needs to save a large model, in GB."""
+    lines = []
+    for row in rows:
+        sizes = [row[key] for key in ("whole", "share", "largest", "most", "host")]
+        cells = [f"{size / GB:.1f}" for size in sizes]
+        lines.append([row["model"], str(row["ranks"]), *cells])
+    names = ["checkpoint", "largest share", "largest tensor", "bound of a rank", "host of 8 ranks"]
+    return table(["parameters", "ranks", *(f"{name}, GB" for name in names)], lines)
+
+
+def bounds_of(saved: Mapping[str, Any]) -> list[int]:
+    """Return the bytes that each rank may take: its share, and twice the largest tensor."""
+    return [share + 2 * saved["largest"] for share in saved["shares"]]
+
+
+def is_within(row: Mapping[str, Any]) -> bool:
+    """Return whether no rank took more than it may."""
+    for kind in KINDS:
+        for grown, bound in zip(row[kind]["grown"], bounds_of(row[kind]), strict=True):
+            if grown > bound:
+                return False
+    return True

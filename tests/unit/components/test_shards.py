@@ -1,0 +1,146 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A folder has all of its weights, or none that `from_pretrained` finds.
+
+tests/launch/test_shards.py has several ranks.
+"""
+
+import json
+from types import SimpleNamespace
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForMaskedLM,
+    LlamaConfig,
+    NomicBertConfig,
+)
+
+from components import shards
+from components.owners import Entry
+from components.shards import complete, group_entries, write_files, write_shards
+from fakes import fake_accelerator, mixture_of_two
+
+SIZES = {
+    "hidden_size": 16,
+    "intermediate_size": 32,
+    "num_attention_heads": 2,
+    "num_hidden_layers": 2,
+    "vocab_size": 16,
+}
+
+
+def nothing():
+    """What is written besides the weights."""
+
+
+def written(folder, number, **shares):
+    """Have owners write their shares of one tensor each; return why it failed, or None."""
+    shards.begin(folder / shards.STAGING)
+    files = shards.names_of_files(len(shares))
+    reports = []
+    for file, (name, value) in zip(files, shares.items(), strict=True):
+        share = {name: torch.full((number,), float(value))}
+        reports.append(write_files(folder / shards.STAGING, {file: [name]}, share))
+    return complete(folder, reports, nothing)
+
+
+def names_in(folder):
+    return sorted(path.name for path in folder.iterdir())
+
+
+SHARDS = ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"]
+
+
+def test_an_index_says_where_each_tensor_is(tmp_path):
+    assert written(tmp_path, 3, a=1, b=2) is None
+    assert names_in(tmp_path) == [*SHARDS, shards.INDEX]
+    index = json.loads((tmp_path / shards.INDEX).read_text())
+    assert index["weight_map"] == {"a": SHARDS[0], "b": SHARDS[1]}
+    assert index["metadata"] == {"total_parameters": 6, "total_size": 24}
+
+
+def test_nothing_of_an_earlier_result_is_left_beside_a_new_one(tmp_path):
+    """from_pretrained prefers model.safetensors to an index."""
+    assert written(tmp_path, 3, a=1) is None
+    assert names_in(tmp_path) == [shards.SINGLE]
+    assert written(tmp_path, 3, a=2, b=3) is None
+    assert names_in(tmp_path) == [*SHARDS, shards.INDEX]
+    assert written(tmp_path, 3, a=4) is None
+    assert names_in(tmp_path) == [shards.SINGLE]
+    assert load_file(tmp_path / shards.SINGLE)["a"].tolist() == [4, 4, 4]
+
+
+def test_if_an_owner_cannot_write_the_earlier_result_is_unchanged(tmp_path):
+    assert written(tmp_path, 3, a=1) is None
+    before = (tmp_path / shards.SINGLE).read_bytes()
+    shards.begin(tmp_path / shards.STAGING)
+    share = {"b": torch.ones(1)}
+    report = write_files(tmp_path / "no folder", {shards.SINGLE: ["b"]}, share)
+    assert "No such file" in complete(tmp_path, [report], nothing)
+    assert names_in(tmp_path) == [shards.SINGLE]
+    assert (tmp_path / shards.SINGLE).read_bytes() == before
+
+
+def test_while_the_rest_is_written_no_weights_are_found(tmp_path):
+    assert written(tmp_path, 3, a=1, b=1) is None
+    found = []
+
+    def look():
+        found.extend(names_in(tmp_path))
+
+    shards.begin(tmp_path / shards.STAGING)
+    share = {"a": torch.ones(1)}
+    report = write_files(tmp_path / shards.STAGING, {shards.SINGLE: ["a"]}, share)
+    assert complete(tmp_path, [report], look) is None
+    assert found == [shards.STAGING]
+
+
+def test_a_large_share_is_cut_into_files_as_transformers_does(tmp_path, monkeypatch):
+    monkeypatch.setattr(shards, "LARGEST_FILE", 100)
+    share = {name: torch.ones(20) for name in "abc"}
+    assert write_shards(fake_accelerator(), tmp_path, share, nothing) is None
+    assert sum(name.endswith("-of-00003.safetensors") for name in names_in(tmp_path)) == 3
+
+
+def test_a_folder_that_cannot_be_made_is_a_problem_and_not_an_error(tmp_path):
+    (tmp_path / "file").write_text("")
+    problem = write_shards(fake_accelerator(), tmp_path / "file", {}, nothing)
+    assert "Not a directory" in problem
+
+
+# ---- What belongs together ----
+def groups_of(model):
+    """The names of a model by what must have the same owner."""
+    model._weight_conversions = None  # as after from_config
+    entries = [Entry(name, 1, lambda owner: torch.ones(1)) for name in model.state_dict()]
+    groups = group_entries(model, entries)
+    return {group: [entry.name for entry in entries] for group, entries in groups.items()}
+
+
+@pytest.mark.parametrize("config", [LlamaConfig(**SIZES), mixture_of_two()])
+def test_a_weight_stands_alone_if_no_tensor_in_the_files_needs_another_one(config):
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
+    assert all(names == [group] for group, names in groups_of(model).items())
+
+
+def test_weights_that_files_join_stay_together_by_layers():
+    with torch.device("meta"):
+        model = AutoModelForMaskedLM.from_config(NomicBertConfig(**SIZES))
+    groups = groups_of(model)
+    assert len(groups) == 3  # two layers, and the rest
+    assert sum(map(len, groups.values())) == len(model.state_dict())
+    (first,) = [names for group, names in groups.items() if group.endswith(".0.")]
+    assert {name.rpartition("self_attn.")[2] for name in first} >= {
+        "q_proj.weight",
+        "k_proj.weight",
+        "v_proj.weight",
+    }
+
+
+def test_what_transformers_does_not_save_is_left_out():
+    entries = [Entry(name, 1, lambda owner: torch.ones(1)) for name in ("kept", "ignored")]
+    model = SimpleNamespace(_keys_to_ignore_on_save=["ignored"], _weight_conversions=[])
+    assert list(group_entries(model, entries)) == ["kept"]
