@@ -66,7 +66,7 @@ def test_a_signal_to_a_group_that_tokenises_stops_it(lab, tmp_path):
 
 
 def test_one_process_goes_on_after_a_crash_in_a_save(lab, tmp_path):
-    fault = Fault("crash at change", "publish", call=2, change=12)
+    fault = Fault("crash at change", "save", call=2, change=12)
     check(writes.save_in_danger(lab, tmp_path, fault, -signal.SIGKILL, "change 12"))
 
 
@@ -125,7 +125,7 @@ def test_a_nan_changes_nothing_and_a_killed_rank_ends_all(lab, tmp_path):
     ("fault", "code", "saved"),
     [
         (Fault("nan", "summed_loss", row=nonfinite.row_of_step(9)), Exit.NOT_FINITE, 8),
-        (Fault("SIGTERM", "publish", call=8, after=True), Exit.STOPPED, 9),
+        (Fault("SIGTERM", "save", call=8, after=True), Exit.STOPPED, 9),
     ],
     ids=["a NaN in the next step", "a signal after the save"],
 )
