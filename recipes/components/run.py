@@ -502,17 +502,22 @@ class Run:
     def _save_if_new(self, progress: dict[str, Any], only_model: bool = False) -> None:
         """Write a checkpoint, unless that step has one. Every rank takes part.
 
-        A whole one replaces one that has only the model. All ranks end with 73 if it, or the one
-        before it, cannot be written, and with 70 if a weight is not finite. With --async_save it is
-        still being written on return.
+        A whole one replaces one that has only the model.
 
         Args:
             only_model: leave out the optimizer state; the run cannot be resumed from that.
         """
         has_one = progress["step"] <= self._saved_step and (only_model or self._saved_is_whole)
         # Before the first update there is no optimizer state.
-        if has_one or progress["schedule_steps"] == 0:
-            return
+        if not has_one and progress["schedule_steps"] > 0:
+            self._save(progress, only_model)
+
+    def _save(self, progress: dict[str, Any], only_model: bool) -> None:
+        """Write a checkpoint. With --async_save it is still being written on return.
+
+        Every rank takes part. All of them end with 73 if it, or the one before it, cannot be
+        written, and with 70 if a weight is not finite.
+        """
         self._finish_save()  # Before there is a second copy of the state
         accelerator = self._accelerator
         in_background = self._args.async_save

@@ -58,7 +58,7 @@ SHORT_NAMES = {
     "summed_loss": "components.head_loss:LossInHead.__call__",
     "between_steps": "components.run:Run._between_steps",
     "gather_state": "components.run:gather_state",
-    "save": "components.run:Run._save_if_new",
+    "save": "components.run:Run._save",
     "save_file": "components.checkpoint:save_file",
     "hash_of": "components.checkpoint:hash_of",
     "write_share": "components.saving:write_share",

@@ -69,7 +69,7 @@ COLLECTIVES = set(
     check_hosts compare_clocks describe_cache self.hosts.join
     _check_nonfinite _deal _end _end_if_done _find_best _find_checkpoint _keep_finished_model
     _keep_row_order
-    _load_best _note_if_best _save_and_stop _save_if_new _finish_save _write_step
+    _load_best _note_if_best _save_and_stop _save _save_if_new _finish_save _write_step
     """.split()
 )
 LEAVES = (ast.Return, ast.Break, ast.Continue)

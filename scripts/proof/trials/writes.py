@@ -14,7 +14,7 @@ from pathlib import Path
 from exits import Exit
 from proof.faults import Fault
 from proof.trials.lab import Lab
-from proof.trials.outcome import resume_and_compare, status_of, verified
+from proof.trials.outcome import last_step, resume_and_compare, status_of, verified
 from proof.trials.trial import DIFFERENCES, Group, Result, Trial, make_job
 
 # Changes of the file system in one save with one older checkpoint to delete. A trial at one more
@@ -57,8 +57,8 @@ def save_in_danger(
         wrong = f"ended with {ended.code}, not {code}: {ended.tail}"
     if code != 0 and not {3, 6}.intersection(verified(folder)):
         wrong += f" {what}: no checkpoint can be trusted"
-    if code == Exit.CANNOT_WRITE and status_of(folder)["step"] > THIRD_SAVE:
-        wrong += f" {what}: ended in step {status_of(folder)['step']}"
+    if code == Exit.CANNOT_WRITE and last_step(folder) > THIRD_SAVE:
+        wrong += f" {what}: ended after step {last_step(folder)}"
     return resume_and_compare(lab, folder, job, wrong, flags=flags)
 
 
