@@ -525,7 +525,7 @@ class RunArguments:
     )
     async_save: Annotated[bool, MAY_CHANGE] = arg(
         False,
-        "write checkpoints in the background while training goes on; until one is written, each "
+        "write checkpoints in the background while training continues; until one is written, each "
         "rank needs host memory for a copy of its share, which is 12 bytes per trained parameter "
         "divided by the number of ranks",
     )

@@ -99,7 +99,7 @@ class Saver:
             return self._describe(step, sum(sizes), problem)
         file = files_of_owners(sizes).get(accelerator.process_index)
         work = self._give_thread(write_share, self._folder, step, file, share)
-        # The run may go on and change what its progress consists of.
+        # The run may continue and change what its progress consists of.
         self._pending = PendingSave(copy.deepcopy(progress), sum(sizes), kept_step, work)
         return None
 

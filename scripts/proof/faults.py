@@ -28,8 +28,8 @@ It happens on `rank`, by default on all. `do`:
     fill disk, with `file`, `free`   a file takes all of its disk except for `free` bytes
     record rows, with `file`         append step and rows of each training batch to file.RANK
 
-With `after`, a fault of files begins after the call instead of before it. Checkpoints are written by
-a thread: a fault in what it calls leaves the main thread alone.
+With `after`, a fault of files begins after the call instead of before it. A thread writes
+checkpoints, so a fault in one of its functions does not stop the main thread.
 """
 
 import contextlib

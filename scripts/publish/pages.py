@@ -8,6 +8,7 @@ from pathlib import Path
 
 from bench import planning_tables as planning
 from bench import preparation_tables as preparation
+from bench import saving_tables as saving
 from bench import tables as speed
 from families import tables as families
 from gpu import tables as gpu
@@ -90,6 +91,11 @@ def planning_block(results: Results) -> str:
     return planning.block(results.get("planning"))
 
 
+def saving_block(results: Results) -> str:
+    """Return the table of what saves hold up, or a line that says that it was not measured."""
+    return saving.block(results.get("saving"))
+
+
 def gpu_block(results: Results) -> str:
     """Return the tables of what was measured on a GPU, or a line that says that nothing was."""
     return gpu.block(results["gpu"])
@@ -111,6 +117,7 @@ BLOCKS: dict[str, Block] = {
     "speed": speed_block,
     "preparation": preparation_block,
     "planning": planning_block,
+    "saving": saving_block,
     "planner": planner_block,
     "activations": activations_block,
     "host_memory": host_memory_block,

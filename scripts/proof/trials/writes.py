@@ -28,7 +28,7 @@ SECOND_SAVE = {"at": "save", "call": 2}
 SECOND_WRITE = {"at": "write_share", "call": 2}  # the thread's part of it
 THIRD_SAVE = 9  # the step after which a run ends at the latest if its second save has failed
 IN_BACKGROUND = ("--async_save",)
-SECONDS_OF_WRITE = 8  # of a save beside which a run is killed
+SECONDS_OF_WRITE = 8  # A run is killed beside a save that takes as long
 # Runs a command with its output folder on a small tmpfs, and keeps what was written there.
 ON_SMALL_DISK = (
     'mount -t tmpfs -o size=$1 tmpfs "$2" || exit 99; disk=$2; keep=$3; shift 3; "$@"; code=$?; '
@@ -84,7 +84,7 @@ def interrupted() -> list[Trial]:
 
 
 def interrupted_while_the_run_waits() -> list[Trial]:
-    """Return the trials of a run that goes on when its checkpoint is whole."""
+    """Return the trials of a run that waits until its checkpoint is whole."""
     trials = []
     for change in range(1, CHANGES + 1):
         fault = Fault("crash at change", change=change, **SECOND_SAVE)
