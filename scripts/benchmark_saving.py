@@ -33,7 +33,7 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument(
         "--ranks", nargs="+", type=int, default=[1, 4], help="numbers of ranks [%(default)s]"
     )
-    parser.add_argument("--saves", type=int, default=3, help="saves to measure [%(default)s]")
+    parser.add_argument("--saves", type=int, default=2, help="saves to measure [%(default)s]")
     parser.add_argument(
         "--output_dir", type=Path, default=Path("runs/benchmark_saving"), help="folder of the runs"
     )
