@@ -217,6 +217,7 @@ bench: install-dev  ## speed against other trainers: hours; needs GSM8K's rows
 	python scripts/benchmark_rows.py
 	python scripts/benchmark_planning.py --json results/planning.json
 	python scripts/benchmark_start.py --json results/start.json
+	python scripts/benchmark_saving.py --json results/saving.json
 	python scripts/benchmark_tables.py
 	python scripts/readme_tables.py
 	python scripts/draw.py speed

@@ -523,6 +523,12 @@ class RunArguments:
         "leave optimizer state out of checkpoints, which takes a third of the space; a run cannot "
         "be continued from these, only from the one that is written when it is stopped",
     )
+    async_save: Annotated[bool, MAY_CHANGE] = arg(
+        False,
+        "write checkpoints in the background while training continues; until one is written, each "
+        "rank needs host memory for a copy of its share, which is 12 bytes per trained parameter "
+        "divided by the number of ranks",
+    )
     save_total_limit: Annotated[int, Above(0), MAY_CHANGE] = arg(2, "newest checkpoints to keep")
     resume_from_checkpoint: Annotated[str, MAY_CHANGE] = arg(
         "auto", "auto (the newest that is intact), none (start over) or a checkpoint's folder"

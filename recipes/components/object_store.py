@@ -21,6 +21,7 @@ store's own tools use.
 import json
 import re
 import shutil
+import sys
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -185,7 +186,7 @@ class ObjectStore:
 
     # ---- During training ----
     def start_upload(self, path: Path, limit: int, kept_step: int | None = None) -> None:
-        """Upload a checkpoint in the background. `wait` has to be called before the next.
+        """Upload a checkpoint in the background. `finish_upload` comes before the next.
 
         Args:
             limit: the newest checkpoints to keep in the store.
@@ -200,6 +201,15 @@ class ObjectStore:
             return None
         error = upload.exception()
         return None if error is None else self.describe(error)[1]
+
+    def finish_upload(self) -> None:
+        """Wait until the upload has ended, and print a warning if it failed.
+
+        The checkpoint is whole here, and the next one is uploaded too.
+        """
+        problem = self.wait()
+        if problem is not None:
+            print(f"warning: a checkpoint is only in {self._folder}: {problem}", file=sys.stderr)
 
     # ---- At the end ----
     def upload_result(self) -> tuple[Exit, str] | None:

@@ -21,7 +21,7 @@ from accelerate.optimizer import AcceleratedOptimizer
 from accelerate.utils import broadcast_object_list, gather_object
 from safetensors.torch import load_file, save_file
 
-from components import checkpoint, folder, nonfinite, saving, shuffling, upstream
+from components import checkpoint, folder, nonfinite, shuffling, upstream
 from components.arguments import CommonArguments, EvalOnStartArguments
 from components.best import BestEvaluation, is_better, metric_name
 from components.changes import find_changes
@@ -37,6 +37,7 @@ from components.model_checks import check_under_strategy, warn_of_long_rows
 from components.object_store import ObjectStore
 from components.optimizer import Schedule
 from components.saved_state import SavedState
+from components.saving import Saver
 from components.startup import imports_are_done
 from components.state import (
     gather_state,
@@ -99,6 +100,7 @@ class Run:
         self._store = ObjectStore(args.output_url, self._folder) if args.output_url else None
         if self._store is not None and RANK == 0:
             self._store.begin(args.dry_run)
+        self._saver = Saver(self._folder, args.save_total_limit, self._store)
         self._status = process_status()
         self._status.open(None if args.dry_run else self._folder)
         self._watch = Watch(args.output_dir)
@@ -257,6 +259,7 @@ class Run:
             self._seed_dropout(self.step + 1)
             yield self.step + 1
             self._between_steps()
+        self._finish_save()
         self._load_best()
         self._metrics.close()
         # Writing the result may take long: from here on no sign of life is expected.
@@ -319,7 +322,7 @@ class Run:
         """Yield the items of an evaluation; if any rank has to stop meanwhile, save and end."""
         for item in items:
             yield item
-            if self._watch.any_rank_must_stop(self._accelerator):
+            if self._any_rank_must_stop():
                 self._evaluated = False
                 self._save_and_stop()
 
@@ -343,7 +346,8 @@ class Run:
             problem = write_card(self._args, notes)
             if problem is not None:
                 print(f"warning: {problem}", file=sys.stderr, flush=True)
-        self._finish_upload()
+        if self._store is not None:
+            self._store.finish_upload()
         conclude(self._accelerator, "done", Exit.DONE)
         seconds = time.perf_counter() - self._metrics.start
         part = ""
@@ -380,7 +384,7 @@ class Run:
     def _between_steps(self) -> None:
         """Save if a checkpoint is due; if any rank was asked to stop, save and end."""
         args = self._args
-        if self._watch.any_rank_must_stop(self._accelerator):
+        if self._any_rank_must_stop():
             self._save_and_stop()
         self._mark_as_running()
         is_last = self.step == self._total_steps
@@ -394,6 +398,18 @@ class Run:
             self._save_if_new(progress, only_model=args.save_only_model)
         self._status.step = min(self.step + 1, self._total_steps)
         self._progress_before = progress
+
+    def _any_rank_must_stop(self) -> bool:
+        """Return whether any rank was asked to stop. Every rank takes part.
+
+        A checkpoint that is written in the background is taken further. All ranks end with 73 if it
+        cannot be finished.
+        """
+        stops, *votes = self._watch.vote(self._accelerator, *self._saver.votes())
+        problem = self._saver.advance(self._accelerator, votes)
+        if problem is not None:
+            self._end(*problem)
+        return stops > 0
 
     def _save_and_stop(self) -> NoReturn:
         """Save the last step and end with 75."""
@@ -484,20 +500,30 @@ class Run:
         }
 
     def _save_if_new(self, progress: dict[str, Any], only_model: bool = False) -> None:
-        """Publish a checkpoint, unless that step has one. Every rank takes part.
+        """Write a checkpoint, unless that step has one. Every rank takes part.
 
-        A whole one replaces one that has only the model. All ranks end with 73 if it cannot be
-        written, and with 70 if a weight is not finite.
+        A whole one replaces one that has only the model.
 
         Args:
             only_model: leave out the optimizer state; the run cannot be resumed from that.
         """
         has_one = progress["step"] <= self._saved_step and (only_model or self._saved_is_whole)
         # Before the first update there is no optimizer state.
-        if has_one or progress["schedule_steps"] == 0:
-            return
+        if not has_one and progress["schedule_steps"] > 0:
+            self._save(progress, only_model)
+
+    def _save(self, progress: dict[str, Any], only_model: bool) -> None:
+        """Write a checkpoint. With --async_save it is still being written on return.
+
+        Every rank takes part. All of them end with 73 if it, or the one before it, cannot be
+        written, and with 70 if a weight is not finite.
+        """
+        self._finish_save()  # Before there is a second copy of the state
         accelerator = self._accelerator
-        share = gather_state(accelerator, self._model, self._optimizer, only_model)
+        in_background = self._args.async_save
+        share = gather_state(
+            accelerator, self._model, self._optimizer, only_model, copy=in_background
+        )
         progress = progress | {
             "only_model": only_model,
             self._counted: int(progress[self._counted]),
@@ -507,25 +533,22 @@ class Run:
             "strategy": Strategy.of(accelerator).name,
         }
         best_step = self._best.step if self._best else None
-        limit = self._args.save_total_limit
-        self._finish_upload()  # Publishing deletes old checkpoints.
-        code, problem = saving.publish(accelerator, self._folder, share, progress, limit, best_step)
-        if problem:
-            self._end(code, problem)
-        if self._store is not None and accelerator.is_main_process:
-            path = self._folder / f"checkpoint-{progress['step']}"
-            self._store.start_upload(path, limit, best_step)
+        problem = self._saver.start(accelerator, share, progress, best_step)
+        if problem is not None:
+            self._end(*problem)
         self._saved_step = progress["step"]
         self._saved_is_whole = not only_model
+        if not in_background:
+            self._finish_save()
 
-    def _finish_upload(self) -> None:
-        """Wait until the newest checkpoint is in the object store, if one has a copy of the run.
+    def _finish_save(self) -> None:
+        """Wait until the checkpoint under way is whole. Every rank takes part.
 
-        A failure is only a warning: the checkpoint is whole here, and the next one is uploaded too.
+        All ranks end with 73 if it cannot be written.
         """
-        problem = self._store.wait() if self._store is not None else None
+        problem = self._saver.finish(self._accelerator)
         if problem is not None:
-            print(f"warning: a checkpoint is only in {self._folder}: {problem}", file=sys.stderr)
+            self._end(*problem)
 
     def _find_checkpoint(self) -> None:
         """Choose the checkpoint to resume from, on rank 0 for all. Every host must see it."""
@@ -717,9 +740,16 @@ class Run:
             fail(Exit.DATA, f"not all of {path} could be restored as it was saved")
 
     def _end(self, code: int, message: str) -> NoReturn:
-        """End all ranks alike; the message is the last line."""
+        """Finish the checkpoint under way and end all ranks alike; the message is the last line.
+
+        If that checkpoint cannot be written, they end with 73 instead.
+        """
         self._metrics.close()
-        self._finish_upload()
+        problem = self._saver.finish(self._accelerator)
+        if problem is not None:
+            code, message = problem
+        if self._store is not None:
+            self._store.finish_upload()
         end_all_ranks(self._accelerator, code, message)
 
 

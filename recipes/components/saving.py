@@ -1,8 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""All ranks write a checkpoint together: each owner its tensors, and rank 0 the rest."""
+"""All ranks write a checkpoint together: each owner its tensors, and rank 0 the rest.
 
+A thread of each rank writes, hashes and flushes files, and never communicates. What the ranks have
+to tell each other, their main threads do in calls that every rank makes. So the same code saves
+while a run waits and, with --async_save, while it trains.
+"""
+
+import copy
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,53 +21,173 @@ from safetensors import SafetensorError
 
 from components import checkpoint
 from components.exits import Exit
+from components.object_store import ObjectStore
 from components.state import first_nonfinite
 
+Problem = tuple[Exit, str]  # the code with which the run has to end, and why
+# What the manifest says about the files that a rank has written, and why it could not write
+Written = tuple[dict[str, Any], str | None]
 
-def publish(
-    accelerator: Accelerator,
-    folder: Path,
-    share: Mapping[str, torch.Tensor],
-    progress: Mapping[str, Any],
-    limit: int,
-    kept_step: int | None = None,
-) -> tuple[int, str]:
-    """Write a checkpoint, and delete all but the newest `limit`. Every rank takes part.
 
-    Args:
-        share: the tensors that this rank owns, as `gather_state` returns them.
+@dataclass
+class PendingSave:
+    """A checkpoint under way.
+
+    Attributes:
+        progress: the content of its progress.json.
+        nbytes: of the tensors of all owners.
         kept_step: the step of a checkpoint that is kept in any case.
-
-    Returns:
-        On every rank the code with which the run has to end and why, or Exit.DONE and "". Earlier
-        checkpoints are then unchanged.
+        work: what this rank's thread does for it now.
+        is_completing: whether all owners have written, and rank 0 gives it its name.
     """
-    step = progress["step"]
-    found = gather_object([(checkpoint.size_of_state(share), first_nonfinite(share))])
-    for _, broken in found:
-        if broken is not None:
-            problem = f"{broken} is not finite after step {step}: no checkpoint is made"
-            return Exit.NOT_FINITE, problem
-    sizes = [size for size, _ in found]
-    problem = None
-    if accelerator.is_main_process:
-        problem = begin(folder, step, sum(sizes))
-    problem = broadcast_object_list([problem])[0]
-    if problem is None:
-        files = files_of_owners(sizes)
-        file = files.get(accelerator.process_index)
-        reports = gather_object([write_share(folder, step, file, share)])
+
+    progress: Mapping[str, Any]
+    nbytes: int
+    kept_step: int | None
+    work: Future[Written]
+    is_completing: bool = False
+
+
+class Saver:
+    """Makes the checkpoints of a run, one at a time. Every rank makes every call."""
+
+    def __init__(self, folder: Path, limit: int, store: ObjectStore | None) -> None:
+        """Know where checkpoints go.
+
+        Args:
+            folder: of the run.
+            limit: the newest checkpoints to keep.
+            store: where a copy of them goes.
+        """
+        self._folder = folder
+        self._limit = limit
+        self._store = store
+        self._thread = ThreadPoolExecutor(1, "saver")
+        self._num_begun = 0  # Pieces of work that the thread was given
+        self._pending: PendingSave | None = None
+
+    def start(
+        self,
+        accelerator: Accelerator,
+        share: Mapping[str, torch.Tensor],
+        progress: Mapping[str, Any],
+        kept_step: int | None = None,
+    ) -> Problem | None:
+        """Begin to write a checkpoint; `finish` or `advance` end it.
+
+        Args:
+            share: the tensors that this rank owns, as `gather_state` returns them. They must not
+                change until the checkpoint is finished.
+            kept_step: the step of a checkpoint that is kept in any case.
+
+        Returns:
+            On every rank why there cannot be such a checkpoint, or None.
+        """
+        assert self._pending is None, "finish the checkpoint before this one first"
+        step = progress["step"]
+        found = gather_object([(checkpoint.size_of_state(share), first_nonfinite(share))])
+        for _, broken in found:
+            if broken is not None:
+                problem = f"{broken} is not finite after step {step}: no checkpoint is made"
+                return Exit.NOT_FINITE, problem
+        sizes = [size for size, _ in found]
+        problem = None
         if accelerator.is_main_process:
-            problem = complete(folder, progress, reports, limit, kept_step)
+            problem = begin(self._folder, step, sum(sizes))
         problem = broadcast_object_list([problem])[0]
-    if problem is None:
-        return Exit.DONE, ""
-    free = shutil.disk_usage(folder).free
-    return Exit.CANNOT_WRITE, (
-        f"the checkpoint after step {step} could not be finished: {problem}: it needs "
-        f"{sum(sizes):,} bytes, {free:,} are free in {folder}; older checkpoints, if there are "
-        "any, are whole"
-    )
+        if problem is not None:
+            return self._describe(step, sum(sizes), problem)
+        file = files_of_owners(sizes).get(accelerator.process_index)
+        work = self._give_thread(write_share, self._folder, step, file, share)
+        # The run may continue and change what its progress consists of.
+        self._pending = PendingSave(copy.deepcopy(progress), sum(sizes), kept_step, work)
+        return None
+
+    def votes(self) -> tuple[int, int]:
+        """Return what `advance` has to know the sums of: pieces of work done, and failures."""
+        if self._pending is None:
+            return self._num_begun, 0
+        work = self._pending.work
+        if not work.done():
+            return self._num_begun - 1, 0
+        return self._num_begun, int(work.exception() is not None or work.result()[1] is not None)
+
+    def advance(self, accelerator: Accelerator, sums: Sequence[int]) -> Problem | None:
+        """Take the checkpoint under way further if no rank's thread has to be waited for.
+
+        If a rank could not write, the others are waited for, since the run ends.
+
+        Args:
+            sums: of the `votes` of all ranks, the same on each. They may be earlier ones, since
+                what is counted never becomes less.
+
+        Returns:
+            On every rank why the checkpoint could not be finished, or None.
+        """
+        num_done, num_failed = sums
+        is_done = num_done == accelerator.num_processes * self._num_begun
+        if self._pending is None or not (is_done or num_failed):
+            return None
+        return self._take_further(accelerator, self._pending)
+
+    def finish(self, accelerator: Accelerator) -> Problem | None:
+        """Wait until the checkpoint under way is whole.
+
+        Returns:
+            On every rank why it could not be finished, or None.
+        """
+        problem = None
+        while self._pending is not None:
+            problem = self._take_further(accelerator, self._pending)
+        return problem
+
+    def _take_further(self, accelerator: Accelerator, save: PendingSave) -> Problem | None:
+        """Wait for the threads of all ranks; have rank 0 complete what all have written."""
+        step = save.progress["step"]
+        written = {}
+        problems = []
+        for facts, problem in gather_object([save.work.result()]):
+            written |= facts
+            if problem is not None:
+                problems.append(problem)
+        if problems or save.is_completing:
+            self._pending = None
+        if problems:
+            if accelerator.is_main_process:
+                discard(self._folder, step)
+            return self._describe(step, save.nbytes, problems[0])
+        if not save.is_completing:
+            save.is_completing = True
+            mine = accelerator.is_main_process
+            save.work = self._give_thread(self._complete if mine else do_nothing, save, written)
+        return None
+
+    def _give_thread(self, function: Callable[..., Written], *arguments: Any) -> Future[Written]:
+        """Have this rank's thread call a function."""
+        self._num_begun += 1
+        return self._thread.submit(function, *arguments)
+
+    def _complete(self, save: PendingSave, written: Mapping[str, Any]) -> Written:
+        """Give the checkpoint its name, and begin to upload it. Rank 0's thread calls it."""
+        if self._store is not None:
+            self._store.finish_upload()  # Completing deletes old checkpoints.
+        try:
+            checkpoint.complete(self._folder, save.progress, written, self._limit, save.kept_step)
+        except OSError as error:
+            return {}, str(error)
+        if self._store is not None:
+            path = self._folder / f"checkpoint-{save.progress['step']}"
+            self._store.start_upload(path, self._limit, save.kept_step)
+        return {}, None
+
+    def _describe(self, step: int, nbytes: int, problem: str) -> Problem:
+        """Return how a run ends whose checkpoint cannot be written."""
+        free = shutil.disk_usage(self._folder).free
+        return Exit.CANNOT_WRITE, (
+            f"the checkpoint after step {step} could not be finished: {problem}: it needs "
+            f"{nbytes:,} bytes, {free:,} are free in {self._folder}; older checkpoints, if there "
+            "are any, are whole"
+        )
 
 
 def files_of_owners(sizes: list[int]) -> dict[int, str]:
@@ -84,7 +212,7 @@ def begin(folder: Path, step: int, nbytes: int) -> str | None:
 
 def write_share(
     folder: Path, step: int, file: str | None, share: Mapping[str, torch.Tensor]
-) -> tuple[dict[str, Any], str | None]:
+) -> Written:
     """Write this rank's tensors.
 
     Args:
@@ -102,34 +230,9 @@ def write_share(
         return {}, str(error)
 
 
-def complete(
-    folder: Path,
-    progress: Mapping[str, Any],
-    reports: list[tuple[dict[str, Any], str | None]],
-    limit: int,
-    kept_step: int | None,
-) -> str | None:
-    """Give the checkpoint its name, on rank 0, if all owners have written their files.
-
-    Args:
-        reports: the results of `write_share` of all ranks.
-
-    Returns:
-        Why it cannot be finished, in which case nothing is left of it, or None.
-    """
-    problems = [problem for _, problem in reports if problem is not None]
-    problem = problems[0] if problems else None
-    if problem is None:
-        written = {}
-        for facts, _ in reports:
-            written |= facts
-        try:
-            checkpoint.complete(folder, progress, written, limit, kept_step)
-        except OSError as error:
-            problem = str(error)
-    if problem is not None:
-        discard(folder, progress["step"])
-    return problem
+def do_nothing(*arguments: Any) -> Written:
+    """Do what the other ranks have to do while rank 0 completes a checkpoint."""
+    return {}, None
 
 
 def discard(folder: Path, step: int) -> None:

@@ -42,6 +42,7 @@ def gather_state(
     model: torch.nn.Module,
     optimizer: AcceleratedOptimizer,
     only_model: bool = False,
+    copy: bool = False,
 ) -> dict[str, torch.Tensor]:
     """Gather each tensor of the training state on the host of its owner. Every rank takes part.
 
@@ -50,6 +51,8 @@ def gather_state(
 
     Args:
         only_model: leave out the state of the optimizer.
+        copy: return tensors that no later step changes. Otherwise those of a state that is on the
+            host already are that state.
 
     Returns:
         {NAME: trained weight, state.NAME.KEY: its optimizer state, buffer.NAME: running statistic},
@@ -68,11 +71,11 @@ def gather_state(
     for entry in largest_first(entries):
         tensor = entry.gather(owners[entry.name])
         if owners[entry.name] == rank:
-            state[entry.name] = storable(tensor.cpu())
+            state[entry.name] = storable(tensor, copy)
         del tensor  # Before the next one is gathered
     if accelerator.is_main_process:  # Each rank has statistics of its own rows.
         for name, buffer in running_statistics(model):
-            state[name] = storable(buffer.cpu())
+            state[name] = storable(buffer, copy)
     return state
 
 
@@ -131,13 +134,19 @@ def gather_tensor(tensor: torch.Tensor, owner: int) -> torch.Tensor:
     return whole_of(tensor)
 
 
-def storable(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a tensor as safetensors needs it: contiguous, with memory of its own.
+def storable(tensor: torch.Tensor, copy: bool) -> torch.Tensor:
+    """Return a tensor as safetensors needs it: on the host, contiguous, with memory of its own.
 
     bitsandbytes shares its small quantization maps between weights, so small tensors are copied.
+
+    Args:
+        copy: whether to copy a tensor also if it is on the host.
     """
-    if tensor.numel() <= LARGEST_MAP:
-        return tensor.clone()
+    if tensor.device.type != "cpu":
+        tensor = tensor.cpu()
+        copy = False
+    if copy or tensor.numel() <= LARGEST_MAP:
+        return tensor.clone(memory_format=torch.contiguous_format)
     return tensor.contiguous()
 
 

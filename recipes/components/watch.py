@@ -117,26 +117,27 @@ class Watch:
         self._status.tell_other_hosts("stopped", Exit.STOPPED, message, message)
         return Exit.STOPPED
 
-    def any_rank_must_stop(self, accelerator: Accelerator) -> bool:
-        """Return whether any rank was asked to stop. Every rank takes part. It is a sign of life.
+    def vote(self, accelerator: Accelerator, *counts: int) -> list[int]:
+        """Return how many ranks were asked to stop, and the sums over all ranks of these counts.
 
-        On a GPU nothing is waited for: the answer, on which all ranks agree, is that of the
-        previous call.
+        Every rank takes part. It is a sign of life. On a GPU nothing is waited for: the answer, on
+        which all ranks agree, is that of the previous call.
         """
         self.sign_of_life = time.monotonic()
+        votes = [int(self.stop_requested), *counts]
         if accelerator.num_processes == 1:
-            return self.stop_requested
-        mine = torch.full((), float(self.stop_requested), device=accelerator.device)
+            return votes
+        mine = torch.tensor(votes, device=accelerator.device)
         answer = accelerator.reduce(mine).to("cpu", non_blocking=True)
         if accelerator.device.type != "cuda":
-            return bool(answer)
+            return answer.tolist()
         last_vote = self._last_vote
         self._last_vote = answer, torch.cuda.current_stream().record_event()
         if last_vote is None:
-            return False
+            return [0] * len(votes)
         last_answer, copied = last_vote
         copied.synchronize()
-        return bool(last_answer)
+        return last_answer.tolist()
 
     # ---- The other ranks ----
     def join(self, accelerator: Accelerator, timeout: float) -> None:

@@ -31,6 +31,9 @@ from .zero import Zero
 from .zero3 import Zero3
 
 Build = Callable[[RecipeArguments, PretrainedConfig], PreTrainedModel]
+# Bytes of a checkpoint per trained element: the weight in fp32, and two moments
+WEIGHT_BYTES = 4
+CHECKPOINT_BYTES = 12
 MICRO_BATCHES = 3  # the first, one in the middle, the last
 
 
@@ -49,6 +52,8 @@ def closed_form(
 def run_step(plan: Plan, strategy: Replica, decoder: Decoder, batch: Batch) -> tuple[Sizes, Sizes]:
     """Return what `closed_form` does, for what `strategy_for` made of a plan."""
     device, host = strategy.at_rest()
+    if plan.args.async_save:
+        host["checkpoint"] = share_of_checkpoint(plan, strategy)
     ledger = Ledger()
     for category, size in device.items():
         ledger.add(category, size)
@@ -63,6 +68,17 @@ def run_step(plan: Plan, strategy: Replica, decoder: Decoder, batch: Batch) -> t
         forward = Forward(autograd, decoder, evaluation_batch, whole_rows, strategy.around)
         evaluate(forward, strategy)
     return ledger.at_peak, host
+
+
+def share_of_checkpoint(plan: Plan, strategy: Replica) -> int:
+    """Return the bytes that a rank keeps on the host while its checkpoint is written.
+
+    Under tensor and expert parallelism this is the most that it can be: weights that are whole on
+    each rank are counted as if they were split too.
+    """
+    per_element = WEIGHT_BYTES if plan.args.save_only_model else CHECKPOINT_BYTES
+    whole = strategy.elements * plan.tp * plan.ep
+    return math.ceil(per_element * whole / plan.ranks)
 
 
 def part_of(batch: Batch, parts: int) -> Batch:

@@ -14,6 +14,7 @@ A plan lists these categories:
     working copies  weights in the precision that autocast computes in
     communication   buffers of gathers and reductions
     activations     what the forward pass allocates and keeps, and its gradients
+    checkpoint      with --async_save, this rank's share while it is written; on the host
     logits          the output of the model's head, and what the loss allocates from it
 
 As in PyTorch, memory is freed when Python drops the last reference to a `Storage`. A function of

@@ -15,6 +15,7 @@ NOT_COMPARED = {
     "report_to",
     "save_steps",
     "save_only_model",
+    "async_save",
     "save_total_limit",
     "resume_from_checkpoint",
     "allow_change",

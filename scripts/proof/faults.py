@@ -21,14 +21,15 @@ It happens on `rank`, by default on all. `do`:
     nan, inf                         the call returns its result times this
     inf gradient                     its result has an infinite gradient
     crash at change, with `change`   SIGKILL before the n-th change of the file system that Python
-                                     makes in this call
+                                     makes in this call; with `lasting` in it or later
     crash at byte, with `byte`       SIGKILL in the middle of a write, when a file would grow beyond
                                      this size
     refuse at byte, with `byte`      such a write fails, as on a full disk
     fill disk, with `file`, `free`   a file takes all of its disk except for `free` bytes
     record rows, with `file`         append step and rows of each training batch to file.RANK
 
-With `after`, a fault of files begins after the call instead of before it.
+With `after`, a fault of files begins after the call instead of before it. A thread writes
+checkpoints, so a fault in one of its functions does not stop the main thread.
 """
 
 import contextlib
@@ -57,7 +58,7 @@ SHORT_NAMES = {
     "summed_loss": "components.head_loss:LossInHead.__call__",
     "between_steps": "components.run:Run._between_steps",
     "gather_state": "components.run:gather_state",
-    "publish": "components.saving:publish",
+    "save": "components.run:Run._save",
     "save_file": "components.checkpoint:save_file",
     "hash_of": "components.checkpoint:hash_of",
     "write_share": "components.saving:write_share",
@@ -76,6 +77,7 @@ class Fault:
     step: int | None = None
     row: int | None = None
     after: bool = False
+    lasting: bool = False
     group: bool = False
     file: str | Path = ""
     seconds: float = 0
@@ -177,12 +179,11 @@ class CrashAtChange:
         return call
 
 
-def limit_files(size: int, crash: bool) -> None:
+def limit_files(size: int) -> None:
     """Let no file grow beyond `size` bytes.
 
-    The kernel sends SIGXFSZ, which kills this process, or refuses the write (EFBIG).
+    The kernel sends SIGXFSZ or, if that is ignored, refuses the write (EFBIG).
     """
-    signal.signal(signal.SIGXFSZ, signal.SIG_DFL if crash else signal.SIG_IGN)
     _, most = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, most))
 
@@ -231,6 +232,9 @@ class PlantedFault:
 
     def plant(self) -> None:
         """Replace the original function by one with the fault."""
+        if self.fault.do == "crash at byte":
+            # Python ignores it. It may be changed in the main thread only, before there is a limit.
+            signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
 
         def wrapped(*arguments: Any, **options: Any) -> Any:
             self.steps.append(current_step())
@@ -259,7 +263,7 @@ class PlantedFault:
         if not self.fault.after:
             self.disturb(arguments)
         result = self.original(*arguments, **options)
-        if self.crash:
+        if self.crash and not self.fault.lasting:
             self.crash.is_active = False
         if self.fault.after:
             self.disturb(arguments)
@@ -276,10 +280,8 @@ class PlantedFault:
             self.record_rows(arguments)
         elif fault.do == "crash at change":
             self.crash = CrashAtChange(fault.change)
-        elif fault.do == "crash at byte":
-            limit_files(fault.byte, crash=True)
-        elif fault.do == "refuse at byte":
-            limit_files(fault.byte, crash=False)
+        elif fault.do in ("crash at byte", "refuse at byte"):
+            limit_files(fault.byte)
         elif fault.do == "fill disk":
             fill_disk(fault.file, fault.free)
         elif fault.do == "wait":

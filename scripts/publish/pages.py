@@ -10,6 +10,7 @@ from bench import loading_tables as loading
 from bench import planning_tables as planning
 from bench import preparation_tables as preparation
 from bench import start_tables as start
+from bench import saving_tables as saving
 from bench import tables as speed
 from families import tables as families
 from gpu import tables as gpu
@@ -103,6 +104,11 @@ def loading_block(results: Results) -> str:
     return loading.block(results.get("loading"))
 
 
+def saving_block(results: Results) -> str:
+    """Return the table of what saves hold up, or a line that says that it was not measured."""
+    return saving.block(results.get("saving"))
+
+
 def gpu_block(results: Results) -> str:
     """Return the tables of what was measured on a GPU, or a line that says that nothing was."""
     return gpu.block(results["gpu"])
@@ -125,6 +131,7 @@ BLOCKS: dict[str, Block] = {
     "preparation": preparation_block,
     "planning": planning_block,
     "start": start_block,
+    "saving": saving_block,
     "planner": planner_block,
     "activations": activations_block,
     "host_memory": host_memory_block,

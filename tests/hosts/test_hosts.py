@@ -81,7 +81,7 @@ def lose(what, host):
     ("what", "fault"),
     [
         ("cut off in a step", {"at": "summed_loss", "step": 8}),
-        ("cut off in a save", {"at": "publish", "call": 2}),
+        ("cut off in a save", {"at": "save", "call": 2}),
         ("killed", {"at": "summed_loss", "step": 8}),
     ],
 )

@@ -23,6 +23,7 @@ from proof.trials.outcome import (
     hash_of_state,
     nonfinite_weights,
     resume_and_compare,
+    unequal,
     verified,
 )
 from proof.trials.trial import STEPS, make_job
@@ -66,8 +67,25 @@ def test_a_signal_to_a_group_that_tokenises_stops_it(lab, tmp_path):
 
 
 def test_one_process_goes_on_after_a_crash_in_a_save(lab, tmp_path):
-    fault = Fault("crash at change", "publish", call=2, change=12)
+    fault = Fault("crash at change", "save", call=2, change=12)
     check(writes.save_in_danger(lab, tmp_path, fault, -signal.SIGKILL, "change 12"))
+
+
+def test_one_process_goes_on_after_a_kill_beside_a_save_in_the_background(lab, tmp_path):
+    check(writes.kill_beside_a_save(lab, tmp_path))
+
+
+def test_a_save_in_the_background_writes_the_same_bytes_on_two_ranks(lab, tmp_path):
+    job = make_job("fsdp2_full_shard")
+    whole = lab.uninterrupted(job, flags=SAVES)
+    ended = lab.run(job, tmp_path, flags=(*SAVES, "--async_save"))
+    assert ended.code == 0, ended.output[-3000:]
+    assert unequal(tmp_path, whole) == 0
+    assert verified(tmp_path) == verified(whole) == [20, 14, 7]
+    written = [file.relative_to(whole) for file in whole.glob("checkpoint-*/state-*")]
+    assert len(written) == 6
+    for file in written:
+        assert (tmp_path / file).read_bytes() == (whole / file).read_bytes()
 
 
 def test_one_process_goes_on_after_a_full_disk(lab, tmp_path):
@@ -125,7 +143,7 @@ def test_a_nan_changes_nothing_and_a_killed_rank_ends_all(lab, tmp_path):
     ("fault", "code", "saved"),
     [
         (Fault("nan", "summed_loss", row=nonfinite.row_of_step(9)), Exit.NOT_FINITE, 8),
-        (Fault("SIGTERM", "publish", call=8, after=True), Exit.STOPPED, 9),
+        (Fault("SIGTERM", "save", call=8, after=True), Exit.STOPPED, 9),
     ],
     ids=["a NaN in the next step", "a signal after the save"],
 )

@@ -14,7 +14,7 @@ from launching import REPO
 pytestmark = pytest.mark.cold("a small program, with components of its own")
 FAULTS = REPO / "scripts" / "proof" / "faults.py"
 RECIPE = """
-import os, sys
+import os, sys, threading
 import components
 
 Arguments = None
@@ -29,11 +29,18 @@ class Trainer:
         os.mkdir(name)
         os.rename(name, f"{name}-done")
 
+    def write(self):
+        with open("written", "w") as file:
+            file.write("12345")
+
 
 def main(args):
     print(sys.argv, sys.path[0])
     Trainer().save("first")
     Trainer().save("second")
+    thread = threading.Thread(target=lambda: Trainer().write())
+    thread.start()
+    thread.join()
 """
 
 
@@ -70,5 +77,15 @@ def test_a_crash_happens_before_a_change_of_the_file_system(change, there, missi
     assert (tmp_path / there).exists() and not (tmp_path / missing).exists()
 
 
-def test_changes_after_the_call_do_not_count(tmp_path):
-    assert run_with(tmp_path, SECOND_SAVE | {"call": 1, "change": 3}).returncode == 0
+def test_changes_after_the_call_count_only_for_a_fault_that_lasts(tmp_path):
+    fault = SECOND_SAVE | {"call": 1, "change": 3}
+    assert run_with(tmp_path, fault).returncode == 0
+    lasting = run_with(tmp_path, fault | {"lasting": True})
+    assert lasting.returncode == -signal.SIGKILL
+    assert (tmp_path / "first-done").exists() and not (tmp_path / "second").exists()
+
+
+def test_a_write_is_cut_in_a_thread_too(tmp_path):
+    fault = {"do": "crash at byte", "at": "recipe:Trainer.write", "byte": 4}
+    assert run_with(tmp_path, fault).returncode == -signal.SIGXFSZ
+    assert (tmp_path / "written").read_text() == "1234"

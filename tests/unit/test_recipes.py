@@ -51,7 +51,7 @@ OF_PIPELINES = {
 # Calls in which every rank has to take part
 COLLECTIVES = set(
     """
-    accumulate answer_logps any_rank_must_stop augmenting_loader backward backward_of_sum
+    accumulate answer_logps _any_rank_must_stop augmenting_loader backward backward_of_sum
     PipelineMesh barrier broadcast broadcast_object_list self._nonfinite.check check_plan
     clip_grad_norm_ clip_gradients full_tensor reduce_gradients whole_of gather_share
     all_reduce owners_of owners_of_groups whole_parts write_shards gather_zero3_weight
@@ -59,7 +59,8 @@ COLLECTIVES = set(
     compare_answers compute_once conclude end_all_ranks end_as_done evaluate evaluate_classifier
     evaluate_perplexity evaluate_tags evaluation_loader find_cause finish finish_step gather
     gather_for_metrics gather_object gather_state generate get_model_state_dict get_state_dict
-    interruptible self._watch.join lay_out load_on_rank_0 load_state losses losses_and_output
+    interruptible self._watch.join self._watch.vote self._saver.start self._saver.advance
+    self._saver.finish _take_further lay_out load_on_rank_0 load_state losses losses_and_output
     mean_losses mean_metrics measure new_group next_step ordered_loader pack_rows predict prepare
     read_weights reduce restore_after_training restore_state resume run_reference save_and_end
     save_model save_state share_new_modules skip_if_not_finite run.start start_trackers steps
@@ -68,7 +69,7 @@ COLLECTIVES = set(
     check_hosts compare_clocks describe_cache self.hosts.join
     _check_nonfinite _deal _end _end_if_done _find_best _find_checkpoint _keep_finished_model
     _keep_row_order
-    _load_best _note_if_best _save_and_stop _save_if_new _write_step
+    _load_best _note_if_best _save_and_stop _save _save_if_new _finish_save _write_step
     """.split()
 )
 LEAVES = (ast.Return, ast.Break, ast.Continue)

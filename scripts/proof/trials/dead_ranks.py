@@ -27,13 +27,18 @@ class Place:
     at: str
     step: int | None = None
     call: int = 1
+    flags: tuple[str, ...] = ()
+    is_saving: bool = False  # whether a checkpoint is being written, for SECONDS_OF_WRITE
 
 
+SECONDS_OF_WRITE = 8
 TRAINING = Place("summed_loss", step=7)
 PLACES = {
     "training": TRAINING,
     "evaluation": Place("evaluate_perplexity"),
     "saving": Place("write_share"),
+    "a save in the background": Place("write_share", flags=("--async_save",)),
+    "the step beside a save": Place("summed_loss", 6, flags=("--async_save",), is_saving=True),
 }
 
 
@@ -41,8 +46,11 @@ def kill_a_rank(
     lab: Lab, folder: Path, job: Run, rank: int, place: Place, flags: tuple = ()
 ) -> Result:
     """kill -9 of one rank: the others end at once, and say which one is gone."""
-    fault = Fault("SIGKILL", place.at, rank=rank, step=place.step, call=place.call)
-    launch = lab.start(job, folder, [fault], flags)
+    faults = [Fault("SIGKILL", place.at, rank=rank, step=place.step, call=place.call)]
+    if place.is_saving:
+        slow = Fault("wait", "write_share", file=folder / "waits", seconds=SECONDS_OF_WRITE)
+        faults.append(slow)
+    launch = lab.start(job, folder, faults, (*flags, *place.flags))
     processes = wait_for_loss(launch, job.ranks, rank)
     seconds = seconds_until_gone(processes)
     why = f"rank {rank} (process {processes[rank]}) is gone"

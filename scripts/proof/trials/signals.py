@@ -169,18 +169,22 @@ def one_signal(config: str, name: str, rank: int | None, place: str) -> Trial:
 # ---- A signal, and something else after it ----
 
 
-def kill_while_saving(lab: Lab, folder: Path, config: str, change: int) -> Result:
+def kill_while_saving(
+    lab: Lab, folder: Path, config: str, change: int, in_background: bool = False
+) -> Result:
     """A second signal while the checkpoint of the first one is saved, and then kill -9.
 
     Args:
         change: number of the change of the file system before which the run is killed.
+        in_background: whether checkpoints are written in the background.
     """
     job = make_job(config)
-    flags = ("--save_steps", "3")
+    flags = ("--save_steps", "3", *(("--async_save",) if in_background else ()))
+    at = "write_share" if in_background else "save"
     faults = [
         Fault("SIGTERM", "summed_loss", rank=0, step=8),
-        Fault("SIGTERM", "publish", rank=0, call=3),
-        Fault("crash at change", "publish", rank=0, call=3, change=change),
+        Fault("SIGTERM", at, rank=0, call=3),
+        Fault("crash at change", at, rank=0, call=3, change=change, lasting=in_background),
     ]
     ended = lab.run(job, folder, faults, flags=flags)
     wrong = ""
@@ -213,6 +217,10 @@ def followed_by_a_kill() -> list[Trial]:
             attempt = partial(kill_while_saving, config=config, change=change)
             detail = f"{config}, change {change} of the save"
             trials.append(Trial("two signals, then kill -9", detail, attempt))
+        for change in (1, 8):
+            attempt = partial(kill_while_saving, config=config, change=change, in_background=True)
+            detail = f"{config}, change {change} in the background"
+            trials.append(Trial("two signals, then kill -9, --async_save", detail, attempt))
     for config in ("single", "ddp"):
         attempt = partial(kill_after_evaluation, config=config)
         what = "a signal in an evaluation, then kill -9 after it"
