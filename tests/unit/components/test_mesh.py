@@ -13,7 +13,7 @@ from components import mesh, mesh_checks, upstream
 from components.packing import TokenCollator
 from components.pairs import PairCollator
 from example_arguments import language_model_arguments
-from fakes import fake_accelerator, mixture_of_two, sharing_rows
+from fakes import fake_accelerator, mixture_of_two, parallelism, sharing_rows
 from harm import shows_harm_without
 
 PAIRS = [
@@ -103,6 +103,17 @@ def test_a_sum_over_parts_has_the_whole_value_and_the_gradient_of_the_own_part()
 def test_a_rank_with_whole_rows_adds_nothing_up(accelerator, is_training):
     own = torch.tensor([1.0])
     assert mesh.sum_over_parts(accelerator, own, is_training) is own
+
+
+# ---- Ranks ----
+@pytest.mark.parametrize("sizes", [None, {"dp_replicate": 2}])
+def test_the_size_of_pipelines_is_known_with_and_without_sizes_in_the_yaml(sizes):
+    config = None if sizes is None else parallelism(**sizes)
+    pipelines = fake_accelerator(
+        num_processes=4, process_index=3, pipeline_ranks=2, parallelism_config=config
+    )
+    found = mesh.Mesh.of(pipelines)
+    assert (found.pp, found.data_ranks, found.data_rank) == (2, 2, 1)
 
 
 # ---- Refusals ----
