@@ -14,6 +14,7 @@ from components.arguments import (
     ExpertAdapterArguments,
     InstructionTuningArguments,
     LoraVariantArguments,
+    PipelineArguments,
     PredictionArguments,
     QuantizationArguments,
 )
@@ -47,10 +48,7 @@ def find_mesh_misfits(
         )
     for kind, name in NAMES.items():
         if getattr(mesh, kind) > 1 and kind not in args.MESH:
-            yield (
-                f"this recipe has no {name} parallelism: set {kind}_size to 1, or use a YAML that "
-                "only shards, such as fsdp2_full_shard.yaml"
-            )
+            yield f"this recipe has no {name} parallelism: {instead_of(kind, args)}"
     if mesh.tp > 1:
         yield from find_misfits_of_tp(args, accelerator, strategy)
     if mesh.cp > 1:
@@ -59,6 +57,13 @@ def find_mesh_misfits(
         yield from find_misfits_of_sp(args, accelerator, strategy)
     if mesh.parts_of_row() > 1:
         yield from find_misfits_of_parts(args)
+
+
+def instead_of(kind: str, args: CommonArguments) -> str:
+    """Return what to do without a dimension of the mesh that a recipe does not have."""
+    if isinstance(args, PipelineArguments):
+        return "use pp.yaml"
+    return f"set {kind}_size to 1, or use a YAML that only shards, such as fsdp2_full_shard.yaml"
 
 
 # ---- Arguments and keys of the YAML ----

@@ -8,9 +8,10 @@ import pytest
 
 import llama_pipeline
 from components.cli import parse_arguments
+from components.mesh_checks import NAMES, find_mesh_misfits
 from components.pipeline_checks import find_pipeline_problems
 from components.strategy import Strategy
-from fakes import parallelism
+from fakes import fake_accelerator, parallelism
 
 
 @pytest.fixture
@@ -86,6 +87,14 @@ def test_another_engine_is_refused(problems_of):
 def test_a_mesh_of_the_yaml_is_refused(sizes, problems_of):
     [problem] = problems_of(4, mesh=parallelism(**sizes))
     assert problem.startswith("parallelism_config: a pipeline takes its ranks from --pp_size")
+
+
+@pytest.mark.parametrize("kind", ["tp", "cp"])
+def test_a_group_that_shares_rows_is_refused_with_the_yaml_of_pipelines(kind):
+    accelerator = fake_accelerator(num_processes=2, parallelism_config=parallelism(**{kind: 2}))
+    args = parse_arguments(llama_pipeline.Arguments, words=[])
+    found = list(find_mesh_misfits(args, accelerator, Strategy("a mesh", is_split=True)))
+    assert f"this recipe has no {NAMES[kind]} parallelism: use pp.yaml" in found
 
 
 def test_the_loss_scale_of_fp16_is_refused(problems_of):
