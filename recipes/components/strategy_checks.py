@@ -96,7 +96,7 @@ def find_ignored_sharding(strategy: Strategy) -> Iterator[str]:
     requested = os.environ.get(key.upper(), "FULL_SHARD").upper()
     with contextlib.suppress(ValueError):  # It is no form of a strategy, and is named as it is.
         requested = read_strategy(key, requested)
-    if requested not in ("FULL_SHARD", strategy.name.split()[-1]):
+    if requested not in ("FULL_SHARD", strategy.sharding):
         yield f"{key} {requested} has no effect, accelerate runs {strategy.name}; {what_it_does()}"
 
 
