@@ -135,11 +135,17 @@ def find_misfits_of_sp(
     config: Any = accelerator.parallelism_config
     handler = config.sp_handler
     takes = handler.sp_attn_implementation or "sdpa"
-    if (args.attn_implementation or "sdpa") != takes:
+    chosen = args.attn_implementation or "sdpa"
+    if chosen != takes:
+        # `find_misfits_of_parts` refuses all others that accelerate takes
+        fixes = []
+        if takes != "sdpa":
+            fixes.append("set parallelism_config_sp_attn_implementation: sdpa")
+        if chosen != "sdpa":
+            fixes.append("leave --attn_implementation out")
         yield (
-            f"--attn_implementation {args.attn_implementation}: sequence parallelism replaces "
-            f"{takes}, and ranks would attend only to their own part of a row: set "
-            f"parallelism_config_sp_attn_implementation: {args.attn_implementation}"
+            f"sequence parallelism replaces {takes}, and with {chosen} ranks would attend only to "
+            f"their own part of a row: {' and '.join(fixes)}"
         )
     if not handler.sp_seq_length_is_variable:
         yield (

@@ -12,6 +12,7 @@ from transformers import AutoModelForCausalLM, MistralConfig
 from components import mesh, mesh_checks, upstream
 from components.packing import TokenCollator
 from components.pairs import PairCollator
+from components.strategy import Strategy
 from example_arguments import language_model_arguments
 from fakes import fake_accelerator, mixture_of_two, parallelism, sharing_rows
 from harm import shows_harm_without
@@ -132,6 +133,31 @@ def test_attention_that_takes_all_rows_in_one_line_is_refused(name):
     assert f"--attn_implementation {name} takes all rows of a batch in one line" in " ".join(
         mesh_checks.find_misfits_of_parts(args)
     )
+
+
+@pytest.mark.parametrize(
+    ("of_yaml", "flags", "fix"),
+    [
+        ("flash_attention_2", [], "set parallelism_config_sp_attn_implementation: sdpa"),
+        (None, ["--attn_implementation", "eager"], "leave --attn_implementation out"),
+        (
+            "flash_attention_2",
+            ["--attn_implementation", "eager"],
+            "set parallelism_config_sp_attn_implementation: sdpa and leave --attn_implementation "
+            "out",
+        ),
+        (None, [], None),
+    ],
+)
+def test_an_attention_that_sequence_parallelism_does_not_replace_is_refused(of_yaml, flags, fix):
+    ranks = sharing_rows(2)
+    ranks.parallelism_config.sp_handler = SimpleNamespace(
+        sp_attn_implementation=of_yaml, sp_seq_length_is_variable=True
+    )
+    args = language_model_arguments(*flags)
+    found = list(mesh_checks.find_misfits_of_sp(args, ranks, Strategy("ZeRO-2", zero_stage=2)))
+    assert len(found) == (fix is not None)
+    assert all(line.endswith(f"part of a row: {fix}") for line in found)
 
 
 # ---- Sizes ----
