@@ -138,6 +138,7 @@ def test_what_has_no_effect_is_refused(version, strategy, reshard, runs, monkeyp
             "command line owns gradient_accumulation_steps",
         ),
         (ZERO2, {"gradient_clipping": 1.0}, "command line owns gradient_clipping"),
+        (ZERO2, {"tensor_parallel": {"autotp_size": 2}}, "and use fsdp2_tp.yaml"),
         (FSDP1, None, "trains nothing"),
     ],
 )
