@@ -28,6 +28,10 @@ if TYPE_CHECKING:
 
     from components.strategy import Strategy
 
+NOT_TOGETHER = (
+    "tensor and context parallelism together were never compared with one process: set one of "
+    "tp_size and cp_size to 1"
+)
 NAMES = {"tp": "tensor", "cp": "context", "sp": "sequence"}
 
 
@@ -49,6 +53,8 @@ def find_mesh_misfits(
     for kind, name in NAMES.items():
         if getattr(mesh, kind) > 1 and kind not in args.MESH:
             yield f"this recipe has no {name} parallelism: {instead_of(kind, args)}"
+    if mesh.tp > 1 and mesh.cp > 1:
+        yield NOT_TOGETHER
     if mesh.tp > 1:
         yield from find_misfits_of_tp(args, accelerator, strategy)
     if mesh.cp > 1:

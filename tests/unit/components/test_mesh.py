@@ -9,7 +9,9 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, MistralConfig
 
+import llama
 from components import mesh, mesh_checks, upstream
+from components.cli import parse_arguments
 from components.packing import TokenCollator
 from components.pairs import PairCollator
 from components.strategy import Strategy
@@ -125,6 +127,17 @@ def test_a_window_is_refused_where_masks_are_dropped(kind):
     assert f"set {kind}_size to 1" in problem
     config.sliding_window = None
     assert not list(mesh_checks.find_misfits_of_config(config, mesh.Mesh(**{kind: 2})))
+
+
+@pytest.mark.parametrize(
+    ("sizes", "refused"), [({"tp": 2}, 0), ({"cp": 2}, 0), ({"tp": 2, "cp": 2}, 1)]
+)
+def test_tensor_and_context_parallelism_together_are_refused(sizes, refused):
+    ranks = fake_accelerator(num_processes=4, parallelism_config=parallelism(dp_shard=2, **sizes))
+    args = parse_arguments(llama.Arguments, words=[])
+    strategy = Strategy("a mesh", fsdp_version=2)
+    found = list(mesh_checks.find_mesh_misfits(args, ranks, strategy))
+    assert found.count(mesh_checks.NOT_TOGETHER) == refused
 
 
 @pytest.mark.parametrize("name", ["flash_attention_2", "varlen"])
