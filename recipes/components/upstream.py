@@ -703,8 +703,11 @@ def let_batches_differ_in_size(accelerator: Any) -> None:
         return
     from deepspeed.runtime.sequence_parallel.ulysses_sp import UlyssesSPAttentionHF
 
+    if hasattr(UlyssesSPAttentionHF.forward, "__wrapped__"):  # By an earlier call
+        return
     original = UlyssesSPAttentionHF.forward
 
+    @functools.wraps(original)
     def forward(attention: Any, module: Any, query: Any, *args: Any, **kwargs: Any) -> Any:
         attention.batch_size = len(query)
         for name in ("required_query_shape", "required_key_value_shape", "required_context_shape"):

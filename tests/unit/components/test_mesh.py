@@ -193,6 +193,9 @@ def test_ulysses_takes_a_batch_of_another_size(cured):
     ):
         if cured:
             upstream.let_batches_differ_in_size(sharing_rows(2))
+            once = ulysses_sp.UlyssesSPAttentionHF.forward
+            upstream.let_batches_differ_in_size(sharing_rows(2))
+            assert ulysses_sp.UlyssesSPAttentionHF.forward is once
         attention = ulysses_sp.UlyssesSPAttentionHF(
             lambda module, query, key, value, mask, **others: (value.transpose(1, 2), None),
             batch_size=3,
