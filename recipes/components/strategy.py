@@ -229,6 +229,7 @@ def set_up_engine(args: CommonArguments, accelerator: Accelerator) -> None:
     upstream.silence_old_way_of_reading_fsdp1()
     upstream.silence_flattened_meshes()
     upstream.silence_sums_over_two_meshes()
+    upstream.silence_views_of_split_embeddings()
     torch.set_float32_matmul_precision("high" if args.tf32 else "highest")
     torch.backends.cudnn.allow_tf32 = args.tf32  # For convolutions torch allows it by default.
 
