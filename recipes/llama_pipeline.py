@@ -46,6 +46,7 @@ class Arguments(
     """Instruction tuning over a pipeline."""
 
     GROUP: ClassVar[str] = "Batches of rows"
+    MESH: ClassVar[Sequence[str]] = ()
     model_name_or_path: str = "HuggingFaceTB/SmolLM2-135M"
     # EDIT: your data set. Default: 2,260 rows (Apache-2.0 license)
     dataset_name: list[str] = field(default_factory=lambda: ["HuggingFaceTB/smoltalk"])

@@ -64,6 +64,8 @@ def check_launch(args: CommonArguments) -> None:
 
 def find_problems(args: CommonArguments, accelerator: Accelerator) -> list[str]:
     """Return a line for the user for each problem that makes the run impossible."""
+    if find_out_of_bounds(args):  # The other checks divide by sizes, which may be 0 then
+        return list(find_conflicts(args))
     return [
         *find_conflicts(args),
         *find_missing_weights(args),

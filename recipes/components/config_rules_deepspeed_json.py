@@ -48,6 +48,7 @@ def rules_of_json(data: dict) -> Iterator[Finding]:
     yield from sections_of_json_hold_keys(data)
     yield from command_line_owns_it_in_json(data)
     yield from accumulation_is_left_open(data)
+    yield from json_splits_no_matrices(data)
     yield from batch_has_a_micro_batch(data)
     yield from values_of_json_are_readable(data)
     yield from values_of_sections_are_readable(data)
@@ -91,6 +92,15 @@ def command_line_owns_it_in_json(data: dict) -> Iterator[Finding]:
         if key == BATCH and MICRO_BATCH not in data:
             edits.append(set_value(MICRO_BATCH, "auto"))
         yield finding(RECIPE, key, OWNED.format(flag), edits)
+
+
+def json_splits_no_matrices(data: dict) -> Iterator[Finding]:
+    """The recipes give each process rows of its own, and those of such a group need the same."""
+    path = "tensor_parallel.autotp_size"
+    size = value_at(data, split(path))
+    if isinstance(size, int) and size > 1:
+        reason = "DeepSpeed splits matrices over processes, and the recipes give these other rows"
+        yield finding(RECIPE, path, reason, [delete(path)])
 
 
 def batch_has_a_micro_batch(data: dict) -> Iterator[Finding]:

@@ -60,6 +60,9 @@ def sizes_go_together(config: Config) -> Iterator[Finding]:
     if sizes["cp"] > 1 and sizes["sp"] > 1:
         reason = "context and sequence parallelism split the same rows"
         yield finding(STOPS, size_path("sp"), reason, "one of the two sizes")
+    if sizes["tp"] > 1 and sizes["cp"] > 1:
+        reason = "the recipes take no tensor and context parallelism together"
+        yield finding(RECIPE, size_path("cp"), reason, "one of the two sizes")
     is_split = sizes["tp"] > 1 or sizes["cp"] > 1
     if is_split and sizes["dp_replicate"] > 1 and sizes["dp_shard"] == 1:
         reason = "accelerate replicates no tensor or context parallel group without shards"

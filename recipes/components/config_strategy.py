@@ -60,7 +60,7 @@ class ConfigStrategy:
         shared = self.tp * self.cp * self.sp
         if self.engine == "zero" and self.sp == 1:
             return 0
-        if shared == 1 and not self.shards:
+        if shared * self.replicas == 1 and not self.shards:
             return 0
         return self.replicas * max(self.shards, 1) * shared
 

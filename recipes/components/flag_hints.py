@@ -104,6 +104,8 @@ ADVICE = {
     "--warmup_steps below 1 is a share of all steps": "warmup_ratio",
     "this recipe evaluates only after steps: see --eval_strategy": "eval_on_start",
     "this recipe trains no quantized base: use recipes/llama.py": "load_in_4bit load_in_8bit",
+    "only recipes/mixtral.py spreads experts over ranks: use it": "ep_size",
+    "only recipes/llama_pipeline.py trains over a pipeline: use it": "pp_size",
     "the recipe always trains; leave it out": "do_train",
     "code from a model's repository is never run; leave it out": "trust_remote_code",
     "use --attn_implementation flash_attention_2": "flash_attn use_flash_attention_2",

@@ -49,22 +49,20 @@ class Mesh:
     def of(cls, accelerator: "Accelerator") -> "Mesh":
         """Return the mesh of an Accelerator."""
         config: Any = accelerator.parallelism_config
+        rank = accelerator.process_index
+        pp = pipeline_ranks(accelerator)
+        ep = expert_ranks(accelerator)
         if config is None:
-            pp = pipeline_ranks(accelerator)
-            return cls(
-                dp_shard=accelerator.num_processes // pp,
-                rank=accelerator.process_index,
-                pp=pp,
-                ep=expert_ranks(accelerator),
-            )
+            return cls(dp_shard=accelerator.num_processes // pp, rank=rank, pp=pp, ep=ep)
         return cls(
             config.dp_replicate_size,
             config.dp_shard_size,
             config.cp_size,
             config.sp_size,
             config.tp_size,
-            accelerator.process_index,
-            ep=expert_ranks(accelerator),
+            rank,
+            pp,
+            ep,
         )
 
     def describe(self, engine: str) -> str:

@@ -14,6 +14,7 @@ from components.arguments import (
     ExpertAdapterArguments,
     InstructionTuningArguments,
     LoraVariantArguments,
+    PipelineArguments,
     PredictionArguments,
     QuantizationArguments,
 )
@@ -27,6 +28,10 @@ if TYPE_CHECKING:
 
     from components.strategy import Strategy
 
+NOT_TOGETHER = (
+    "tensor and context parallelism together were never compared with one process: set one of "
+    "tp_size and cp_size to 1"
+)
 NAMES = {"tp": "tensor", "cp": "context", "sp": "sequence"}
 
 
@@ -47,10 +52,9 @@ def find_mesh_misfits(
         )
     for kind, name in NAMES.items():
         if getattr(mesh, kind) > 1 and kind not in args.MESH:
-            yield (
-                f"this recipe has no {name} parallelism: set {kind}_size to 1, or use a YAML that "
-                "only shards, such as fsdp2_full_shard.yaml"
-            )
+            yield f"this recipe has no {name} parallelism: {instead_of(kind, args)}"
+    if mesh.tp > 1 and mesh.cp > 1:
+        yield NOT_TOGETHER
     if mesh.tp > 1:
         yield from find_misfits_of_tp(args, accelerator, strategy)
     if mesh.cp > 1:
@@ -59,6 +63,13 @@ def find_mesh_misfits(
         yield from find_misfits_of_sp(args, accelerator, strategy)
     if mesh.parts_of_row() > 1:
         yield from find_misfits_of_parts(args)
+
+
+def instead_of(kind: str, args: CommonArguments) -> str:
+    """Return what to do without a dimension of the mesh that a recipe does not have."""
+    if isinstance(args, PipelineArguments):
+        return "use pp.yaml"
+    return f"set {kind}_size to 1, or use a YAML that only shards, such as fsdp2_full_shard.yaml"
 
 
 # ---- Arguments and keys of the YAML ----
@@ -130,11 +141,17 @@ def find_misfits_of_sp(
     config: Any = accelerator.parallelism_config
     handler = config.sp_handler
     takes = handler.sp_attn_implementation or "sdpa"
-    if (args.attn_implementation or "sdpa") != takes:
+    chosen = args.attn_implementation or "sdpa"
+    if chosen != takes:
+        # `find_misfits_of_parts` refuses all others that accelerate takes
+        fixes = []
+        if takes != "sdpa":
+            fixes.append("set parallelism_config_sp_attn_implementation: sdpa")
+        if chosen != "sdpa":
+            fixes.append("leave --attn_implementation out")
         yield (
-            f"--attn_implementation {args.attn_implementation}: sequence parallelism replaces "
-            f"{takes}, and ranks would attend only to their own part of a row: set "
-            f"parallelism_config_sp_attn_implementation: {args.attn_implementation}"
+            f"sequence parallelism replaces {takes}, and with {chosen} ranks would attend only to "
+            f"their own part of a row: {' and '.join(fixes)}"
         )
     if not handler.sp_seq_length_is_variable:
         yield (

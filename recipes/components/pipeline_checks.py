@@ -21,6 +21,12 @@ def find_pipeline_problems(args: CommonArguments, accelerator: Accelerator) -> I
             f"{strategy.name} does not shard a pipeline: use pp.yaml, with --shard_stages for "
             "FSDP2 within each stage"
         )
+    if accelerator.parallelism_config is not None:
+        # Its sizes place ranks in another order than pipelines do, which would then mix up rows
+        yield (
+            "parallelism_config: a pipeline takes its ranks from --pp_size: use pp.yaml, whose "
+            "ranks beyond one pipeline are replicas"
+        )
     ranks = accelerator.num_processes
     if ranks % args.pp_size:
         yield (

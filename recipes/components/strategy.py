@@ -110,6 +110,7 @@ class Strategy:
             experts.
         pipeline: ranks of a pipeline, each with other weights; 1 without pipeline parallelism.
         shards_stages: whether FSDP2 shards each stage of a pipeline.
+        sharding: FSDP's part of the name, such as "FULL_SHARD"; "" without FSDP.
     """
 
     name: str
@@ -118,6 +119,7 @@ class Strategy:
     is_split: bool = False
     pipeline: int = 1
     shards_stages: bool = False
+    sharding: str = ""
 
     @property
     def is_sharded(self) -> bool:
@@ -130,11 +132,14 @@ class Strategy:
         plugin = fsdp_plugin(accelerator)
         mesh = Mesh.of(accelerator)
         if plugin is not None and plugin.fsdp_version == 1:
-            return cls(f"FSDP1 {fsdp1_name(accelerator)}", fsdp_version=1)
+            name = fsdp1_name(accelerator)
+            return cls(f"FSDP1 {name}", fsdp_version=1, sharding=name)
         if plugin is not None:
             name = FSDP2_NAMES[mesh.dp_replicate > 1, bool(plugin.reshard_after_forward)]
             is_split = mesh.tp > 1 or mesh.ep > 1
-            return cls(mesh.describe(f"FSDP2 {name}"), fsdp_version=2, is_split=is_split)
+            return cls(
+                mesh.describe(f"FSDP2 {name}"), fsdp_version=2, is_split=is_split, sharding=name
+            )
         zero = accelerator.state.deepspeed_plugin
         if zero is not None:
             name = f"DeepSpeed ZeRO-{zero.zero_stage}"
@@ -224,6 +229,7 @@ def set_up_engine(args: CommonArguments, accelerator: Accelerator) -> None:
     upstream.silence_old_way_of_reading_fsdp1()
     upstream.silence_flattened_meshes()
     upstream.silence_sums_over_two_meshes()
+    upstream.silence_views_of_split_embeddings()
     torch.set_float32_matmul_precision("high" if args.tf32 else "highest")
     torch.backends.cudnn.allow_tf32 = args.tf32  # For convolutions torch allows it by default.
 

@@ -96,7 +96,7 @@ def find_ignored_sharding(strategy: Strategy) -> Iterator[str]:
     requested = os.environ.get(key.upper(), "FULL_SHARD").upper()
     with contextlib.suppress(ValueError):  # It is no form of a strategy, and is named as it is.
         requested = read_strategy(key, requested)
-    if requested not in ("FULL_SHARD", strategy.name.split()[-1]):
+    if requested not in ("FULL_SHARD", strategy.sharding):
         yield f"{key} {requested} has no effect, accelerate runs {strategy.name}; {what_it_does()}"
 
 
@@ -259,6 +259,13 @@ def find_deepspeed_misfits(accelerator: Accelerator, strategy: Strategy) -> Iter
                 "zero3_save_16bit_model: true in the YAML, or "
                 "stage3_gather_16bit_weights_on_model_save in the DeepSpeed config"
             )
+    size = (config.get("tensor_parallel") or {}).get("autotp_size")
+    if isinstance(size, int) and size > 1:
+        yield (
+            "tensor_parallel.autotp_size: DeepSpeed's tensor parallelism needs the same rows on "
+            "all ranks of a group, and each rank has rows of its own: delete it from the DeepSpeed "
+            "config, and use fsdp2_tp.yaml"
+        )
     doubled = [key for key in OWNED_BY_THE_RECIPE if config.get(key, "auto") != "auto"]
     if doubled:
         yield (

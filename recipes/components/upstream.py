@@ -703,8 +703,11 @@ def let_batches_differ_in_size(accelerator: Any) -> None:
         return
     from deepspeed.runtime.sequence_parallel.ulysses_sp import UlyssesSPAttentionHF
 
+    if hasattr(UlyssesSPAttentionHF.forward, "__wrapped__"):  # By an earlier call
+        return
     original = UlyssesSPAttentionHF.forward
 
+    @functools.wraps(original)
     def forward(attention: Any, module: Any, query: Any, *args: Any, **kwargs: Any) -> Any:
         attention.batch_size = len(query)
         for name in ("required_query_shape", "required_key_value_shape", "required_context_shape"):
@@ -731,6 +734,17 @@ def silence_sums_over_two_meshes() -> None:
     It means speed, of one number a tensor, and the sum is the same on all ranks.
     """
     logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)
+
+
+@workaround("torch/distributed/fsdp/_fully_shard/_fsdp_state.py", seen="torch 2.13")
+def silence_views_of_split_embeddings() -> None:
+    """Stop torch from warning, once a rank, that a split embedding returns a view under FSDP2.
+
+    Gradients would be wrong if an operation changed it in place. Llama's does not, nor does
+    --neftune_noise_alpha, and scripts/parity.py finds the gradients of one process.
+    """
+    message = r"FSDP2-wrapped module \(FSDPEmbedding\) returned a view tensor"
+    warnings.filterwarnings("ignore", message=message)
 
 
 # ---- Optimizer ----

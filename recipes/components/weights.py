@@ -61,12 +61,14 @@ def load_split(
     """Return from_pretrained's result with this rank's part of each matrix, read from the files."""
     splits = DistributedConfig(tp_size=Mesh.of(accelerator).tp)
     with upstream.splitting_over(accelerator):
-        model = auto_class.from_pretrained(name, distributed_config=splits, **options)
+        loaded = auto_class.from_pretrained(name, distributed_config=splits, **options)
+    # Classifiers ask for from_pretrained's report of missing weights too
+    model = loaded[0] if options.get("output_loading_info") else loaded
     # Otherwise save_pretrained waits on the writing rank for ranks that do not call it.
     del model.config.distributed_config
     release_files(model)
     upstream.keep_gradients_split(model)
-    return model
+    return loaded
 
 
 def load_spread(auto_class: Any, accelerator: Any, name: str, options: Mapping[str, Any]) -> Any:

@@ -29,6 +29,13 @@ from planner.recipe import (
 )
 from proof.jobs import MAKERS, WEIGHTS, content_of, expert_configs, mesh_configs
 
+# transformers' names of what the recipes train that are not for causal language models
+TASKS = {
+    "t5": "SEQ_TO_SEQ_CAUSAL_LM",
+    "bert": "SEQUENCE_CLASSIFICATION",
+    "bert_ner": "TOKEN_CLASSIFICATION",
+    "vit": "IMAGE_CLASSIFICATION",
+}
 GROUPS_OF_EXPERTS = ("--ep_size", "2")
 EXPERTS = "experts' adapters"
 LAYERS_ONLY = ("--lora_target_parameters",)  # without a value: no adapters of experts
@@ -95,6 +102,20 @@ def has_plan(recipe: str) -> bool:
 
     family = recipe.partition("_")[0]
     return bool(CONFIG_MAPPING[family].base_model_tp_plan)
+
+
+def takes_a_model_with_a_plan(recipe: str) -> bool:
+    """Return whether transformers can split a model of the kind that a recipe trains.
+
+    Args:
+        recipe: one of TASKS, whose family has no plan.
+    """
+    from transformers import CONFIG_MAPPING
+    from transformers.models.auto import modeling_auto
+
+    families = getattr(modeling_auto, f"MODEL_FOR_{TASKS[recipe]}_MAPPING_NAMES")
+    known = [CONFIG_MAPPING[family] for family in families if family in CONFIG_MAPPING]
+    return any(config.base_model_tp_plan for config in known)
 
 
 def arguments_of(recipe: str) -> Any:

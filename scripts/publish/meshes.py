@@ -21,7 +21,8 @@ SENT = {
     "EP": ("4 all-to-alls, for each of a experts a token", "4(n - 1)/n x t a h e"),
     "PP": ("hidden states and their gradients, for each stage", "2 t h e"),
 }
-NO_PLAN = "models with a plan, of which its default is none"
+SOME_PLANS = "models with a plan, such as Llama; its default has none"
+NO_PLAN = "no model has a plan"
 LENGTHS = (8192, 131_072)  # tokens of the row that the table counts
 MIB = 2**20
 KINDS_OF_MESH = ("tp", "cp", "sp", "ep")
@@ -99,7 +100,7 @@ def answer_of(refusal: str, numbers: dict[str, int]) -> str:
 
 def mesh_recipes_block(results: Results) -> str:
     """Return which recipe takes which kind of mesh, as their own arguments say."""
-    from proof.mesh_weights import has_plan, kinds_by_recipe
+    from proof.mesh_weights import has_plan, kinds_by_recipe, takes_a_model_with_a_plan
 
     by_recipe = kinds_by_recipe()
     taken_by_any = {kind for taken in by_recipe.values() for kind in taken}
@@ -108,7 +109,8 @@ def mesh_recipes_block(results: Results) -> str:
     for recipe, taken in by_recipe.items():
         cells = ["yes" if kind in taken else "" for kind in kinds]
         if "tp" in taken and not has_plan(recipe):
-            cells[kinds.index("tp")] = NO_PLAN
+            words = SOME_PLANS if takes_a_model_with_a_plan(recipe) else NO_PLAN
+            cells[kinds.index("tp")] = words
         lines.append([f"`{recipe}.py`", *cells])
     return table(["recipe", *(kind.upper() for kind in kinds)], lines)
 

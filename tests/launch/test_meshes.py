@@ -219,6 +219,23 @@ def test_the_result_loads_and_has_the_loss_of_one_process(config, kind, finished
     assert loss == pytest.approx(whole, rel=INT8_LOSS if kind == "int8 LoRA" else LOSS)
 
 
+# ---- Classifiers ----
+def test_a_classifier_on_a_split_model_gives_the_numbers_of_one_process(
+    once, tiny_of_meshes, tmp_path
+):
+    rows = once("reviews", partial(makers.make, "bert", words=ROWS)) / "data" / "train.jsonl"
+    words = ["--model_name_or_path", tiny_of_meshes / "model", "--dataset_name", rows]
+    words += "--max_steps 2 --save_steps 0 --eval_strategy no".split()
+    losses = []
+    for config in ("single", "tp"):
+        folder = tmp_path / config
+        done = rehearse(config, *words, "--output_dir", folder, script=REPO / "recipes" / "bert.py")
+        assert done.returncode == 0, done.output[-3000:]
+        assert "shard report: ok" in done.output
+        losses.append([line["loss"] for line in read_metrics(folder)[0]])
+    assert losses[1] == pytest.approx(losses[0], rel=LOSS)
+
+
 # ---- Stopped runs ----
 @pytest.mark.parametrize(("config", "kind"), STOPPED)
 def test_a_run_that_continues_ends_bit_for_bit_as_if_it_had_not_stopped(

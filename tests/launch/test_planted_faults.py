@@ -55,6 +55,10 @@ END_OF_TURN = (
     "tests/unit/components/test_chat.py"
     "::test_an_end_of_turn_is_trained_on_where_it_is_the_pad_token_too"
 )
+PIPELINES = (
+    "tests/unit/components/test_mesh.py"
+    "::test_the_size_of_pipelines_is_known_with_and_without_sizes_in_the_yaml[None]"
+)
 TRAINED = "tests/unit/test_adapters.py::test_exactly_what_should_train_is_trained[--use_peft]"
 COMPONENTS = "recipes/components"
 SAVE = """    save_model(
@@ -119,6 +123,13 @@ FOUND_BY_A_TEST = {
         "labels[inside] = tokens[inside]",
         "labels[inside] = [token if token != template.tokenizer.pad_token_id else NOT_TRAINED_ON "
         "for token in tokens[inside]]",
+    ),
+    "rows of its own for each rank of a pipeline": (
+        PIPELINES,
+        r"assert \(2, 2, 3\) == \(2, 2, 1\)",
+        f"{COMPONENTS}/mesh.py",
+        "return self.rank % self.data_ranks",
+        "return self.rank // self.copies",
     ),
     "adapters that are frozen": (
         TRAINED,

@@ -864,6 +864,16 @@ def test_torch_warns_of_how_accelerate_reads_a_mesh(cured, tmp_path):
     assert on_ranks(told, 4, **FSDP2) == [not cured] * 4
 
 
+@shows_harm_without("silence_views_of_split_embeddings")
+def test_torch_warns_of_each_split_embedding(cured, tmp_path):
+    llama().save_pretrained(tmp_path)
+    silence = upstream.silence_views_of_split_embeddings if cured else None
+    clip = partial(clip_split_weights, tmp_path)
+    told = partial(warns, "(FSDPEmbedding) returned a view tensor", clip, silence)
+    by_layers = {"FSDP_AUTO_WRAP_POLICY": "TRANSFORMER_BASED_WRAP"}
+    assert on_ranks(told, 4, **FSDP2, **by_layers) == [not cured] * 4
+
+
 @shows_harm_without("silence_sums_over_two_meshes")
 def test_torch_warns_of_each_norm_over_two_meshes(cured, tmp_path):
     llama().save_pretrained(tmp_path)

@@ -14,17 +14,19 @@ import bert
 import bert_ner
 import llama
 import llama_dpo
+import llama_pipeline
 import mistral_pretrain
 import mixtral
 import t5
 import vit
 from broken_configs import FSDP2, TYPO, TYPO_SAID, ZERO_WITHOUT_PRECISION
 from components.arguments import CommonArguments
-from components.checks import check_launch, find_conflicts, find_missing_data
+from components.checks import check_launch, find_conflicts, find_missing_data, find_problems
 from components.cli import parse_arguments
 from components.model_folder import find_missing_weights
 from components.summary import plan_command
 from example_arguments import MixtureArguments, language_model_arguments
+from fakes import fake_accelerator
 
 
 def conflicts(*flags):
@@ -33,6 +35,15 @@ def conflicts(*flags):
 
 def test_nothing_is_wrong_with_the_defaults():
     assert conflicts() == []
+
+
+@pytest.mark.parametrize(
+    ("recipe", "flag", "least"), [(llama_pipeline, "--pp_size", 2), (mixtral, "--ep_size", 1)]
+)
+def test_a_size_of_zero_is_one_line(recipe, flag, least):
+    args = parse_arguments(recipe.Arguments, words=[flag, "0"])
+    accelerator = fake_accelerator(num_processes=2, pipeline_ranks=0, expert_ranks=0)
+    assert f"{flag} 0: must be {least} or more" in find_problems(args, accelerator)
 
 
 def test_a_recipes_own_rules_stand_beside_its_arguments():

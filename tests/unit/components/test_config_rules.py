@@ -72,6 +72,15 @@ def test_what_the_recipes_are_not_tested_with_is_a_warning_for_them_only(tmp_pat
         assert [item.severity for item in with_recipes] == ["warning"]
 
 
+def test_tensor_and_context_parallelism_together_are_an_error_for_the_recipes_only(tmp_path):
+    sizes = {f"parallelism_config_{kind}_size": 2 for kind in ("dp_shard", "cp", "tp")}
+    text = f"{FULL2}  fsdp_cpu_ram_efficient_loading: false\nparallelism_config: {sizes}\n"
+    for for_recipes, severity in ((False, "info"), (True, "error")):
+        found = findings_on(tmp_path, text, for_recipes=for_recipes)
+        told = {item.path[-1]: item.severity for item in found}
+        assert told["parallelism_config_cp_size"] == severity
+
+
 def test_accelerate_stops_or_goes_astray_where_the_rules_say_so(tmp_path):
     nvme = ZERO3 + "  offload_param_device: nvme\n  offload_param_nvme_path: /fast\n"
     lost = deepspeed_run(tmp_path, nvme)

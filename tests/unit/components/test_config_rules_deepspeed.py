@@ -14,7 +14,7 @@ from accelerate_judge import deepspeed_run, write
 from broken_configs import DEEPSPEED_JSON, ZERO_WITHOUT_PRECISION
 from components import accelerate_keys, config_rules, deepspeed_keys
 from components.config_files import find_faults, load
-from components.config_findings import STOPS, split
+from components.config_findings import RECIPE, STOPS, split
 from components.config_rules_deepspeed_json import rules_of_json
 
 pytestmark = pytest.mark.usefixtures("pretended_gpu")
@@ -61,6 +61,15 @@ def test_auto_is_what_the_rules_say(tmp_path):
         "gradient_accumulation_steps",
         f"zero_optimization.{SAVE}",
     }
+
+
+@pytest.mark.parametrize(("size", "paths"), [(1, []), (2, ["tensor_parallel.autotp_size"])])
+def test_tensor_parallelism_of_deepspeed_is_refused_by_the_recipes_alone(size, paths):
+    data = copy.deepcopy(DEEPSPEED_JSON)
+    data["tensor_parallel"] = {"autotp_size": size}
+    before = list(rules_of_json(DEEPSPEED_JSON))
+    found = [item for item in rules_of_json(data) if item not in before]
+    assert [(item.dotted_path, item.kind) for item in found] == [(path, RECIPE) for path in paths]
 
 
 def test_an_auto_that_accelerate_does_not_fill_in_is_found():

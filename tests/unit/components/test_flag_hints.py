@@ -41,7 +41,7 @@ def test_flags_that_are_named_exist(all_flags):
 
 def test_flags_that_no_recipe_has_are_the_ones_explained(all_flags):
     """Some flags are in some recipes and not in others."""
-    in_some = {"eval_on_start", "max_length", "load_in_4bit", "load_in_8bit"}
+    in_some = {"eval_on_start", "max_length", "load_in_4bit", "load_in_8bit", "ep_size"}
     assert set(EXPLAINED) & all_flags == in_some
 
 
@@ -70,6 +70,8 @@ def test_a_recipe_is_not_advised_to_use_a_flag_that_it_does_not_have(recipe, fla
         ("--config_file", GOES_BEFORE),
         ("--fsdp-offload-params", GOES_BEFORE),
         ("--eval_on_start", "this recipe evaluates only after steps"),
+        ("--ep_size", "only recipes/mixtral.py spreads experts over ranks"),
+        ("--pp_size", "only recipes/llama_pipeline.py trains over a pipeline"),
         ("--lora_rnk", "did you mean --lora_r?"),
     ],
 )

@@ -9,11 +9,14 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, MistralConfig
 
+import llama
 from components import mesh, mesh_checks, upstream
+from components.cli import parse_arguments
 from components.packing import TokenCollator
 from components.pairs import PairCollator
+from components.strategy import Strategy
 from example_arguments import language_model_arguments
-from fakes import fake_accelerator, mixture_of_two, sharing_rows
+from fakes import fake_accelerator, mixture_of_two, parallelism, sharing_rows
 from harm import shows_harm_without
 
 PAIRS = [
@@ -105,6 +108,17 @@ def test_a_rank_with_whole_rows_adds_nothing_up(accelerator, is_training):
     assert mesh.sum_over_parts(accelerator, own, is_training) is own
 
 
+# ---- Ranks ----
+@pytest.mark.parametrize("sizes", [None, {"dp_replicate": 2}])
+def test_the_size_of_pipelines_is_known_with_and_without_sizes_in_the_yaml(sizes):
+    config = None if sizes is None else parallelism(**sizes)
+    pipelines = fake_accelerator(
+        num_processes=4, process_index=3, pipeline_ranks=2, parallelism_config=config
+    )
+    found = mesh.Mesh.of(pipelines)
+    assert (found.pp, found.data_ranks, found.data_rank) == (2, 2, 1)
+
+
 # ---- Refusals ----
 @pytest.mark.parametrize("kind", ["cp", "sp"])
 def test_a_window_is_refused_where_masks_are_dropped(kind):
@@ -115,12 +129,48 @@ def test_a_window_is_refused_where_masks_are_dropped(kind):
     assert not list(mesh_checks.find_misfits_of_config(config, mesh.Mesh(**{kind: 2})))
 
 
+@pytest.mark.parametrize(
+    ("sizes", "refused"), [({"tp": 2}, 0), ({"cp": 2}, 0), ({"tp": 2, "cp": 2}, 1)]
+)
+def test_tensor_and_context_parallelism_together_are_refused(sizes, refused):
+    ranks = fake_accelerator(num_processes=4, parallelism_config=parallelism(dp_shard=2, **sizes))
+    args = parse_arguments(llama.Arguments, words=[])
+    strategy = Strategy("a mesh", fsdp_version=2)
+    found = list(mesh_checks.find_mesh_misfits(args, ranks, strategy))
+    assert found.count(mesh_checks.NOT_TOGETHER) == refused
+
+
 @pytest.mark.parametrize("name", ["flash_attention_2", "varlen"])
 def test_attention_that_takes_all_rows_in_one_line_is_refused(name):
     args = language_model_arguments("--attn_implementation", name)
     assert f"--attn_implementation {name} takes all rows of a batch in one line" in " ".join(
         mesh_checks.find_misfits_of_parts(args)
     )
+
+
+@pytest.mark.parametrize(
+    ("of_yaml", "flags", "fix"),
+    [
+        ("flash_attention_2", [], "set parallelism_config_sp_attn_implementation: sdpa"),
+        (None, ["--attn_implementation", "eager"], "leave --attn_implementation out"),
+        (
+            "flash_attention_2",
+            ["--attn_implementation", "eager"],
+            "set parallelism_config_sp_attn_implementation: sdpa and leave --attn_implementation "
+            "out",
+        ),
+        (None, [], None),
+    ],
+)
+def test_an_attention_that_sequence_parallelism_does_not_replace_is_refused(of_yaml, flags, fix):
+    ranks = sharing_rows(2)
+    ranks.parallelism_config.sp_handler = SimpleNamespace(
+        sp_attn_implementation=of_yaml, sp_seq_length_is_variable=True
+    )
+    args = language_model_arguments(*flags)
+    found = list(mesh_checks.find_misfits_of_sp(args, ranks, Strategy("ZeRO-2", zero_stage=2)))
+    assert len(found) == (fix is not None)
+    assert all(line.endswith(f"part of a row: {fix}") for line in found)
 
 
 # ---- Sizes ----
@@ -143,6 +193,9 @@ def test_ulysses_takes_a_batch_of_another_size(cured):
     ):
         if cured:
             upstream.let_batches_differ_in_size(sharing_rows(2))
+            once = ulysses_sp.UlyssesSPAttentionHF.forward
+            upstream.let_batches_differ_in_size(sharing_rows(2))
+            assert ulysses_sp.UlyssesSPAttentionHF.forward is once
         attention = ulysses_sp.UlyssesSPAttentionHF(
             lambda module, query, key, value, mask, **others: (value.transpose(1, 2), None),
             batch_size=3,

@@ -8,20 +8,24 @@ import pytest
 
 import llama_pipeline
 from components.cli import parse_arguments
+from components.mesh_checks import NAMES, find_mesh_misfits
 from components.pipeline_checks import find_pipeline_problems
 from components.strategy import Strategy
+from fakes import fake_accelerator, parallelism
 
 
 @pytest.fixture
 def problems_of(monkeypatch):
     """A function from ranks and flags to the problems that are found."""
 
-    def find(ranks, *words, strategy=None, precision="no"):
+    def find(ranks, *words, strategy=None, precision="no", mesh=None):
         monkeypatch.setattr(sys, "argv", ["llama_pipeline.py"])
         args = parse_arguments(llama_pipeline.Arguments, words=list(words))
         in_force = strategy or Strategy("PP", pipeline=args.pp_size)
         monkeypatch.setattr("components.pipeline_checks.Strategy.of", lambda _: in_force)
-        accelerator = SimpleNamespace(num_processes=ranks, mixed_precision=precision)
+        accelerator = SimpleNamespace(
+            num_processes=ranks, mixed_precision=precision, parallelism_config=mesh
+        )
         return list(find_pipeline_problems(args, accelerator))
 
     return find
@@ -77,6 +81,20 @@ def test_ranks_and_micro_batches_that_do_not_fit_are_refused(ranks, words, says,
 def test_another_engine_is_refused(problems_of):
     [problem] = problems_of(2, strategy=Strategy("FSDP2 FULL_SHARD", fsdp_version=2))
     assert problem.startswith("FSDP2 FULL_SHARD does not shard a pipeline: use pp.yaml")
+
+
+@pytest.mark.parametrize("sizes", [{"dp_replicate": 4}, {"tp": 4}, {}])
+def test_a_mesh_of_the_yaml_is_refused(sizes, problems_of):
+    [problem] = problems_of(4, mesh=parallelism(**sizes))
+    assert problem.startswith("parallelism_config: a pipeline takes its ranks from --pp_size")
+
+
+@pytest.mark.parametrize("kind", ["tp", "cp"])
+def test_a_group_that_shares_rows_is_refused_with_the_yaml_of_pipelines(kind):
+    accelerator = fake_accelerator(num_processes=2, parallelism_config=parallelism(**{kind: 2}))
+    args = parse_arguments(llama_pipeline.Arguments, words=[])
+    found = list(find_mesh_misfits(args, accelerator, Strategy("a mesh", is_split=True)))
+    assert f"this recipe has no {NAMES[kind]} parallelism: use pp.yaml" in found
 
 
 def test_the_loss_scale_of_fp16_is_refused(problems_of):

@@ -95,6 +95,17 @@ def test_what_is_run_as_asked_is_accepted(version, strategy, reshard, replicas, 
     assert dropped(monkeypatch, version, strategy, reshard, replicas) == []
 
 
+@pytest.mark.parametrize(("requested", "refused"), [("SHARD_GRAD_OP", 0), ("NO_SHARD", 1)])
+def test_a_mesh_in_the_name_of_a_strategy_does_not_hide_how_it_shards(
+    requested, refused, monkeypatch
+):
+    accelerator = accelerator_of(monkeypatch, 2, requested, "false")
+    accelerator.parallelism_config = parallelism(tp=2)
+    found = list(find_dropped_settings(accelerator, Strategy.of(accelerator)))
+    assert len(found) == refused
+    assert all("accelerate runs FSDP2 SHARD_GRAD_OP x TP 2" in problem for problem in found)
+
+
 @pytest.mark.parametrize(
     ("version", "strategy", "reshard", "runs"),
     [
@@ -127,6 +138,7 @@ def test_what_has_no_effect_is_refused(version, strategy, reshard, runs, monkeyp
             "command line owns gradient_accumulation_steps",
         ),
         (ZERO2, {"gradient_clipping": 1.0}, "command line owns gradient_clipping"),
+        (ZERO2, {"tensor_parallel": {"autotp_size": 2}}, "and use fsdp2_tp.yaml"),
         (FSDP1, None, "trains nothing"),
     ],
 )

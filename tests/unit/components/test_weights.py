@@ -4,6 +4,7 @@
 import gc
 import os
 import weakref
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
@@ -23,7 +24,7 @@ from transformers import (
 
 from components import upstream, weights
 from components.weights import load_pretrained
-from fakes import fake_accelerator
+from fakes import fake_accelerator, parallelism
 
 GPU = torch.device("cuda", 1)
 
@@ -51,6 +52,17 @@ def with_engine(stage=None, fsdp=None, **settings):
 def test_weights_that_stay_whole_go_straight_to_the_gpu(stage):
     assert options_of(with_engine(stage, device=GPU))["device_map"] == {"": GPU}
     assert "device_map" not in options_of(with_engine(stage))
+
+
+def test_a_report_of_missing_weights_comes_with_split_weights_too(monkeypatch):
+    model = torch.nn.Linear(1, 1)
+    model.config = SimpleNamespace(distributed_config="over two ranks")
+    auto_class = SimpleNamespace(from_pretrained=lambda name, **options: (model, "a report"))
+    monkeypatch.setattr(upstream, "splitting_over", lambda accelerator: nullcontext())
+    monkeypatch.setattr(upstream, "keep_gradients_split", lambda model: None)
+    ranks = fake_accelerator(num_processes=2, parallelism_config=parallelism(tp=2))
+    loaded = load_pretrained(auto_class, ranks, "model", output_loading_info=True)
+    assert loaded == (model, "a report") and not hasattr(model.config, "distributed_config")
 
 
 def test_weights_that_are_split_do_not():

@@ -8,9 +8,11 @@ from proof.jobs import WEIGHTS, Run, expert_configs, is_refused, mesh_configs
 from proof.mesh_weights import (
     EXPERTS,
     KINDS,
+    TASKS,
     has_plan,
     kinds_by_recipe,
     refusals_by_pair,
+    takes_a_model_with_a_plan,
 )
 from publish import meshes
 
@@ -64,6 +66,11 @@ def test_the_recipes_and_their_plans_are_those_of_transformers():
     assert set(kinds["llama"]) == {"tp", "cp", "sp"}
     assert "ep" in kinds["mixtral"]
     assert [has_plan(recipe) for recipe in ("llama_dpo", "bert_ner")] == [True, False]
+
+
+def test_only_classifiers_of_text_take_a_model_with_a_plan():
+    taken = {recipe: takes_a_model_with_a_plan(recipe) for recipe in TASKS}
+    assert taken == {"t5": False, "bert": True, "bert_ner": True, "vit": False}
 
 
 def test_the_table_numbers_each_reason_once(pairs, monkeypatch):

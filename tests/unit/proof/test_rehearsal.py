@@ -115,6 +115,15 @@ def test_ranks_that_would_not_show_the_strategy_are_refused(name, wishes, says):
         rehearse_shipped(name, **wishes)
 
 
+def test_replicas_of_ddp_are_as_many_as_the_mesh_has(tmp_path):
+    file = tmp_path / "replicas.yaml"
+    sizes = "parallelism_config: {parallelism_config_dp_replicate_size: 4}"
+    file.write_text(
+        f"distributed_type: MULTI_GPU\nmixed_precision: bf16\nnum_processes: 4\n{sizes}\n"
+    )
+    assert plan(file, Wishes(), "cpu").ranks == 4
+
+
 def test_what_differs_from_the_yaml_is_told_with_its_reason():
     slow = "slow on CPU; --mixed_precision bf16 also shows what bf16 refuses"
     more_ranks = Override("num_processes", "1", "2", "one rank would show nothing")
