@@ -9,8 +9,8 @@ from pathlib import Path
 from bench import loading_tables as loading
 from bench import planning_tables as planning
 from bench import preparation_tables as preparation
-from bench import start_tables as start
 from bench import saving_tables as saving
+from bench import start_tables as start
 from bench import tables as speed
 from families import tables as families
 from gpu import tables as gpu
