@@ -149,7 +149,8 @@ def run_of(config: dict, for_recipes: bool) -> Run:
     requested = strategy_of(config)
     machines = config["num_machines"]
     unused = unused_kinds(config, requested)
-    requested = replace(requested, **{kind: 1 for kind in SHARING_KINDS if kind in unused})
+    sizes = {kind: 1 if kind in unused else getattr(requested, kind) for kind in SHARING_KINDS}
+    requested = replace(requested, tp=sizes["tp"], cp=sizes["cp"], sp=sizes["sp"])
     processes = 1
     if requested.engine != "single" or config["distributed_type"] in NOT_DESCRIBED:
         processes = max(config.get("num_processes", 1) // machines * machines, 1)
