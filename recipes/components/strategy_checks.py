@@ -282,7 +282,10 @@ def find_problems_of_environment(args: CommonArguments, strategy: Strategy) -> I
         sizes[kind] = int(env.get(f"PARALLELISM_CONFIG_{kind}_SIZE", 1))
     shards_by_mesh = strategy.fsdp_version == 2 or sizes["SP"] > 1
     if sizes["DP_SHARD"] > 1 and not shards_by_mesh:
-        yield f"{strategy.name} shards by no mesh: set dp_shard_size to 1, or use an fsdp2 YAML"
+        yield (
+            f"{strategy.name} does not shard by a mesh: set dp_shard_size to 1, or use an "
+            "fsdp2 YAML"
+        )
     has_engine = strategy.fsdp_version > 0 or strategy.zero_stage is not None
     shares_rows = max(sizes["TP"], sizes["CP"], sizes["SP"]) > 1
     if shares_rows and not has_engine and not strategy.is_split:

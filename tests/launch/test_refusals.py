@@ -85,7 +85,7 @@ def test_offload_without_a_compiler_says_what_to_install(tiny, tmp_path):
 
 @pytest.mark.parametrize(
     ("size", "says"),
-    [("TP", "splits neither matrices nor rows"), ("DP_SHARD", "shards by no mesh")],
+    [("TP", "splits neither matrices nor rows"), ("DP_SHARD", "does not shard by a mesh")],
 )
 def test_meshes_that_nothing_would_shard_over_refuse(size, says, tiny, tmp_path):
     # What the launcher exports for tp_size: 2, whose ranks would each take rows of their own, and

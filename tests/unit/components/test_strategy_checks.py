@@ -279,7 +279,7 @@ def test_compiling_has_one_owner(monkeypatch):
 def test_meshes_that_nothing_would_shard_over_are_refused(mesh, strategy, refused, monkeypatch):
     monkeypatch.setenv(f"PARALLELISM_CONFIG_{mesh}_SIZE", "2")
     found = list(find_problems_of_environment(language_model_arguments(), strategy))
-    assert len(found) == refused and all("shards by no mesh" in line for line in found)
+    assert len(found) == refused and all("does not shard by a mesh" in line for line in found)
 
 
 def test_offload_without_a_compiler_says_what_to_install(monkeypatch, tmp_path):
