@@ -23,11 +23,13 @@ import json
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
-from bench import start
 from bench.start_tables import whole_text
 from exits import run_command
 from usage import Parser
+
+Row = dict[str, Any]
 
 MODELS = ("8B", "70B")
 
@@ -50,14 +52,16 @@ def parse_args() -> argparse.Namespace:
     return args
 
 
-def measure(args: argparse.Namespace) -> dict[str, list[start.Row]]:
+def measure(args: argparse.Namespace) -> dict[str, list[Row]]:
     """Return the rows of the three tables.
 
     Raises:
         ValueError: two ranks got the same rows.
         RuntimeError: the planner failed.
     """
-    found: dict[str, list[start.Row]] = {"deal": [], "owners": [], "planner": []}
+    from bench import start  # This takes seconds.
+
+    found: dict[str, list[Row]] = {"deal": [], "owners": [], "planner": []}
     rows = start.RowsWithLengths(args.rows)
     for strategy in start.STRATEGIES:
         for ranks in args.ranks:
@@ -86,7 +90,7 @@ def main() -> int:
     return 0
 
 
-def as_text(found: dict[str, list[start.Row]]) -> str:
+def as_text(found: dict[str, list[Row]]) -> str:
     """Return the results as JSON, one row a line."""
     groups = []
     for name, rows in found.items():

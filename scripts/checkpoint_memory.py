@@ -21,15 +21,14 @@ import tempfile
 from pathlib import Path
 
 from exits import run_command
-from planner import save_memory
-from publish.saving import checkpoint_memory_table, checkpoint_plan_table, is_within
+from planner.rehearsals import all_names
 from usage import Parser
 
 
 def parse_args() -> argparse.Namespace:
     """Return the arguments of the command line."""
     parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    names = save_memory.all_names()
+    names = all_names()
     parser.add_argument(
         "--configs", nargs="+", choices=names, default=names, help="YAML files [all]"
     )
@@ -41,6 +40,10 @@ def parse_args() -> argparse.Namespace:
 def main() -> int:
     """Measure each launch and print the table; return the exit code."""
     args = parse_args()
+    # These imports take seconds.
+    from planner import save_memory
+    from publish.saving import checkpoint_memory_table, checkpoint_plan_table, is_within
+
     rows = []
     has_failed = False
     planned = [save_memory.row_on_paper(*case) for case in save_memory.ON_PAPER]

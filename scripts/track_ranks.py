@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from exits import run_command
-from planner.rehearsals import config_names, expert_names, mesh_names, pipeline_names
+from planner.rehearsals import all_names
 from planner.tracked_jobs import JOBS, is_refused
 from usage import Parser
 
@@ -35,7 +35,7 @@ MIB = 2**20
 def parse_args() -> argparse.Namespace:
     """Return the arguments of the command line."""
     parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    names = [*config_names(), *mesh_names(), *expert_names(), *pipeline_names()]
+    names = all_names()
     parser.add_argument(
         "--configs", nargs="+", choices=names, default=names, help="YAML files (default: all)"
     )

@@ -310,7 +310,9 @@ def words_of_flags(run: Run) -> dict[str, str]:
         flags.append("llama_pipeline.py --pp_size N gives each of N processes some of the layers")
     if not flags:
         return {}
-    return {"flags": f"{', and '.join(flags)}; all else here is about runs without"}
+    return {
+        "flags": f"{', and '.join(flags)}; the rest of this description is about runs without these flags"
+    }
 
 
 def takes_experts(run: Run) -> bool:

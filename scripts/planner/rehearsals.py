@@ -85,9 +85,9 @@ def expert_names() -> list[str]:
     return jobs.expert_configs()
 
 
-def pipeline_name() -> str:
-    """Return the name of the shipped YAML file of pipelines."""
-    return OF_PIPELINES.stem
+def all_names() -> list[str]:
+    """Return the names of the shipped YAML files, without those that mean the same as another."""
+    return [*config_names(), *mesh_names(), *expert_names(), *pipeline_names()]
 
 
 def expert_meshes() -> list[Mesh]:

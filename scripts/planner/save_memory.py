@@ -17,12 +17,10 @@ from .host_memory import MALLOC_THRESHOLD
 from .plan import Plan
 from .rehearsals import (
     Mesh,
-    config_names,
     expert_names,
     make_model,
-    mesh_names,
     meshes,
-    pipeline_name,
+    pipeline_names,
     ranks_of,
     rehearse,
     versions,
@@ -55,16 +53,11 @@ FLAGS = {
 }
 
 
-def all_names() -> list[str]:
-    """Return the names of the shipped YAML files, without those that mean the same as another."""
-    return [*config_names(), *mesh_names(), *expert_names(), pipeline_name()]
-
-
 def mesh_of(config: str, ranks: int) -> Mesh:
     """Return a shipped YAML on the number of ranks closest to `ranks` that it allows."""
     if config in expert_names():
         return Mesh(config, ranks, ep=GROUP)
-    if config == pipeline_name():
+    if config in pipeline_names():
         return Mesh(config, ranks, pp=GROUP)
     of_config = [mesh for mesh in meshes(MOST_RANKS) if mesh.config == config]
     if of_config:
