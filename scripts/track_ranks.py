@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from exits import run_command
-from planner.rehearsals import all_names
+from planner.rehearsals import all_names, config_names
 from planner.tracked_jobs import JOBS, is_refused
 from usage import Parser
 
