@@ -310,9 +310,7 @@ def words_of_flags(run: Run) -> dict[str, str]:
         flags.append("llama_pipeline.py --pp_size N gives each of N processes some of the layers")
     if not flags:
         return {}
-    return {
-        "flags": f"{', and '.join(flags)}; the rest of this description is about runs without these flags"
-    }
+    return {"flags": f"{', and '.join(flags)}; the other lines are about runs without these flags"}
 
 
 def takes_experts(run: Run) -> bool:
