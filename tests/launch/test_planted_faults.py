@@ -69,7 +69,7 @@ SAVE = """    save_model(
         stop_tokens=stop_tokens_of_turns(tokenizer),
     )
 """
-GATHER = "    weights = whole_weights(accelerator, model)\n"
+GATHER = "    share = gather_share(accelerator, model, unwrapped)\n"
 FOUND_BY_A_TEST = {
     "only rank 0 saves": (
         f"{COLLECTIVES}[llama.py]",
@@ -80,7 +80,7 @@ FOUND_BY_A_TEST = {
     ),
     "only rank 0 gathers what it saves": (
         f"{COLLECTIVES}[export.py]",
-        "whole_weights on some ranks only",
+        "gather_share on some ranks only",
         f"{COMPONENTS}/export.py",
         GATHER,
         GATHER.replace("\n", " if accelerator.process_index == 0 else None\n"),
