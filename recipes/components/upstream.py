@@ -736,7 +736,10 @@ def silence_sums_over_two_meshes() -> None:
     logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)
 
 
-@workaround("torch/distributed/fsdp/_fully_shard/_fsdp_state.py", seen="torch 2.13")
+@workaround(
+    "torch/distributed/fsdp/_fully_shard/_fsdp_state.py, _register_pre_backward_hook",
+    seen="torch 2.13",
+)
 def silence_views_of_split_embeddings() -> None:
     """Stop torch from warning, once a rank, that a split embedding returns a view under FSDP2.
 
