@@ -4,7 +4,7 @@
 # same command on every host, in any order:
 #
 #   RECIPE=recipes/llama.py CONFIG=accelerate_configs/fsdp.yaml MEETING=host1:29400 HOSTS=1:4 \
-#       ROWS_PER_STEP=256 OUTPUT_DIR=/shared/runs/full clusters/torchrun_elastic.sh --dataset_name rows.jsonl
+#       ROWS_PER_STEP=768 OUTPUT_DIR=/shared/runs/full clusters/torchrun_elastic.sh --dataset_name rows.jsonl
 #
 # torchrun's elastic agent decides on ranks and addresses. MEETING is the host where the agents meet,
 # which has to stay, and HOSTS the least and the largest number of them. When a host is lost, the others
@@ -24,12 +24,17 @@ refuse() {
 [[ -f ${CONFIG-} ]] || refuse "CONFIG is the YAML, such as CONFIG=accelerate_configs/fsdp.yaml"
 [[ ${MEETING-} == *:* ]] || refuse "MEETING is where the agents meet, such as MEETING=host1:29400"
 [[ ${HOSTS-} =~ ^[0-9]+(:[0-9]+)?$ ]] || refuse "HOSTS is how many hosts take part, such as HOSTS=1:4"
-[[ ${ROWS_PER_STEP-} =~ ^[0-9]+$ ]] || refuse "ROWS_PER_STEP is the rows of a step, such as ROWS_PER_STEP=256"
+[[ ${ROWS_PER_STEP-} =~ ^[0-9]+$ ]] || refuse "ROWS_PER_STEP is the rows of a step, such as ROWS_PER_STEP=768"
 [[ ${BATCH:-8} =~ ^[1-9][0-9]*$ ]] || refuse "BATCH is the rows of a micro-batch, such as BATCH=8"
 [[ ${OUTPUT_DIR-} ]] || refuse "OUTPUT_DIR is the folder of the run, which all hosts share"
 [[ " $* " != *" --output_dir"* ]] || refuse "OUTPUT_DIR names the folder of the run, not --output_dir"
 GPUS=${GPUS:-$(nvidia-smi --list-gpus | wc -l)}
 ((GPUS > 0)) || refuse "nvidia-smi finds no GPU on this host"
+for ((hosts = ${HOSTS%:*}; hosts <= ${HOSTS#*:}; hosts++)); do
+  rows=$((${BATCH:-8} * GPUS * hosts))
+  ((rows == 0 || ROWS_PER_STEP % rows == 0)) ||
+    refuse "ROWS_PER_STEP=$ROWS_PER_STEP is not a multiple of $rows, the rows of a micro-batch on $hosts hosts: choose another, or fewer HOSTS"
+done
 
 # accelerate has no options for these; its launcher is torchrun, which reads them here
 export PET_NNODES=$HOSTS PET_RDZV_ENDPOINT=$MEETING PET_RDZV_ID=${RUN:-recipe}

@@ -45,6 +45,7 @@ STATE = "state.safetensors"
 STATE_PART = re.compile(r"state(-[0-9]{5,}-of-[0-9]{5,})?\.safetensors")
 PROGRESS = "progress.json"
 REPLACED = ".replaced"  # Ends the name of a folder whose checkpoint another one replaces
+STAGING = ".staging"  # Ends the name of a checkpoint that is being written
 NAME = re.compile(r"checkpoint-([0-9]{1,18})")
 # What reading a damaged file raises
 UNREADABLE = (OSError, ValueError, LookupError, TypeError, RecursionError, SafetensorError)
@@ -72,6 +73,7 @@ def choose_checkpoint(folder: Path, requested: str, dry_run: bool) -> Path | Non
     """
     if not dry_run:
         finish_replacements(folder)
+        delete_unfinished(folder)
     existing = checkpoints_in(folder)
     candidates = list_candidates(folder, requested, existing)
     passed_over = []
@@ -280,6 +282,12 @@ def complete(
     delete_old(folder, limit, kept_step)
 
 
+def delete_unfinished(folder: Path) -> None:
+    """Delete what killed saves have left, of whichever step. No save may be under way."""
+    for staging in folder.glob(f"checkpoint-*{STAGING}"):
+        shutil.rmtree(staging, ignore_errors=True)
+
+
 def facts_of(file: Path) -> dict[str, Any]:
     """Return what the manifest says about a file."""
     return {"size": file.stat().st_size, "xxh3_128": hash_of(file)}
@@ -329,7 +337,7 @@ def files_written_to(checkpoint: Path) -> list[Path]:
 
 def staging_folder(folder: Path, step: int) -> Path:
     """Return where a checkpoint is written before it gets its name."""
-    return folder / f"checkpoint-{step}.staging"
+    return folder / f"checkpoint-{step}{STAGING}"
 
 
 def size_of_state(state: Mapping[str, torch.Tensor]) -> int:
@@ -340,8 +348,10 @@ def size_of_state(state: Mapping[str, torch.Tensor]) -> int:
 def flush(path: Path | str) -> None:
     """Flush a file, or the names in a folder, to the disk."""
     descriptor = os.open(path, os.O_RDONLY)
-    os.fsync(descriptor)
-    os.close(descriptor)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def hash_of(path: Path) -> str:

@@ -13,8 +13,10 @@ from components.status import process_status, report_to_launcher
 def conclude(accelerator: Accelerator, state: str, code: int, why: str | None = None) -> None:
     """Record how the run ended. Every rank takes part.
 
-    From here on a rank that exits is not reported as lost.
+    From here on a rank that exits is not reported as lost. A rank may come much later than the
+    others, since it uploads a checkpoint: until then all of them watch each other.
     """
+    accelerator.wait_for_everyone()
     status = process_status()
     if accelerator.is_main_process:
         status.set(state, code, why)

@@ -202,7 +202,8 @@ def open_store(seconds: int) -> Any:
         timeout=timedelta(seconds=seconds),
         multi_tenant=True,  # The process group uses the same one.
     )
-    return dist.PrefixStore(LIST, store)
+    # Where hosts leave, an earlier attempt with more ranks may have signed.
+    return dist.PrefixStore(f"{LIST}/{os.environ['WORLD_SIZE']}", store)
 
 
 def words_of(ranks: list[int]) -> str:

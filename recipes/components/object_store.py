@@ -52,7 +52,7 @@ OUT_OF_REACH = (
     "ReadTimeoutError",
 )
 NO_CREDENTIALS = ("DefaultCredentialsError", "NoCredentialsError", "PartialCredentialsError")
-FETCHED = ".fetched"  # Ends the name of a folder into which a checkpoint is being fetched
+FETCHED = ".fetched"  # Ends the name of what is being fetched, a checkpoint's folder or a file
 WRITE_TEST = ".write_test"
 
 
@@ -123,6 +123,8 @@ class ObjectStore:
         checkpoints of later steps would be lost, and with 65, 69 or 73 if what is needed cannot be
         fetched.
         """
+        for left in self._folder.glob(f"checkpoint-*{FETCHED}"):  # from fetches that were killed
+            shutil.rmtree(left, ignore_errors=True)
         try:
             if self._is_done() and not folder.has_result(self._folder):
                 self._bring(include_weights=True)
@@ -165,7 +167,6 @@ class ObjectStore:
         final = self._folder / f"checkpoint-{stored.step}"
         fetched = Path(f"{final}{FETCHED}")
         try:
-            shutil.rmtree(fetched, ignore_errors=True)  # left over from a fetch that was killed
             fetched.mkdir(parents=True)
             for path in self._list(stored.path):
                 self._files.get_file(path, str(fetched / PurePosixPath(path).name))
@@ -266,7 +267,9 @@ class ObjectStore:
         steps = sorted({step_of(path) for path in complete}, reverse=True)
         kept = {*steps[:limit], kept_step}
         for path in existing:
-            is_replaced = step_of(path) == step_of(newest) and path != newest
+            if path == newest:
+                continue
+            is_replaced = step_of(path) == step_of(newest)
             if path in complete and step_of(path) in kept and not is_replaced:
                 continue
             # Without its manifest a checkpoint is not taken for one, however much is left of it.
@@ -314,11 +317,28 @@ class ObjectStore:
             name = PurePosixPath(path).name
             is_wanted = include_weights or not is_weights(name)
             if is_wanted and self._files.isfile(path) and not (self._folder / name).exists():
-                self._files.get_file(path, str(self._folder / name))
+                self._fetch_file(path, self._folder / name)
+
+    def _fetch_file(self, path: str, file: Path) -> None:
+        """Fetch a file, which has its name once all of it is there.
+
+        Raises:
+            OSError: if fewer bytes came than the store has.
+        """
+        fetched = file.with_name(f"{file.name}{FETCHED}")
+        self._files.get_file(path, str(fetched))
+        size = self._files.info(path)["size"]
+        if fetched.stat().st_size != size:
+            raise OSError(f"of {file.name}, not all of {size:,} bytes came from the store")
+        checkpoint.flush(fetched)
+        fetched.replace(file)
 
     def _has_manifest(self, path: str) -> bool:
-        """Return whether a checkpoint in the store is complete."""
-        return self._files.exists(manifest_of(path))
+        """Return whether a checkpoint in the store is complete.
+
+        A listing fails if the store does; `exists` of some stores would return False.
+        """
+        return manifest_of(path) in self._list(path)
 
     def _checkpoints(self) -> list[str]:
         """Return where there is a checkpoint or a part of one."""
@@ -336,7 +356,8 @@ class ObjectStore:
         """Return the files of the output folder, those that are being written left out."""
         files = []
         for path in sorted(self._folder.iterdir()):
-            is_own = path.is_file() and path.suffix != ".tmp" and path.name != folder.LATEST
+            is_partial = path.suffix in (".tmp", FETCHED)
+            is_own = path.is_file() and not is_partial and path.name != folder.LATEST
             if is_own and not path.name.startswith("."):
                 files.append(path)
         return files

@@ -361,15 +361,39 @@ class Run:
 
     def _upload_result(self) -> None:
         """Upload the result, and end with 69 or 73 if that fails, though the run is done."""
+        problem = self._try_to_upload_result()
+        if problem is None:
+            return
+        code, message = problem
+        self._status.set("done", code, message)
+        print(f"error: {message}", file=sys.stderr, flush=True)
+        report_to_launcher("done", code, message, f"error: {message}")
+        sys.exit(code)
+
+    def _try_to_upload_result(self) -> tuple[Exit, str] | None:
+        """Upload the result, on rank 0. Return the code for a failure and why, or None."""
         problem = None
         if self._store is not None and self._accelerator.is_main_process:
             problem = self._store.upload_result()
         if problem is None:
-            return
+            return None
         code, why = problem
-        message = f"the result is only in {self._folder}: {why}; the same command uploads it"
-        self._status.set("done", code, message)
-        print(f"error: {message}", file=sys.stderr, flush=True)
+        return code, (f"the result is only in {self._folder}: {why}; the same command uploads it")
+
+    def _upload_result_of_earlier_call(self) -> None:
+        """Upload the result of a finished run where that is left to do. Every rank takes part.
+
+        All ranks end with 69 or 73 if it fails. The run stays done.
+        """
+        if self._store is None:
+            return
+        problem = broadcast_object_list([self._try_to_upload_result()])[0]
+        if problem is None:
+            return
+        code, message = problem
+        conclude(self._accelerator, "done", code, message)
+        self._accelerator.end_training()
+        self._accelerator.print(f"error: {message}", file=sys.stderr, flush=True)
         report_to_launcher("done", code, message, f"error: {message}")
         sys.exit(code)
 
@@ -624,7 +648,7 @@ class Run:
                 f"the finished run in {self._folder} {difference}, and no checkpoint is left to "
                 f"continue from. {ANEW}",
             )
-        self._upload_result()
+        self._upload_result_of_earlier_call()
         end_as_done(
             self._accelerator,
             f"Nothing is left to do: the run is done, and the model is in {self._folder}. {ANEW}",
@@ -641,7 +665,7 @@ class Run:
         done = broadcast_object_list([is_main and self._has_finished()])[0]
         if self.step < self._total_steps or not done:
             return
-        self._upload_result()
+        self._upload_result_of_earlier_call()
         name = length_argument(self._args)
         end_as_done(
             self._accelerator,

@@ -62,16 +62,14 @@ def test_a_new_head_beside_adapters_has_their_type_in_bf16(config, base, tiny_of
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
-def test_a_stopped_run_goes_on_as_if_it_had_not(
-    recipe, short_of, short_in_one_process, shared_tmp, tmp_path
-):
+def test_a_stopped_run_goes_on_as_if_it_had_not(recipe, short_of, shared_tmp, tmp_path):
     lab = Lab(shared_tmp / f"faults_{recipe}", short_of(recipe))
     job = replace(make_job("single"), recipe=recipe, flags=short_jobs.FLAGS)
     folder = tmp_path / "run"
     ended = lab.run(job, folder, [Fault("SIGTERM", "between_steps", call=8)])
     assert ended.code == 75 and status_of(folder)["state"] == "stopped", ended.output[-3000:]
     assert verified(folder) == [7]
-    result = resume_and_compare(lab, folder, job, whole=short_in_one_process("full", recipe))
+    result = resume_and_compare(lab, folder, job)
     assert result.ok, result.note
 
 

@@ -66,7 +66,7 @@ COLLECTIVES = set(
     save_model save_state share_new_modules skip_if_not_finite run.start start_trackers steps
     summarize summed_losses summed_tag_loss summed_target_loss token_loss training_loader
     wait_for_everyone weighted_row_losses adapter_weights _between_steps find_host_without
-    check_hosts compare_clocks describe_cache self.hosts.join
+    _upload_result_of_earlier_call check_hosts compare_clocks describe_cache self.hosts.join
     _check_nonfinite _deal _end _end_if_done _find_best _find_checkpoint _keep_finished_model
     _keep_row_order
     _load_best _note_if_best _save_and_stop _save _save_if_new _finish_save _write_step
