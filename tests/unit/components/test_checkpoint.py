@@ -93,6 +93,15 @@ class TestFolder:
         assert len(seen) > 40 and min(seen) == 1, seen
         assert list(checkpoint.checkpoints_in(tmp_path)) == [5]
 
+    def test_what_killed_saves_of_other_steps_have_left_is_deleted(self, tmp_path):
+        whole = damage.make_checkpoint(tmp_path, 5)
+        left = tmp_path / "checkpoint-7.staging"
+        left.mkdir()
+        assert checkpoint.choose_checkpoint(tmp_path, "auto", dry_run=True) == whole
+        assert left.exists()
+        assert checkpoint.choose_checkpoint(tmp_path, "auto", dry_run=False) == whole
+        assert not left.exists()
+
     def test_one_that_has_only_the_model_is_there_until_a_whole_one_is(self, tmp_path):
         """At each change a run that is killed there would find one of the two."""
         run, copy = tmp_path / "run", tmp_path / "copy"

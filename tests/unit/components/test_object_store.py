@@ -5,7 +5,7 @@ tests/object_store trains beside a real server.
 """
 
 import shutil
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 
 import fsspec
 import pytest
@@ -99,6 +99,22 @@ class TestContinuing:
         assert not (tmp_path / "model.safetensors").exists()
         assert store.choose_checkpoint("auto") is None
         assert {name: (tmp_path / name).read_text() for name in contents} == contents
+
+    def test_a_fetch_that_is_cut_leaves_nothing_that_passes_as_the_result(
+        self, store, files, tmp_path, monkeypatch, capsys
+    ):
+        (tmp_path / "model.safetensors").write_text("weights")
+        (tmp_path / "status.json").write_text('{"state": "done"}')
+        assert store.upload_result() is None
+        (tmp_path / "model.safetensors").unlink()
+        with monkeypatch.context() as patched:
+            patched.setattr(files, "get_file", lambda path, to: Path(to).write_text("wei"))
+            with pytest.raises(SystemExit):
+                store.choose_checkpoint("auto")
+        assert "not all of 7 bytes" in capsys.readouterr().err
+        assert not (tmp_path / "model.safetensors").exists()
+        store.choose_checkpoint("auto")
+        assert (tmp_path / "model.safetensors").read_text() == "weights"
 
     def test_weights_of_an_earlier_result_do_not_stay_beside_others(self, store, files, tmp_path):
         """from_pretrained prefers model.safetensors to an index."""
