@@ -359,18 +359,26 @@ class BackwardRun:
                 node.before()
             self.differentiate(node)
 
-    def differentiate(self, node: Node) -> None:
-        """Compute the gradients of an op's inputs; the gradient of its result is then freed."""
-        gradient = self.waiting.pop(node)
+    def gradients_along(
+        self, flows: Sequence[Flow], node: Node, gradient: Storage
+    ) -> list[tuple[Node | Weight, Storage]]:
+        """Return (input, its gradient) for some inputs of an op, with the op's scratch memory.
+
+        gradient: that of the op's result, which some inputs share.
+        """
         made = []
         self.autograd.ledger.add("activations", node.scratch)
-        for flow in node.gives:
-            if flow.itemsize is None:
-                made.append((flow.target, gradient))
-            else:
-                made.append((flow.target, self.autograd.new(flow.numel, flow.itemsize)))
+        for flow in flows:
+            part = gradient
+            if flow.itemsize is not None:
+                part = self.autograd.new(flow.numel, flow.itemsize)
+            made.append((flow.target, part))
         self.autograd.ledger.add("activations", -node.scratch)
-        del gradient
+        return made
+
+    def differentiate(self, node: Node) -> None:
+        """Compute the gradients of an op's inputs; the gradient of its result is then freed."""
+        made = self.gradients_along(node.gives, node, self.waiting.pop(node))
         node.keeps = []
         node.holds = []
         node.before = None

@@ -333,14 +333,7 @@ class InputPass(BackwardRun):
         others = [flow for flow in node.gives if flow not in of_weights]
         if of_weights:
             self.left.append((node, gradient, of_weights))
-        made = []
-        self.autograd.ledger.add("activations", node.scratch)
-        for flow in others:
-            if flow.itemsize is None:
-                made.append((flow.target, gradient))
-            else:
-                made.append((flow.target, self.autograd.new(flow.numel, flow.itemsize)))
-        self.autograd.ledger.add("activations", -node.scratch)
+        made = self.gradients_along(others, node, gradient)
         del gradient
         if self.left:
             self.kept.append(node)
