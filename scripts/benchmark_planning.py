@@ -18,12 +18,12 @@ Exit codes: 0 measured, 1 a rank failed, 64 usage.
 """
 
 import argparse
-import json
 import sys
 from pathlib import Path
 
 from bench.planning import Plan, RankError, measure, write_rows
 from bench.planning_tables import whole_table
+from bench.results_file import write_results
 from exits import run_command
 from usage import Parser
 
@@ -67,9 +67,7 @@ def main() -> int:
         file.unlink()
     print(whole_table(results))
     if args.json:
-        args.json.parent.mkdir(parents=True, exist_ok=True)
-        lines = ",\n".join(json.dumps(row) for row in results)
-        args.json.write_text(f'{{"rows": [\n{lines}\n]}}\n')
+        write_results(args.json, results)
     return 0
 
 

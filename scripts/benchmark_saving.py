@@ -17,10 +17,10 @@ Exit codes: 0 measured, 1 a run failed, 64 usage.
 """
 
 import argparse
-import json
 import sys
 from pathlib import Path
 
+from bench.results_file import write_results
 from bench.saving import Job, RunError, make_model_and_rows, measure
 from bench.saving_tables import whole_table
 from exits import run_command
@@ -61,9 +61,7 @@ def main() -> int:
                 return 1
     print(whole_table(results))
     if args.json:
-        args.json.parent.mkdir(parents=True, exist_ok=True)
-        lines = ",\n".join(json.dumps(row) for row in results)
-        args.json.write_text(f'{{"rows": [\n{lines}\n]}}\n')
+        write_results(args.json, results)
     return 0
 
 
