@@ -26,7 +26,7 @@ from components.arguments import CommonArguments, EvalOnStartArguments
 from components.best import BestEvaluation, is_better, metric_name
 from components.changes import find_changes
 from components.deepspeed_state import master_weights
-from components.ending import conclude, end_all_ranks, end_as_done
+from components.ending import conclude, end_all_ranks, end_as_done, leave_group
 from components.exits import Exit
 from components.gradient_probe import GradientProbe
 from components.host_checks import check_hosts
@@ -356,7 +356,7 @@ class Run:
         self._accelerator.print(
             f"Trained in {seconds:.0f} s{part}; the model is in {self._folder}. {hint}"
         )
-        self._accelerator.end_training()
+        leave_group(self._accelerator)
         self._upload_result()
 
     def _upload_result(self) -> None:
@@ -392,7 +392,7 @@ class Run:
             return
         code, message = problem
         conclude(self._accelerator, "done", code, message)
-        self._accelerator.end_training()
+        leave_group(self._accelerator)
         self._accelerator.print(f"error: {message}", file=sys.stderr, flush=True)
         report_to_launcher("done", code, message, f"error: {message}")
         sys.exit(code)

@@ -29,7 +29,7 @@ from components.arguments import (
     QuantizationArguments,
 )
 from components.base_files import fingerprint_of_weights
-from components.ending import conclude, end_all_ranks
+from components.ending import conclude, end_all_ranks, leave_group
 from components.exits import Exit
 from components.launch_command import find_readable_launch
 from components.learning_rate import is_low_for_adapters, rate_for_adapters
@@ -380,7 +380,7 @@ def end_dry_run(
         "Dry run: all of this fits together; nothing was trained or written.", flush=True
     )
     conclude(accelerator, "done", Exit.DONE)
-    accelerator.end_training()
+    leave_group(accelerator)
     sys.exit(Exit.DONE)
 
 

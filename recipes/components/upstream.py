@@ -10,6 +10,7 @@ Other libraries are imported inside the functions, since `start_faster` must run
 imported.
 """
 
+import atexit
 import contextlib
 import copy
 import functools
@@ -869,3 +870,22 @@ def run_only_forward(schedule: Any) -> None:
     for rank, actions in schedule.pipeline_order_with_comms.items():
         kept = [action for action in actions if action.computation_type.name in needed]
         schedule.pipeline_order_with_comms[rank] = kept
+
+
+# ---- At the end ----
+@workaround("torch/csrc/distributed/c10d/init.cpp, Reducer", seen="torch 2.13")
+def keep_group_until_exit() -> None:
+    """Keep the process group from being freed with the model. Call it before it is destroyed.
+
+    DDP's reducer would be its last owner. Python frees that with the GIL held, and the thread of
+    gloo, for which the group then waits, may need the GIL to free the work of the last barrier: the
+    rank would never end.
+    """
+    from torch import distributed
+
+    if distributed.is_initialized():
+        atexit.register(let_go, distributed.group.WORLD)
+
+
+def let_go(group: Any) -> None:
+    """Do nothing with a process group, to which a function for later has kept a reference."""

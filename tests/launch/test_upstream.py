@@ -6,14 +6,16 @@ Ranks are forks of the test's process (tests/ranks.py), which takes a second or 
 
 import ast
 import copy
+import faulthandler
 import importlib.util
 import inspect
 import io
 import logging
+import os
 import re
 import sys
 import warnings
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -1038,3 +1040,32 @@ def test_bitsandbytes_warns_that_an_optional_kernel_is_missing(cured):
 def test_accelerate_imports_deepspeed_to_unwrap_a_model(cured):
     output = output_of(UNWRAP_A_MODEL, "ask_for_deepspeed_without_importing_it", cured)
     assert f"deepspeed {not cured}" in output
+
+
+# ---- At the end ----
+@shows_harm_without("keep_group_until_exit")
+def test_a_rank_under_ddp_hangs_when_its_model_is_freed(cured, tmp_path):
+    """A race: one end in some tens is lost."""
+
+    def train_and_end(number):
+        faulthandler.dump_traceback_later(20, exit=True, file=sys.__stderr__)
+        address = f"file://{tmp_path}/{number}"
+        rank = int(os.environ["RANK"])
+        torch.distributed.init_process_group("gloo", address, rank=rank, world_size=2)
+        model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 4))
+        model(torch.ones(1, 4)).sum().backward()
+        torch.distributed.barrier()
+        if cured:
+            upstream.keep_group_until_exit()
+        torch.distributed.destroy_process_group()
+
+    def end_often():
+        torch.distributed.destroy_process_group()  # that of on_ranks
+        with suppress(RuntimeError):  # The other rank hung, and is gone.
+            for number in range(100):
+                train_and_end(number)
+        faulthandler.cancel_dump_traceback_later()
+        return "ends"
+
+    with nullcontext() if cured else pytest.raises(EOFError):
+        assert on_ranks(end_often, 2) == ["ends", "ends"]
