@@ -15,7 +15,6 @@ import os
 import re
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +28,7 @@ from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import WeightConverter, revert_weight_conversion
 
 from components.checkpoint import flush
-from components.deepspeed_state import clean_name, gather_zero3_weight
+from components.deepspeed_state import clean_name, zero3_weight_entries
 from components.folder import INDEX, SINGLE
 from components.fsdp1_state import fsdp1_weight_entries, is_fsdp1
 from components.owners import Entry, largest_first, share_out
@@ -83,7 +82,7 @@ def gather_share(accelerator: Accelerator, model: Any, unwrapped: Any) -> dict[s
 def entries_of_model(accelerator: Accelerator, model: Any, unwrapped: Any) -> Iterator[Entry]:
     """Yield an entry for each weight and buffer of a model that belongs into its files.
 
-    Tied weights are left out but for the name that they are tied to.
+    Every rank takes part. Tied weights are left out but for the name that they are tied to.
     """
     tied = getattr(unwrapped, "all_tied_weights_keys", {})
     weights = {}
@@ -93,9 +92,7 @@ def entries_of_model(accelerator: Accelerator, model: Any, unwrapped: Any) -> It
     if is_fsdp1(model):
         yield from fsdp1_weight_entries(model, weights)
     elif Strategy.of(accelerator).zero_stage == 3:
-        for name, weight in weights.items():
-            nbytes = weight.ds_numel * weight.element_size()
-            yield Entry(name, nbytes, partial(gather_zero3_weight, weight))
+        yield from zero3_weight_entries(weights)
     else:
         yield from entries_of(weights.items())
     yield from entries_of(saved_buffers(model))
