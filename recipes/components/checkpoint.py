@@ -273,13 +273,29 @@ def complete(
     (staging / MANIFEST).write_text(json.dumps(manifest, indent=2))
     for path in (staging / PROGRESS, staging / MANIFEST, staging):
         flush(path)
-    if final.exists():
-        final.rename(f"{final}{REPLACED}")
-    staging.rename(final)
+    replace_checkpoint(final, staging)
     finish_replacements(folder)
     write_file(folder / LATEST, final.name)
     flush(folder)
     delete_old(folder, limit, kept_step)
+
+
+def replace_checkpoint(final: Path, staging: Path) -> None:
+    """Give a staged checkpoint its name. One that has the name already is set aside.
+
+    Raises:
+        OSError: if that fails; the earlier one then has its name again.
+    """
+    aside = Path(f"{final}{REPLACED}")
+    is_replaced = final.exists()
+    if is_replaced:
+        final.rename(aside)
+    try:
+        staging.rename(final)
+    except OSError:
+        if is_replaced:
+            aside.rename(final)
+        raise
 
 
 def delete_unfinished(folder: Path) -> None:

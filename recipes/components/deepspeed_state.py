@@ -5,13 +5,16 @@ components/state.py calls this. ZeRO-1 to 3 hold flat fp32 parts of the weights 
 optimizer state. In bf16 and fp16, ZeRO-0 holds an fp32 master weight for each weight.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 import torch
+import torch.distributed as dist
+from accelerate.utils import gather_object
 
 from components import upstream
+from components.gathering import gather_parts
 from components.owners import Entry
 from components.saved_state import SavedState
 
@@ -110,41 +113,93 @@ def zero_entries(engine: Any) -> Iterator[Entry]:
     entries = engine.optimizer.optimizer.state.values()
     step = next(entry["step"] for entry in entries if "step" in entry)
     steps = torch.tensor(float(step))
-    for name, weight in zero_weights(engine).items():
+    weights = zero_weights(engine)
+    parts = gather_object([{name: own_length(weight) for name, weight in weights.items()}])
+    for name, weight in weights.items():
         # In fp32, whatever the dtype of the weight in the model; ZeRO-3 leaves that empty.
         nbytes = 4 * getattr(weight, "ds_numel", weight.numel())
-        yield Entry(name, nbytes, partial(gather_zero_tensor, weight, None))
+        lengths = [of_rank[name] for of_rank in parts]
+        yield Entry(name, nbytes, partial(gather_zero_tensor, weight, lengths, None))
         for key in MOMENTS:
-            gather = partial(gather_zero_tensor, weight, key)
+            gather = partial(gather_zero_tensor, weight, lengths, key)
             yield Entry(f"state.{name}.{key}", nbytes, gather)
         yield Entry(f"state.{name}.step", steps.nbytes, lambda owner: steps)
 
 
-def gather_zero_tensor(weight: Any, key: str | None, owner: int) -> Any:
-    """Return the whole fp32 weight, or a moment of it, on every rank.
+def own_length(weight: Any) -> int:
+    """Return how many elements of a weight are in this rank's flat part, without its padding."""
+    if not hasattr(weight, "ds_tensor"):  # ZeRO-1 and 2
+        return 0 if weight._hp_mapping is None else weight._hp_mapping.lp_fragment_address.numel
+    size = weight.ds_tensor.numel()
+    rest = weight.ds_numel - size * dist.get_rank(weight.ds_process_group)
+    return min(max(rest, 0), size)
+
+
+def gather_zero_tensor(
+    weight: Any, lengths: Sequence[int], key: str | None, owner: int
+) -> torch.Tensor:
+    """Return the fp32 weight, or a moment of it, whole on its owner. Every rank takes part.
 
     Args:
+        lengths: of the parts that the ranks of the run have.
         key: the name of the moment; None for the weight.
-        owner: the rank that needs the tensor: DeepSpeed gives it to all.
     """
-    from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_optimizer_state
+    from deepspeed.utils import safe_get_local_fp32_param, safe_get_local_optimizer_state
 
-    if key is None:
-        return safe_get_full_fp32_param(weight)
-    return safe_get_full_optimizer_state(weight, key)
+    if hasattr(weight, "ds_tensor"):
+        if key is None:
+            part = safe_get_local_fp32_param(weight)
+        else:
+            part = safe_get_local_optimizer_state(weight, key)
+        return join_zero_parts(part, lengths, weight.ds_process_group, weight.ds_shape, owner)
+    part = torch.empty(0)
+    if weight._hp_mapping is not None:
+        part = weight._hp_mapping.get_hp_fragment(key)
+    part = part.to(weight.device)  # The optimizer may be on the host.
+    return join_zero_parts(part, lengths, weight._dp_group, weight.shape, owner)
 
 
-def gather_zero3_weight(weight: Any, owner: int) -> torch.Tensor:
+def zero3_weight_entries(weights: Mapping[str, Any]) -> Iterator[Entry]:
+    """Yield an entry for each weight of ZeRO-3's model, whether it is trained or frozen.
+
+    Every rank takes part.
+
+    Args:
+        weights: by name, tied ones once.
+    """
+    parts = gather_object([{name: own_length(weight) for name, weight in weights.items()}])
+    for name, weight in weights.items():
+        lengths = [of_rank[name] for of_rank in parts]
+        gather = partial(gather_zero3_weight, weight, lengths)
+        yield Entry(name, weight.ds_numel * weight.element_size(), gather)
+
+
+def gather_zero3_weight(weight: Any, lengths: Sequence[int], owner: int) -> torch.Tensor:
     """Return a weight of ZeRO-3's model whole on its owner, in the dtype in which it computes.
 
-    DeepSpeed gathers it on every rank.
-    """
-    import deepspeed
+    Every rank takes part.
 
-    with deepspeed.zero.GatheredParameters([weight]):
-        if weight.ds_process_group.rank() != owner:
-            return weight.data.new_empty(0)
-        return weight.data.clone()
+    Args:
+        lengths: of the parts that the ranks of the run have.
+    """
+    part = weight.ds_tensor.to(weight.device)  # The weights may be on the host.
+    return join_zero_parts(part, lengths, weight.ds_process_group, weight.ds_shape, owner)
+
+
+def join_zero_parts(
+    part: torch.Tensor, lengths: Sequence[int], group: Any, shape: torch.Size, owner: int
+) -> torch.Tensor:
+    """Return a flat tensor whole on its owner, from the parts of the ranks of a group.
+
+    Args:
+        part: this rank's, which may end with padding.
+        lengths: of the parts that the ranks of the run have, without padding.
+        shape: of the whole.
+    """
+    part = part[: lengths[dist.get_rank()]]
+    of_group = [lengths[rank] for rank in dist.get_process_group_ranks(group)]
+    whole = gather_parts(part, of_group, owner, group)
+    return whole.view(shape) if dist.get_rank() == owner else whole
 
 
 def restore_zero_state(engine: Any, state: SavedState) -> None:
@@ -196,7 +251,7 @@ def restore_zero_tensor(zero: Any, weight: Any, whole: torch.Tensor, key: str | 
         weight.set_full_hp_param(whole.to(weight.device), key)
         return
     size = weight.ds_tensor.numel()
-    start = size * torch.distributed.get_rank(weight.ds_process_group)
+    start = size * dist.get_rank(weight.ds_process_group)
     # Only the own part: DeepSpeed's function for whole tensors fails if the last part is padded
     part = whole.flatten()[start : start + size]
     part = torch.nn.functional.pad(part, (0, size - part.numel()))

@@ -51,9 +51,9 @@ def save_model(
     if accelerator.is_main_process:
         list_stop_tokens(unwrapped, processor, stop_tokens)
 
-    def write_rest() -> None:
-        write_configs(unwrapped, output_dir)
-        write_processor(processor, config, output_dir)
+    def write_rest(folder: Path) -> None:
+        write_configs(unwrapped, folder)
+        write_processor(processor, config, folder)
 
     share = gather_share(accelerator, model, unwrapped)
     problem = write_shards(accelerator, Path(output_dir), share, write_rest)
@@ -61,14 +61,14 @@ def save_model(
         end_all_ranks(accelerator, Exit.CANNOT_WRITE, f"the model could not be written: {problem}")
 
 
-def write_processor(processor: Any, config: Any, output_dir: str) -> None:
+def write_processor(processor: Any, config: Any, output_dir: str | Path) -> None:
     """Write the files of the tokenizer or image processor, and of the config if one is given."""
     processor.save_pretrained(output_dir)
     if config is not None:
         config.save_pretrained(output_dir)
 
 
-def write_configs(unwrapped: Any, output_dir: str) -> None:
+def write_configs(unwrapped: Any, output_dir: Path) -> None:
     """Write the configs of a model, as its save_pretrained does beside the weights."""
     unwrapped.config.dtype = str(unwrapped.dtype).removeprefix("torch.")
     # FSDP2 changes the name of the class.

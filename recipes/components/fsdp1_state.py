@@ -6,15 +6,17 @@ parts, so that a rank has the end of one and the beginning of another, all of so
 others (torch/distributed/fsdp/_flat_param.py, _ShardParamInfo).
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from accelerate.utils import gather_object
 from torch.distributed.fsdp import FullyShardedDataParallel
 
 from components.deepspeed_state import MOMENTS
+from components.gathering import gather_parts
 from components.owners import Entry
 
 NOTHING = slice(0, 0)
@@ -58,19 +60,19 @@ def fsdp1_entries(
 ) -> Iterator[Entry]:
     """Yield an entry for each weight that FSDP1 trains, and for AdamW's state of it.
 
-    The entries are the same on every rank, whatever part it has.
+    Every rank takes part. The entries are the same on each, whatever part it has.
 
     Args:
         weights: what is trained, by name.
     """
     names = {weight: name for name, weight in weights.items()}
-    parts = fsdp1_parts(model)
+    lengths = lengths_of_parts(model)
     for weight, handle, shape in flat_weights(model):
         if weight not in names:  # Frozen
             continue
         state = optimizer.state.get(weight, {})
         name = names[weight]
-        whole = partial(join_parts, handle, parts[weight], shape)
+        whole = partial(join_parts, handle, lengths[weight], shape)
         nbytes = shape.numel() * weight.element_size()
         yield Entry(name, nbytes, partial(whole, weight))
         for key in MOMENTS:
@@ -86,34 +88,43 @@ def fsdp1_weight_entries(
 ) -> Iterator[Entry]:
     """Yield an entry for each of FSDP1's weights, whether it is trained or frozen.
 
+    Every rank takes part.
+
     Args:
         weights: by name, tied ones once.
     """
     names = {weight: name for name, weight in weights.items()}
-    parts = fsdp1_parts(model)
+    lengths = lengths_of_parts(model)
     for weight, handle, shape in flat_weights(model):
-        gather = partial(join_parts, handle, parts[weight], shape, weight)
+        gather = partial(join_parts, handle, lengths[weight], shape, weight)
         yield Entry(names[weight], shape.numel() * weight.element_size(), gather)
 
 
+def lengths_of_parts(model: torch.nn.Module) -> dict[torch.Tensor, list[int]]:
+    """Return how much of each weight each rank of the run has. Every rank takes part."""
+    parts = fsdp1_parts(model)
+    own = [part.stop - part.start for part in parts.values()]
+    of_weights = zip(*gather_object([own]), strict=True)
+    return {weight: list(found) for weight, found in zip(parts, of_weights, strict=True)}
+
+
 def join_parts(
-    handle: Any, part: slice, shape: torch.Size, mine: torch.Tensor, owner: int
+    handle: Any, lengths: Sequence[int], shape: torch.Size, mine: torch.Tensor, owner: int
 ) -> torch.Tensor:
     """Return a whole tensor on its owner. The ranks that shard the weight take part.
 
     Args:
         handle: FSDP1's, of the flat weight.
-        part: the slice of the flattened whole that this rank has, and `mine` what it has there.
-        owner: the rank that is to have the tensor. Ranks that shard another copy return zeros.
+        lengths: of the parts that the ranks of the run have, and `mine` what this one has.
+        owner: the rank that is to have the tensor.
     """
-    whole = torch.zeros(shape.numel(), dtype=mine.dtype, device=handle.device)
-    length = part.stop - part.start
-    whole[part].copy_(mine.detach().flatten()[:length])
-    # All ranks take part or none: also one that happens to have all of this weight.
-    if handle.uses_sharded_strategy and owner in dist.get_process_group_ranks(handle.process_group):
-        # Sums of bytes with zeros, since -0.0 + 0.0 would lose its sign.
-        dist.reduce(whole.view(torch.uint8), dst=owner, group=handle.process_group)
-    return whole.view(shape)
+    part = mine.detach().to(handle.device).flatten()
+    if not handle.uses_sharded_strategy:
+        return part.clone().view(shape)
+    ranks = dist.get_process_group_ranks(handle.process_group)
+    part = part[: lengths[dist.get_rank()]]
+    whole = gather_parts(part, [lengths[rank] for rank in ranks], owner, handle.process_group)
+    return whole.view(shape) if dist.get_rank() == owner else whole
 
 
 def largest(handle: Any, step: torch.Tensor, owner: int) -> torch.Tensor:

@@ -7,10 +7,8 @@ memory for the state of all, and all of them write at the same time.
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
-from torch.distributed.tensor import DTensor
 
 SMALLEST_SHARE = 2**20  # bytes; adapters on many ranks would otherwise make files of a few KB
 
@@ -74,13 +72,3 @@ def spread_ranks(number: int, num_ranks: int) -> list[int]:
     """Return this many ranks, at least one and at most all, at equal distances from each other."""
     number = min(max(number, 1), num_ranks)
     return [place * num_ranks // number for place in range(number)]
-
-
-def whole_of(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a tensor that may be sharded, whole. Every rank that has a shard takes part."""
-    whole: Any = tensor.detach()
-    if not isinstance(whole, DTensor):
-        return whole
-    # Shards that are offloaded to the host are gathered where the ranks communicate.
-    on_device: Any = whole.to(whole.device_mesh.device_type)
-    return on_device.full_tensor()

@@ -54,6 +54,10 @@ class SavedState:
                 own |= checkpoint.read_part(path / file)
         return cls(accelerator, own)
 
+    def reader_of(self, name: str) -> int:
+        """Return the rank that reads a tensor; 0 if the checkpoint has none of that name."""
+        return self._readers[name][0] if name in self._readers else 0
+
     def fetch(self, name: str) -> torch.Tensor:
         """Return a whole tensor, on the device if there are several ranks, else on the host.
 

@@ -5,9 +5,9 @@
                                                   transformers gives them in files
                model.safetensors.index.json       which file has which tensor; written last
 
-With one file it is model.safetensors, and there is no index. All files are staged and flushed
-before an earlier result is removed, and the one by which `from_pretrained` finds the weights
-appears last. So a folder has all of its weights, or none that it finds.
+With one file it is model.safetensors, and there is no index. All files are staged, and those with
+weights flushed, before an earlier result is removed, and the one by which `from_pretrained` finds
+the weights appears last. So a folder has all of its weights, or none that it finds.
 """
 
 import json
@@ -15,7 +15,6 @@ import os
 import re
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +28,7 @@ from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import WeightConverter, revert_weight_conversion
 
 from components.checkpoint import flush
-from components.deepspeed_state import clean_name, gather_zero3_weight
+from components.deepspeed_state import clean_name, zero3_weight_entries
 from components.folder import INDEX, SINGLE
 from components.fsdp1_state import fsdp1_weight_entries, is_fsdp1
 from components.owners import Entry, largest_first, share_out
@@ -39,6 +38,7 @@ from components.strategy import Strategy
 
 SHARD = re.compile(r"model-[0-9]{5,}-of-[0-9]{5,}\.safetensors")
 STAGING = "model.staging"
+REST = "rest"  # The folder in it for what belongs to the weights
 LARGEST_FILE = "50GB"  # transformers' own bound: save_pretrained, max_shard_size
 # Bytes that an owner has at least, so that a small model stays one file
 SMALLEST_SHARE = 2**26
@@ -83,7 +83,7 @@ def gather_share(accelerator: Accelerator, model: Any, unwrapped: Any) -> dict[s
 def entries_of_model(accelerator: Accelerator, model: Any, unwrapped: Any) -> Iterator[Entry]:
     """Yield an entry for each weight and buffer of a model that belongs into its files.
 
-    Tied weights are left out but for the name that they are tied to.
+    Every rank takes part. Tied weights are left out but for the name that they are tied to.
     """
     tied = getattr(unwrapped, "all_tied_weights_keys", {})
     weights = {}
@@ -93,9 +93,7 @@ def entries_of_model(accelerator: Accelerator, model: Any, unwrapped: Any) -> It
     if is_fsdp1(model):
         yield from fsdp1_weight_entries(model, weights)
     elif Strategy.of(accelerator).zero_stage == 3:
-        for name, weight in weights.items():
-            nbytes = weight.ds_numel * weight.element_size()
-            yield Entry(name, nbytes, partial(gather_zero3_weight, weight))
+        yield from zero3_weight_entries(weights)
     else:
         yield from entries_of(weights.items())
     yield from entries_of(saved_buffers(model))
@@ -185,18 +183,17 @@ def write_shards(
     accelerator: Accelerator,
     folder: Path,
     share: Mapping[str, torch.Tensor],
-    write_rest: Callable[[], None],
+    write_rest: Callable[[Path], None],
 ) -> str | None:
     """Write the weights of a model into its folder. Every rank takes part.
 
     Args:
         share: the tensors that this rank owns, as `gather_share` returns them.
-        write_rest: writes the other files of the folder, on rank 0, before the weights get their
-            names.
+        write_rest: writes the other files into the folder that it is given, on rank 0.
 
     Returns:
-        On every rank why they could not be written, or None. If an owner could not write its
-        files, an earlier result is unchanged.
+        On every rank why they could not be written, or None. If a file could not be written, an
+        earlier result is unchanged.
     """
     staging = folder / STAGING
     problem = None
@@ -264,8 +261,13 @@ def write_files(
     return {file: list(names) for file, names in files.items()}, nbytes, elements, problem
 
 
-def complete(folder: Path, reports: Sequence[Report], write_rest: Callable[[], None]) -> str | None:
-    """Give the files of all owners their names, on rank 0, if all were written.
+def complete(
+    folder: Path, reports: Sequence[Report], write_rest: Callable[[Path], None]
+) -> str | None:
+    """Write the rest and give all files their names, on rank 0, if all owners have written.
+
+    An earlier result is removed once all files of the new one are written, so that a full disk
+    cannot leave a folder with neither.
 
     Returns:
         Why that failed, or None.
@@ -277,19 +279,41 @@ def complete(folder: Path, reports: Sequence[Report], write_rest: Callable[[], N
             shutil.rmtree(staging, ignore_errors=True)
             return problem
         files |= written
+    rest = staging / REST
     try:
-        for path in weights_in(folder):
-            path.unlink()
-        write_rest()
-        for file in files:
-            os.replace(staging / file, folder / file)
+        rest.mkdir()
+        write_rest(rest)
         if list(files) != [SINGLE]:
-            write_file(folder / INDEX, index_of(files, reports))
-        flush(folder)
-        staging.rmdir()
+            write_file(staging / INDEX, index_of(files, reports))
+    except Exception as error:  # The tokenizers package raises no other kind if the disk is full.
+        shutil.rmtree(staging, ignore_errors=True)
+        return str(error)
+    try:
+        publish(folder, files)
     except OSError as error:
         return str(error)
     return None
+
+
+def publish(folder: Path, files: Iterable[str]) -> None:
+    """Replace an earlier result by the staged one: first all but the weights, the index last.
+
+    Args:
+        files: those with the weights.
+
+    Raises:
+        OSError: if that fails; what could not be moved is still staged.
+    """
+    staging = folder / STAGING
+    for path in weights_in(folder):
+        path.unlink()
+    shutil.copytree(staging / REST, folder, copy_function=os.replace, dirs_exist_ok=True)
+    for file in files:
+        os.replace(staging / file, folder / file)
+    if (staging / INDEX).exists():
+        os.replace(staging / INDEX, folder / INDEX)
+    flush(folder)
+    shutil.rmtree(staging)
 
 
 def weights_in(folder: Path) -> list[Path]:

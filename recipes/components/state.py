@@ -27,7 +27,8 @@ from components.deepspeed_state import (
     zero_entries,
 )
 from components.fsdp1_state import NOTHING, fsdp1_entries, fsdp1_parts, is_fsdp1
-from components.owners import Entry, largest_first, share_out, whole_of
+from components.gathering import gather_shards
+from components.owners import Entry, largest_first, share_out
 from components.saved_state import SavedState
 from components.strategy import Strategy
 
@@ -130,8 +131,10 @@ def entries_of(parts: Iterable[tuple[str, Any]]) -> Iterator[Entry]:
 
 
 def gather_tensor(tensor: torch.Tensor, owner: int) -> torch.Tensor:
-    """Return a tensor whole on every rank, whichever its owner is."""
-    return whole_of(tensor)
+    """Return a tensor whole on its owner. Every rank that has a shard of it takes part."""
+    if isinstance(tensor, DTensor):
+        return gather_shards(tensor, owner)
+    return tensor.detach()
 
 
 def storable(tensor: torch.Tensor, copy: bool) -> torch.Tensor:
@@ -176,7 +179,7 @@ def restore_state(
 
     if has_flat_parts(Strategy.of(accelerator)):
         restore_zero_state(model, state)
-        return are_restored(whole_parts(zero_entries(model)), state, trained)
+        return are_restored(read_again(zero_entries(model), state), state, trained)
     masters = master_weights(model, optimizer.optimizer)
     if masters:
         inner = optimizer.optimizer.optimizer
@@ -230,10 +233,13 @@ def free_whole_weights(model: torch.nn.Module) -> None:
             _reshard(module, handle, free_unsharded_flat_param=True)
 
 
-def whole_parts(entries: Iterable[Entry]) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield (name, whole tensor) of entries one at a time. Every rank must iterate over all."""
+def read_again(entries: Iterable[Entry], state: SavedState) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield (name, tensor) of entries, whole on the rank that has read it from the checkpoint.
+
+    Every rank must iterate over all.
+    """
     for entry in entries:
-        yield entry.name, entry.gather(0)
+        yield entry.name, entry.gather(state.reader_of(entry.name))
 
 
 def are_restored(

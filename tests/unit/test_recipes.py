@@ -53,8 +53,11 @@ COLLECTIVES = set(
     """
     accumulate answer_logps _any_rank_must_stop augmenting_loader backward backward_of_sum
     PipelineMesh barrier broadcast broadcast_object_list self._nonfinite.check check_plan
-    clip_grad_norm_ clip_gradients full_tensor reduce_gradients whole_of gather_share
-    all_reduce owners_of owners_of_groups whole_parts write_shards gather_zero3_weight
+    clip_grad_norm_ clip_gradients full_tensor reduce_gradients gather_share
+    all_reduce owners_of owners_of_groups write_shards gather_zero3_weight gather_zero_tensor
+    all_to_all_single gather_shards join_shards join_parts join_zero_parts gather_tensor
+    lengths_of_parts zero_entries zero3_weight_entries fsdp1_entries fsdp1_weight_entries
+    trained_parts entries_of_model read_again
     sum_over_pipelines sum_over_stages compute_once_a_host
     compare_answers compute_once conclude end_all_ranks end_as_done evaluate evaluate_classifier
     evaluate_perplexity evaluate_tags evaluation_loader find_cause finish finish_step gather

@@ -4,6 +4,7 @@
 import json
 import shutil
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -124,6 +125,22 @@ class TestFolder:
         assert found == sorted(found, reverse=True) and {True, False} == set(found)
         names = sorted(path.name for path in run.iterdir())
         assert names == ["checkpoint-5", "latest"]
+
+    def test_one_that_cannot_be_replaced_keeps_its_name(self, tmp_path, monkeypatch):
+        progress = {"step": 5, "only_model": True}
+        damage.publish(tmp_path, [{"weight": torch.ones(9)}], progress, limit=1)
+        rename = Path.rename
+
+        def refuse_staging(path, target):
+            if path.name.endswith(checkpoint.STAGING):
+                raise OSError("Input/output error")
+            return rename(path, target)
+
+        monkeypatch.setattr(Path, "rename", refuse_staging)
+        with pytest.raises(OSError, match="Input/output error"):
+            damage.publish(tmp_path, [{"weight": torch.zeros(9)}], progress, limit=1)
+        assert checkpoint.find_damage(tmp_path / "checkpoint-5") is None
+        assert len(list(tmp_path.glob("*.replaced"))) == 0
 
     def test_hashing_costs_at_most_a_tenth_of_a_save(self, tmp_path):
         shares = (damage.share_of_hashing(tmp_path, 20_000_000) for _ in range(3))

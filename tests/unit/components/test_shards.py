@@ -31,7 +31,7 @@ SIZES = {
 }
 
 
-def nothing():
+def nothing(folder):
     """What is written besides the weights."""
 
 
@@ -83,18 +83,45 @@ def test_if_an_owner_cannot_write_the_earlier_result_is_unchanged(tmp_path):
     assert (tmp_path / shards.SINGLE).read_bytes() == before
 
 
-def test_while_the_rest_is_written_no_weights_are_found(tmp_path):
+def with_rest(folder, write_rest):
+    """Have an owner write a tensor of ones, and then the rest; return why it failed, or None."""
+    shards.begin(folder / shards.STAGING)
+    report = write_files(folder / shards.STAGING, {shards.SINGLE: ["a"]}, {"a": torch.ones(1)})
+    return complete(folder, [report], write_rest)
+
+
+def test_the_rest_is_written_before_an_earlier_result_is_removed(tmp_path):
     assert written(tmp_path, 3, a=1, b=1) is None
+    (tmp_path / "config.json").write_text("earlier")
     found = []
 
-    def look():
+    def write_rest(folder):
+        (folder / "config.json").write_text("new")
+        (folder / "templates").mkdir()
+        (folder / "templates" / "tool.jinja").write_text("new")
         found.extend(names_in(tmp_path))
+        found.append((tmp_path / "config.json").read_text())
 
-    shards.begin(tmp_path / shards.STAGING)
-    share = {"a": torch.ones(1)}
-    report = write_files(tmp_path / shards.STAGING, {shards.SINGLE: ["a"]}, share)
-    assert complete(tmp_path, [report], look) is None
-    assert found == [shards.STAGING]
+    for _ in range(2):  # Also over a folder that has the same folder in it
+        assert with_rest(tmp_path, write_rest) is None
+        assert names_in(tmp_path) == ["config.json", shards.SINGLE, "templates"]
+        assert (tmp_path / "config.json").read_text() == "new"
+        assert (tmp_path / "templates" / "tool.jinja").read_text() == "new"
+    assert found[:6] == ["config.json", *SHARDS, shards.INDEX, shards.STAGING, "earlier"]
+
+
+@pytest.mark.parametrize("kind", [OSError, Exception])
+def test_if_the_rest_cannot_be_written_the_earlier_result_is_unchanged(kind, tmp_path):
+    """On a full disk the tokenizers package raises a plain Exception."""
+    assert written(tmp_path, 3, a=1, b=2) is None
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+
+    def fail(folder):
+        (folder / "config.json").write_text("new")
+        raise kind("No space left on device (os error 28)")
+
+    assert "No space left" in with_rest(tmp_path, fail)
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 
 def test_a_large_share_is_cut_into_files_as_transformers_does(tmp_path, monkeypatch):
