@@ -10,6 +10,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -279,20 +280,21 @@ def record_meshes(folder: Path) -> Recording:
 
     Raises RecordingError if a launch fails, UnknownPartError if a part is not in the whole.
     """
+    single = Run("meshes", "single", batch=MESH_ROWS)
     wholes = {}
     models = {}
     for model, words in MODELS.items():
         run_script("scripts/make_tiny.py", model, str(folder / model), "--quiet", *words)
         wholes[model] = matrices_of(folder / model / "model")
-        single = Run("meshes", "single", batch=MESH_ROWS, recipe=model)
-        noted = rehearse_parts(single, folder / model, folder / single.name)
+        run = replace(single, recipe=model)
+        noted = rehearse_parts(run, folder / model, folder / run.name)
         models[model] = {
             "matrices": {name: list(whole.shape) for name, whole in wholes[model].items()},
             "bytes": bytes_by_class(noted),
         }
     # The rows of all models are the same.
     pad = json.loads((folder / "llama" / "model" / "config.json").read_text())["pad_token_id"]
-    rows = lines_of_tokens(read_lines(noted / "parts.0")[0], pad)
+    rows = lines_of_tokens(read_lines(folder / single.name / "parts.0")[0], pad)
     runs = []
     for run in (*runs_of_meshes(), *EXPERT_RUNS, *PIPELINE_RUNS):
         noted = rehearse_parts(run, folder / run.model, folder / run.name)

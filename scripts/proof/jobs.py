@@ -320,8 +320,8 @@ WIDER_MESHES = (
 # (YAML, ranks, ranks of a group that have the experts between them)
 EXPERT_GROUPS = (("ep", 2, 2), ("ep", 4, 4), ("ep", 4, 2), ("fsdp2_ep", 4, 4), ("fsdp2_ep", 4, 2))
 WIDER_EXPERT_GROUPS = (("fsdp2_ep", 8, 4), ("fsdp2_ep", 8, 2))
-# (ranks, ranks of a pipeline, further flags); the pipelines beyond one are replicas or shards
-PIPELINES = (
+# (ranks, ranks of a pipeline, further flags)
+ONE_PIPELINE = (
     (2, 2, ()),
     (2, 2, ("--pipeline_schedule", "gpipe")),
     (2, 2, ("--pipeline_schedule", "interleaved")),
@@ -332,6 +332,9 @@ PIPELINES = (
     (4, 4, ("--pipeline_schedule", "interleaved")),
     (4, 4, ("--pipeline_schedule", "interleaved_zero_bubble")),
     (4, 4, ("--pipeline_schedule", "zbv")),
+)
+# The pipelines beyond one are replicas, or share the weights of each stage.
+SEVERAL_PIPELINES = (
     (4, 2, ()),
     (4, 2, SHARDED),
     (8, 2, ()),
@@ -405,7 +408,7 @@ def runs_of_experts() -> list[Run]:
 def runs_of_pipelines() -> list[Run]:
     """Return runs of pipelines under each schedule, of replicas, and of sharded stages."""
     runs = [replace(run_on_mesh("single", 1), layers=LAYERS_OF_PIPELINES)]
-    for ranks, size, more in PIPELINES:
+    for ranks, size, more in (*ONE_PIPELINE, *SEVERAL_PIPELINES):
         flags = ("--pp_size", str(size), *more)
         batch, accumulation = MESH_CUT[ranks // size]
         run = Run("meshes", "pp", ranks, batch, accumulation, "full", flags, "llama_pipeline")
