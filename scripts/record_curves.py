@@ -8,7 +8,8 @@ All runs are on CPU, with tiny models that are made offline. `parity` launches t
 scripts/parity.py under every YAML, `resume` kills a run with SIGKILL and continues it,
 `quickstart` runs `make quickstart-llama`, `comparison` trains at three learning rates, `pipeline`
 notes when two ranks of a pipeline compute what, under each schedule, and `meshes` notes which part
-of weights, rows and tokens each rank has under tensor, context, sequence and pipeline parallelism.
+of weights, rows and tokens each rank has under tensor, context, sequence, expert and pipeline
+parallelism.
 scripts/draw.py draws the pictures from the file.
 
 Exit codes: 0 done, 1 a run failed, 64 usage.

@@ -9,10 +9,13 @@ for it on each rank, before the engine sees them, adds them up itself, and compa
 what the engine hands to the optimizer. There is no other pass and no other loss, and so nothing to
 undo: a run with the probe has the same bits as one without.
 
-What it does not see: other weights than that one, so neither experts or shards that are reduced
-in another group of ranks nor a split that lacks a part; a loss that is divided by a wrong count; a
-clipping or an optimizer that is wrong; an engine that changes its mind after the first step.
-Pipelines add up their gradients by themselves and are not probed.
+Experts that are spread over ranks are reduced in another group of ranks, so that a row of each is
+compared too: with the sum over the ranks that have the same experts, since the gradient on each of
+them is already that of the tokens of its group. Pipelines: components/pipeline_probe.py.
+
+What it does not see: other weights than these; a split that lacks a part, or an expert that lacks
+the tokens of a rank; a loss that is divided by a wrong count; a clipping or an optimizer that is
+wrong; an engine that changes its mind after the first step.
 """
 
 import math
@@ -22,17 +25,20 @@ from importlib.metadata import version
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from accelerate import Accelerator
 from accelerate.optimizer import AcceleratedOptimizer
-from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 from components.deepspeed_state import clean_name
 from components.exits import Exit
+from components.experts import COPIES, names_of_experts
 from components.fsdp1_state import fsdp1_parts
 from components.mesh import Mesh, divided
 from components.optimizer import is_bias_or_norm
 from components.state import get_loss_scale
 from components.strategy import Strategy
+from components.watched_weight import WatchedWeight, parts_of_rank, products_of
 
 # The largest difference, as a share of the gradient's norm. In fp32 only the order of additions
 # differs. With 16 bits, ZeRO-0 and ZeRO-1 round whenever they add a micro-batch: 0.3 % after two of
@@ -43,9 +49,9 @@ BOUND_OF_16_BITS = 0.1
 
 
 class GradientProbe:
-    """Watches one weight until a step has shown that its gradient is right.
+    """Watches one weight, and one of spread experts, until a step has shown that they are right.
 
-    Every rank makes every call. The first step counts whose gradient is finite and not zero.
+    Every rank makes every call. The first step counts whose gradients are finite and not zero.
     """
 
     def __init__(
@@ -55,7 +61,7 @@ class GradientProbe:
         optimizer: AcceleratedOptimizer,
         end: Callable[[int, str], None],
     ) -> None:
-        """Hook the module that uses the weight.
+        """Hook the modules that use the weights.
 
         Args:
             model: as `prepare` returned it.
@@ -67,16 +73,11 @@ class GradientProbe:
         self._optimizer = optimizer
         self._end = end
         self._strategy = Strategy.of(accelerator)
-        weights = dict(model.named_parameters())
-        self._name = choose_weight([name for name in weights if weights[name].requires_grad])
-        place, _, self._attribute = self._name.rpartition(".")
-        self._owner = model.get_submodule(place)
-        self._sum: Any = None  # The gradients of this rank's micro-batches, added up
-        self._factor: Any = None
-        self._watched: list[torch.Tensor] = []
-        outermost = outermost_compiled(model, place)
-        self._hook = outermost.register_forward_pre_hook(self._watch_weight)
-        self._handles: list[Any] = []
+        trained = [name for name, weight in model.named_parameters() if weight.requires_grad]
+        experts = [name for name in names_of_experts(model) if name in trained]
+        shared = [name for name in trained if name not in experts]
+        self._shared = [WatchedWeight(model, choose_weight(shared))] if shared else []
+        self._experts = [WatchedWeight(model, experts[-1], keep=row_of_each)] if experts else []
 
     @contextmanager
     def watching(self, loss: torch.Tensor) -> Generator[None]:
@@ -85,7 +86,7 @@ class GradientProbe:
         Args:
             loss: this micro-batch's part of the loss, as it is before any factor.
         """
-        self._handles.append(loss.register_hook(self._note_factor))
+        handle = loss.register_hook(self._note_factor)
         compares = self._accelerator.sync_gradients
         if compares and self._strategy.zero_stage is not None:
             with self._comparing_before_engine_steps():
@@ -94,7 +95,9 @@ class GradientProbe:
             yield
             if compares:
                 self._compare()
-        self._forget_graph()
+        handle.remove()
+        for watched in self._watched:
+            watched.forget_graph()
 
     @contextmanager
     def _comparing_before_engine_steps(self) -> Generator[None]:
@@ -112,87 +115,62 @@ class GradientProbe:
             self._model.step = step
 
     @property
-    def _weight(self) -> Any:
-        """The weight as the optimizer has it.
-
-        After a forward pass without a backward one, FSDP2 has the gathered one in its place.
-        """
-        return self._model.get_parameter(self._name)
-
-    # ---- What this rank computes ----
-    def _watch_weight(self, *_: Any) -> None:
-        """Hook the tensor that a forward pass uses, which FSDP makes again from its shards."""
-        weight = getattr(self._owner, self._attribute)
-        is_watched = any(weight is other for other in self._watched)  # Checkpointing runs it twice.
-        if is_watched or not torch.is_grad_enabled():
-            return
-        self._watched.append(weight)
-        self._handles.append(weight.register_hook(self._add))
+    def _watched(self) -> list[WatchedWeight]:
+        """All watched weights, in the order in which they are compared."""
+        return [*self._shared, *self._experts]
 
     def _note_factor(self, gradient: torch.Tensor) -> None:
         """Note what the loss is multiplied by, all in all, before its gradient is computed."""
-        self._factor = gradient.detach().float()
-
-    def _add(self, gradient: torch.Tensor) -> None:
-        """Add the gradient of this rank's part of the loss, without any factor."""
-        if self._factor is None:  # A backward pass of something else than the loss
-            return
-        own = gradient.detach().float() / self._factor
-        self._sum = own if self._sum is None else self._sum + own
-
-    def _forget_graph(self) -> None:
-        """Remove the hooks on tensors, of which the next forward pass may have others."""
-        for handle in self._handles:
-            handle.remove()
-        self._handles.clear()
-        self._watched.clear()
-        self._factor = None
+        for watched in self._watched:
+            watched.factor = gradient.detach().float()
 
     # ---- What the engine makes of it ----
     def _compare(self) -> None:
-        """Compare both; end all ranks if they differ."""
+        """Compare each weight; end all ranks if one differs."""
         accelerator = self._accelerator
-        device = accelerator.device
-        own = self._sum
-        self._sum = None
-        is_used = torch.tensor(float(own is not None), device=device)
-        if accelerator.reduce(is_used).item() < accelerator.num_processes:
-            self._stop_watching()
-            accelerator.print(
-                f"warning: not every rank used {clean_name(self._name)} in the first step: the "
-                "gradient probe has compared nothing"
-            )
-            return
-        if isinstance(own, DTensor):
-            own = own.full_tensor()
-        tp = Mesh.of(accelerator).tp
-        expected = divided(accelerator.reduce(own), tp) * self._loss_scale()
-        found, expected = self._parts_of_rank(expected)
-        products = torch.stack(
-            [(found * expected).sum(), expected.square().sum(), (found - expected).square().sum()]
-        )
-        along, square, off = accelerator.reduce(products).tolist()
-        if square == 0 or not math.isfinite(along + square + off):
+        sums = [watched.take() for watched in self._watched]
+        are_used = torch.tensor([float(own is not None) for own in sums], device=accelerator.device)
+        used = accelerator.reduce(are_used).tolist()
+        for watched, ranks in zip(self._watched, used, strict=True):
+            if ranks < accelerator.num_processes:
+                self._stop_watching()
+                accelerator.print(
+                    f"warning: not every rank used {watched.name} in the first step: the "
+                    "gradient probe has compared nothing"
+                )
+                return
+        products = []
+        for watched, own in zip(self._watched, sums, strict=True):
+            compare = self._parts_of_experts if watched in self._experts else self._parts_of_shared
+            products.append(products_of(*compare(watched.weight, own)))
+        found = accelerator.reduce(torch.stack(products)).tolist()
+        if not all(square != 0 and math.isfinite(square + off) for _, square, off in found):
             return
         self._stop_watching()
-        self._judge(ratio=along / square, difference=math.sqrt(off / square))
+        for watched, products_of_weight in zip(self._watched, found, strict=True):
+            self._judge(watched, *products_of_weight)
 
-    def _judge(self, ratio: float, difference: float) -> None:
-        """End all ranks if the difference is above its bound."""
-        is_fp32 = self._accelerator.mixed_precision == "no" and self._weight.dtype == torch.float32
-        if difference <= (BOUND if is_fp32 else BOUND_OF_16_BITS):
+    def _judge(self, watched: WatchedWeight, along: float, square: float, off: float) -> None:
+        """End all ranks if the gradient of a weight is off by more than its bound.
+
+        Args:
+            along: the sum of what was found x expected.
+            square: of expected^2.
+            off: of the squared differences.
+        """
+        difference = math.sqrt(off / square)
+        if difference <= bound_of(self._accelerator, watched.weight):
             return
-        self._end(
-            Exit.DIFFERS,
-            f"{self._strategy.name} trains {clean_name(self._name)} with {ratio:.4g} times its "
-            f"gradient (difference {difference:.1%}), and no weight was changed: the engine "
-            f"averages otherwise than the recipes expect. Here are {installed_versions()}: "
-            "install those of requirements.txt, or correct `averaged` in components/mesh.py",
-        )
+        cure = "correct `averaged` in components/mesh.py"
+        if watched in self._experts:
+            cure = "correct components/experts.py"
+        told = describe_difference(watched.name, along / square, difference, cure)
+        self._end(Exit.DIFFERS, f"{self._strategy.name} trains {told}")
 
     def _stop_watching(self) -> None:
-        """Remove the hook and the probe: the next steps are as if there had been none."""
-        self._hook.remove()
+        """Remove hooks and probe: the next steps are as if there had been none."""
+        for watched in self._watched:
+            watched.stop()
         self._accelerator.gradient_probe = None  # pyrefly: ignore[missing-attribute]
 
     def _loss_scale(self) -> float:
@@ -202,48 +180,75 @@ class GradientProbe:
         state = get_loss_scale(self._accelerator, self._optimizer)
         return float(state.get("scale", state.get("cur_scale", 1.0)))
 
-    def _parts_of_rank(self, expected: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def _parts_of_shared(self, weight: Any, own: Any) -> tuple[torch.Tensor, torch.Tensor]:
         """Return this rank's part of the engine's gradient, and the same part of the expected one.
 
         Args:
-            expected: the whole gradient, in fp32.
+            weight: that all ranks train.
+            own: the sum of this rank's gradients.
         """
-        gradient: Any = self._weight.grad
+        if isinstance(own, DTensor):
+            own = own.full_tensor()
+        tp = Mesh.of(self._accelerator).tp
+        expected = divided(self._accelerator.reduce(own), tp) * self._loss_scale()
+        gradient = weight.grad
         if self._strategy.zero_stage is not None:
             from deepspeed.utils import safe_get_full_grad
 
-            gradient = safe_get_full_grad(self._weight)
+            gradient = safe_get_full_grad(weight)
         elif self._strategy.fsdp_version == 1:
-            part = fsdp1_parts(self._model)[self._weight]
+            part = fsdp1_parts(self._model)[weight]
             expected = expected.flatten()[part]
             if gradient is None:  # This rank has nothing of the weight.
                 gradient = torch.zeros_like(expected)
             gradient = gradient.flatten()
             if gradient.numel() != expected.numel():
                 gradient = gradient[part]
-        elif isinstance(gradient, DTensor):
-            mesh = gradient.device_mesh
-            whole = distribute_tensor(expected, mesh, gradient.placements, src_data_rank=None)
-            expected = whole.to_local()
-            gradient = gradient.to_local()
-        return gradient.detach().float().to(expected.device), expected
+        return parts_of_rank(gradient, expected)
+
+    def _parts_of_experts(self, weight: Any, own: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the first rows of this rank's experts in the engine's gradient, and as expected.
+
+        Args:
+            weight: of experts, [experts, ...], as the rank has it.
+            own: the sum of the gradients of the experts of this rank's group, [experts, columns].
+        """
+        mesh: Any = self._accelerator
+        copies = mesh.expert_mesh[COPIES]
+        expected = own.clone()
+        dist.all_reduce(expected, group=copies.get_group())
+        if self._strategy.fsdp_version == 2:
+            shards = distribute_tensor(expected, copies, [Shard(0)], src_data_rank=None)
+            expected = shards.to_local()
+        return row_of_each(weight.grad), expected
 
 
-def outermost_compiled(model: torch.nn.Module, place: str) -> torch.nn.Module:
-    """Return the outermost compiled module around a weight, or the weight's own if there is none.
-
-    A hook of a module inside it would be compiled: `torch.compile` calls it even after it is
-    removed, and a module that was compiled in place is then compiled again.
+def row_of_each(experts: Any) -> torch.Tensor:
+    """Return the first row of each expert of this rank, since a whole one may be large.
 
     Args:
-        place: the name of the weight's own module, "" for the model.
+        experts: [experts, rows, columns], spread over ranks.
     """
-    words = place.split("._orig_mod")[0].split(".")
-    for depth in range(len(words)):
-        module = model.get_submodule(".".join(words[:depth]))
-        if module._compiled_call_impl is not None:
-            return module
-    return model.get_submodule(".".join(words))
+    return experts.to_local()[:, 0]
+
+
+def bound_of(accelerator: Accelerator, weight: torch.Tensor) -> float:
+    """Return the largest difference that is rounding."""
+    is_fp32 = accelerator.mixed_precision == "no" and weight.dtype == torch.float32
+    return BOUND if is_fp32 else BOUND_OF_16_BITS
+
+
+def describe_difference(name: str, ratio: float, difference: float, cure: str) -> str:
+    """Return what follows "... trains " in the message about a weight that differs.
+
+    Args:
+        cure: what to do where versions are not the cause.
+    """
+    return (
+        f"{name} with {ratio:.4g} times its gradient (difference {difference:.1%}), and no weight "
+        "was changed: the engine averages otherwise than the recipes expect. Here are "
+        f"{installed_versions()}: install those of requirements.txt, or {cure}"
+    )
 
 
 def choose_weight(names: list[str]) -> str:

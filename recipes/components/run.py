@@ -36,6 +36,7 @@ from components.model_card import CardNotes, write_card
 from components.model_checks import check_under_strategy, warn_of_long_rows
 from components.object_store import ObjectStore
 from components.optimizer import Schedule
+from components.pipeline_probe import PipelineProbe
 from components.saved_state import SavedState
 from components.saving import Saver
 from components.startup import imports_are_done
@@ -47,7 +48,7 @@ from components.state import (
     restore_state,
 )
 from components.status import HOST, RANK, fail, process_status, report_to_launcher
-from components.strategy import ProbedAccelerator, Strategy
+from components.strategy import PipelineAccelerator, ProbedAccelerator, Strategy
 from components.summary import WARNING, summarize
 from components.trackers import start_trackers
 from components.watch import Watch
@@ -223,7 +224,9 @@ class Run:
             accelerator, self._args.output_dir, self._total_steps, first_step=self.step
         )
         self._num_seen_before = self._num_seen
-        if isinstance(accelerator, ProbedAccelerator) and self._mesh.pp == 1:
+        if isinstance(accelerator, PipelineAccelerator):
+            accelerator.pipeline_probe = PipelineProbe(accelerator, model, self._end)
+        elif isinstance(accelerator, ProbedAccelerator):
             accelerator.gradient_probe = GradientProbe(accelerator, model, optimizer, self._end)
 
     def owes_evaluation(self, evaluate_after: Collection[int]) -> bool:

@@ -43,6 +43,12 @@ class Probe(Protocol):
     def watching(self, loss: torch.Tensor) -> AbstractContextManager[None]: ...
 
 
+class StageProbe(Protocol):
+    """What watches the passes of a pipeline until its gradients are known to be right."""
+
+    def compare(self, over_pipelines: Any, averaged: int) -> None: ...
+
+
 class ProbedAccelerator(Accelerator):
     """accelerate's Accelerator with a place for a probe.
 
@@ -60,10 +66,13 @@ class PipelineAccelerator(ProbedAccelerator):
     Attributes:
         pipeline_ranks: ranks of each pipeline.
         shards_stages: whether FSDP2 shards each stage over the pipelines.
+        pipeline_probe: of components/pipeline_probe.py, from the start of the loop until it has
+            seen gradients; None otherwise.
     """
 
     pipeline_ranks = 1
     shards_stages = False
+    pipeline_probe: StageProbe | None = None
 
     def describe(self) -> str:
         """Return the name of the strategy, such as "PP 2 x FSDP2 4"."""

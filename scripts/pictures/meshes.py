@@ -12,9 +12,9 @@ from .recordings import Recording, recording_of
 from .style import WIDTH, Theme, axes_in, bare, figure_of, to_svg
 
 RANKS = 4
-TITLE = "What each of 4 ranks has: TP cuts matrices, CP and SP cut rows, PP cuts layers"
+TITLE = "What each of 4 ranks has: parts of matrices, rows, experts or layers"
 # Sizes in inches
-TOP = 0.98
+TOP = 1.18
 BOTTOM = 0.42
 ROW = 0.92  # the height of a mesh
 LABELS = 1.75  # the width of their names
@@ -44,6 +44,8 @@ SHOWN = (
     Shown("FSDP2 2 x TP 2", "fsdp2_tp"),
     Shown("FSDP2 2 x CP 2", "fsdp2_cp"),
     Shown("ZeRO-3, SP 2", "deepspeed_ulysses"),
+    Shown("EP 4", "ep", ("--ep_size", "4")),
+    Shown("EP 2 x FSDP2 2", "fsdp2_ep", ("--ep_size", "2")),
     Shown("PP 2, 2 pipelines", "pp", ("--pp_size", "2")),
     Shown("PP 2 x FSDP2 2", "pp", ("--pp_size", "2", "--shard_stages"), " --shard_stages"),
 )
@@ -54,8 +56,9 @@ def draw_meshes(theme: Theme) -> str:
     recording = recording_of("meshes")
     height = TOP + BOTTOM + ROW * len(SHOWN)
     subtitle = (
-        "Left in each cell: two matrices of each of two layers (up, down). Right: the tokens of "
-        "the 4 rows of a step.\n"
+        "Left in each cell: two matrices of each of two layers (up, down), under EP those of 4 "
+        "experts side by side.\n"
+        "Right: the tokens of the 4 rows of a step, which under EP also travel to their experts.\n"
         "Recorded in the first step on CPU ranks: each part was found in the whole by its values."
     )
     figure = figure_of(theme, height, TITLE, subtitle)
@@ -69,10 +72,11 @@ def draw_meshes(theme: Theme) -> str:
     for number, shown in enumerate(SHOWN):
         run = run_of(recording, shown)
         top = TOP + ROW * number
-        draw_names(axes, theme, top, shown, run, recording)
+        model = recording["models"][run["model"]]
+        draw_names(axes, theme, top, shown, run, model)
         for rank in range(RANKS):
             corner = (LABELS + CELL * rank, top)
-            draw_weights(axes, theme, corner, recording["matrices"], run, rank)
+            draw_weights(axes, theme, corner, model["matrices"], run, rank)
             draw_tokens(axes, theme, corner, recording["rows"], run["tokens"][rank])
     legend: dict[str, Any] = {"ncols": 4, "fontsize": 8.5, "columnspacing": 1.2}
     figure.legend(handles=boxes_of_legend(theme), loc="lower left", **legend)
@@ -99,10 +103,15 @@ def boxes_of_legend(theme: Theme) -> list[Patch]:
 
 
 def draw_names(
-    axes: Axes, theme: Theme, top: float, shown: Shown, run: Mapping[str, Any], whole: Recording
+    axes: Axes,
+    theme: Theme,
+    top: float,
+    shown: Shown,
+    run: Mapping[str, Any],
+    model: Mapping[str, Any],
 ) -> None:
     """Write the name of a mesh, its YAML, and the share of the weights that a rank holds."""
-    share = max(run["bytes"]["parameters"]) / whole["bytes"]["parameters"][0]
+    share = max(run["bytes"]["parameters"]) / model["bytes"]["parameters"][0]
     axes.text(0.13, top + 0.16, shown.name, weight="bold", va="center")
     style: dict[str, Any] = {"color": theme.muted, "fontsize": 8, "va": "center"}
     axes.text(0.13, top + 0.36, f"{shown.config}.yaml{shown.more}", **style)

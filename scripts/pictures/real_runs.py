@@ -10,6 +10,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -82,7 +83,20 @@ MESHES = (
     ("hsdp_cp", 8, 1, ()),
     ("deepspeed_ulysses", 4, 2, ("dp_shard_size=2",)),
 )
+# The experts of a layer are drawn as the parts of one MLP
+MIXTURE_MODEL = (
+    "--hidden_size 320 --intermediate_size 128 --num_attention_heads 4 --num_key_value_heads 4 "
+    "--num_hidden_layers 2 --num_local_experts 4"
+).split()
+MODELS = {"llama": MESH_MODEL, "mixtral": MIXTURE_MODEL}
+EXPERT_RUNS = (
+    Run("meshes", "ep", 4, 1, flags=("--ep_size", "4"), recipe="mixtral"),
+    Run("meshes", "fsdp2_ep", 4, 1, flags=("--ep_size", "2"), recipe="mixtral"),
+)
 MATRICES = ("up_proj", "down_proj")  # as proof/part_probe.py, which imports torch
+EXPERT = re.compile(r"model\.(layers\.\d+)\.block_sparse_moe\.experts\.(\d+)\.(w[23])\.weight")
+# {a matrix of an expert in files: its name here, and the dimension along which experts are joined}
+OF_EXPERTS = {"w3": ("up_proj", 0), "w2": ("down_proj", 1)}
 ESCAPES = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")  # colors and movements of a terminal's cursor
 PROGRESS_BAR = re.compile(r"(.+?): +\d+%\|")
 
@@ -266,19 +280,29 @@ def record_meshes(folder: Path) -> Recording:
 
     Raises RecordingError if a launch fails, UnknownPartError if a part is not in the whole.
     """
-    tiny = folder / "tiny"
-    run_script("scripts/make_tiny.py", "llama", str(tiny), "--quiet", *MESH_MODEL)
-    wholes = matrices_of(tiny / "model")
-    single = rehearse_parts(Run("meshes", "single", batch=MESH_ROWS), tiny, folder / "single")
-    pad = json.loads((tiny / "model" / "config.json").read_text())["pad_token_id"]
-    rows = lines_of_tokens(read_lines(single / "parts.0")[0], pad)
+    single = Run("meshes", "single", batch=MESH_ROWS)
+    wholes = {}
+    models = {}
+    for model, words in MODELS.items():
+        run_script("scripts/make_tiny.py", model, str(folder / model), "--quiet", *words)
+        wholes[model] = matrices_of(folder / model / "model")
+        run = replace(single, recipe=model)
+        noted = rehearse_parts(run, folder / model, folder / run.name)
+        models[model] = {
+            "matrices": {name: list(whole.shape) for name, whole in wholes[model].items()},
+            "bytes": bytes_by_class(noted),
+        }
+    # The rows of all models are the same.
+    pad = json.loads((folder / "llama" / "model" / "config.json").read_text())["pad_token_id"]
+    rows = lines_of_tokens(read_lines(folder / single.name / "parts.0")[0], pad)
     runs = []
-    for run in (*runs_of_meshes(), *PIPELINE_RUNS):
-        noted = rehearse_parts(run, tiny, folder / run.name)
+    for run in (*runs_of_meshes(), *EXPERT_RUNS, *PIPELINE_RUNS):
+        noted = rehearse_parts(run, folder / run.model, folder / run.name)
         ranks = [noted / f"parts.{rank}" for rank in range(run.ranks)]
-        boxes = [boxes_of(path, wholes) for path in ranks]
+        boxes = [boxes_of(path, wholes[run.model]) for path in ranks]
         runs.append(
             {
+                "model": run.model,
                 "config": run.config,
                 "ranks": run.ranks,
                 "sizes": run.sizes,
@@ -292,9 +316,8 @@ def record_meshes(folder: Path) -> Recording:
         print(f"meshes: {run.config}, {run.ranks} ranks", flush=True)
     return {
         "cores": os.cpu_count(),
-        "matrices": {name: list(whole.shape) for name, whole in wholes.items()},
+        "models": models,
         "rows": [len(row) for row in rows],
-        "bytes": bytes_by_class(single),
         "runs": runs,
     }
 
@@ -325,10 +348,18 @@ def rehearse_parts(run: Run, tiny: Path, folder: Path) -> Path:
 def matrices_of(model: Path) -> dict[str, np.ndarray]:
     """Return the matrices of a model's folder that its ranks note, by the name of their layer."""
     found = {}
-    for name, weight in load_file(model / "model.safetensors").items():
+    experts: dict[str, list[np.ndarray]] = {}
+    for name, weight in sorted(load_file(model / "model.safetensors").items()):
         layer = name.removeprefix("model.").removesuffix(".weight")
         if layer.endswith(MATRICES):
             found[layer] = weight
+        expert = EXPERT.fullmatch(name)
+        if expert:
+            matrix, dimension = OF_EXPERTS[expert[3]]
+            name = f"{expert[1]}.mlp.{matrix}"
+            parts = experts.setdefault(name, [])
+            parts.append(weight)
+            found[name] = np.concatenate(parts, axis=dimension)
     return dict(sorted(found.items(), reverse=True))
 
 

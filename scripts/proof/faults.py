@@ -57,6 +57,7 @@ WRITES = os.O_WRONLY | os.O_RDWR  # flags with which a file is opened for writin
 SHORT_NAMES = {
     "summed_loss": "components.head_loss:LossInHead.__call__",
     "between_steps": "components.run:Run._between_steps",
+    "skip_if_not_finite": "components.run:Run.skip_if_not_finite",
     "gather_state": "components.run:gather_state",
     "save": "components.run:Run._save",
     "save_file": "components.checkpoint:save_file",

@@ -34,8 +34,8 @@ MAKERS = {
 EVEN_HEADS = "--num_attention_heads 4 --num_key_value_heads 4".split()
 FOR_MESHES = {"mistral_pretrain": ["--full_attention"]}  # ranks that share a row know no windows
 
-# The flags of the job. 210 rows do not divide by the global batch of 12: the last window of an
-# epoch has 6 rows, and some ranks have none of them.
+# The flags of the job. 210 rows do not divide by the global batch of 12, or by the 16 of meshes:
+# the last window of an epoch has 6 rows, or 2, and some ranks have none of them.
 JOB = [
     *"--max_steps 20 --num_train_epochs 2".split(),
     *"--learning_rate 1e-3 --warmup_steps 0.1 --lr_scheduler_type cosine".split(),
@@ -60,6 +60,7 @@ LEVERS = ("--padding_free", *PIECES)
 PACKING = ("--packing", "--max_length", "96")  # two or three rows per packed sequence
 CHECKPOINTING = ("--gradient_checkpointing",)
 SHARDED = ("--shard_stages",)
+LAYERS_ONLY = ("--lora_target_parameters",)  # without a value: no adapters of experts
 EAGER = ("--attn_implementation", "eager")
 
 ENGINES = (
@@ -83,8 +84,9 @@ OTHER_CUTS = {
     2: ((1, 6), (2, 3), (6, 1)),
     4: ((1, 3),),
 }
-# The same where ranks share rows, {groups of ranks that have rows of their own: ...}
-MESH_CUT = {1: (6, 2), 2: (3, 2), 4: (1, 3)}
+# Splits of a global batch of 16 rows in the runs of meshes, {groups of ranks that have rows of
+# their own: ...}. 12 rows are not two equal batches for each of 4 groups, and too few for 8.
+MESH_CUT = {1: (8, 2), 2: (4, 2), 4: (2, 2), 8: (1, 2)}
 CUT_CONFIGS = ("ddp", "fsdp2_full_shard", "deepspeed_zero2")
 WEIGHTS = {
     "full": [],
@@ -108,6 +110,7 @@ class Run:
     recipe: str = "llama"
     precision: str = "no"  # --mixed_precision
     sizes: tuple[str, ...] = ()  # those of the mesh that are not the YAML's, as in "tp_size=4"
+    layers: int = 2  # in its tiny model
 
     @property
     def model(self) -> str:
@@ -117,14 +120,18 @@ class Run:
     @property
     def tiny(self) -> str:
         """The name of the folder of its tiny model and rows."""
-        return f"tiny_{self.model}" + ("_of_meshes" if self.group == "meshes" else "")
+        name = f"tiny_{self.model}"
+        if self.group == "meshes":
+            name += f"_of_meshes_{self.layers}"
+        return name
 
     @property
     def maker(self) -> list[str]:
         """The arguments of make_tiny.py for them."""
         maker = MAKERS[self.model]
         if self.group == "meshes":
-            return [*maker, *EVEN_HEADS, *FOR_MESHES.get(self.model, [])]
+            layers = ["--num_hidden_layers", str(self.layers)]
+            return [*maker, *layers, *EVEN_HEADS, *FOR_MESHES.get(self.model, [])]
         return maker
 
     @property
@@ -136,7 +143,7 @@ class Run:
             words.append(self.precision)
         words += [flag.removeprefix("--") for flag in self.flags]
         if self.group == "meshes":
-            words += ["mesh", *self.sizes]
+            words += ["mesh", *self.sizes, f"{self.layers}_layers"]
         return "-".join(words)
 
     @property
@@ -153,11 +160,13 @@ class Run:
 def reference_of(run: Run) -> Run:
     """Return the run to compare another one with: the same job and weights in one process.
 
-    The reference of packed rows is packed too, since packing decides which rows make a batch.
+    The reference of packed rows is packed too, since packing decides which rows make a batch. Where
+    experts have no adapters, they have none in the reference either.
     """
     if run.group == "meshes":
-        batch, accumulation = MESH_CUT[1]
-        return Run("meshes", "single", 1, batch, accumulation, run.weights, recipe=run.model)
+        flags = tuple(flag for flag in run.flags if flag in LAYERS_ONLY)
+        whole = run_on_mesh("single", 1, weights=run.weights, flags=flags, recipe=run.model)
+        return replace(whole, layers=run.layers)
     if run.recipe == "llama" and "--packing" not in run.flags:
         return Run("strategies", "single", weights=run.weights)
     batch, accumulation = CUT[1]
@@ -302,8 +311,39 @@ MESHES = (
     ("deepspeed_ulysses", 4, ("dp_shard_size=2",)),
     ("deepspeed_ulysses", 4, ("sp_size=4",)),
 )
+# More of them, whose memory scripts/track_ranks.py does not measure
+WIDER_MESHES = (
+    ("fsdp2_cp", 8, ("dp_shard_size=4",)),
+    ("fsdp2_cp", 8, ("cp_size=4",)),
+    ("deepspeed_ulysses", 8, ("dp_shard_size=4",)),
+)
 # (YAML, ranks, ranks of a group that have the experts between them)
 EXPERT_GROUPS = (("ep", 2, 2), ("ep", 4, 4), ("ep", 4, 2), ("fsdp2_ep", 4, 4), ("fsdp2_ep", 4, 2))
+WIDER_EXPERT_GROUPS = (("fsdp2_ep", 8, 4), ("fsdp2_ep", 8, 2))
+# (ranks, ranks of a pipeline, further flags)
+ONE_PIPELINE = (
+    (2, 2, ()),
+    (2, 2, ("--pipeline_schedule", "gpipe")),
+    (2, 2, ("--pipeline_schedule", "interleaved")),
+    (2, 2, ("--pipeline_schedule", "interleaved_zero_bubble")),
+    (2, 2, ("--pipeline_schedule", "zbv")),
+    (2, 2, CHECKPOINTING),
+    (4, 4, ()),
+    (4, 4, ("--pipeline_schedule", "interleaved")),
+    (4, 4, ("--pipeline_schedule", "interleaved_zero_bubble")),
+    (4, 4, ("--pipeline_schedule", "zbv")),
+)
+# The pipelines beyond one are replicas, or share the weights of each stage.
+SEVERAL_PIPELINES = (
+    (4, 2, ()),
+    (4, 2, SHARDED),
+    (8, 2, ()),
+    (8, 2, SHARDED),
+    (8, 4, ()),
+    (8, 4, (*SHARDED, "--pipeline_schedule", "interleaved_zero_bubble")),
+    (8, 4, (*SHARDED, "--pipeline_schedule", "zbv")),
+)
+LAYERS_OF_PIPELINES = 8  # two stages for each of four ranks
 # Recipes beside llama.py whose ranks may share rows
 SHARING_ROWS = ("llama_dpo", "mistral_pretrain", "mixtral")
 # Meshes whose ranks share the tokens of a row
@@ -318,7 +358,7 @@ TOKEN_MESHES = (
 def runs_of_meshes() -> list[Run]:
     """Return runs under each mesh, with each kind of weights, and with what changes memory."""
     runs = [run_on_mesh("single", 1)]
-    for config, ranks, sizes in MESHES:
+    for config, ranks, sizes in (*MESHES, *WIDER_MESHES):
         runs.append(run_on_mesh(config, ranks, sizes))
         if sizes:
             continue
@@ -336,7 +376,10 @@ def runs_of_meshes() -> list[Run]:
 
 
 def runs_of_tokens() -> list[Run]:
-    """Return runs of other recipes than llama.py whose ranks share the tokens of a row."""
+    """Return runs of other recipes than llama.py whose ranks share the tokens of a row.
+
+    The adapters of mixtral.py are also those of experts.
+    """
     runs = []
     for recipe in SHARING_ROWS:
         for config, ranks, sizes in TOKEN_MESHES:
@@ -344,28 +387,32 @@ def runs_of_tokens() -> list[Run]:
             if not sizes:
                 runs.append(run_on_mesh(config, ranks, sizes, "LoRA", recipe=recipe))
         runs.append(run_on_mesh("single", 1, weights="LoRA", recipe=recipe))
-    return runs
+    return [*runs, run_on_mesh("hsdp_cp", 8, weights="LoRA", recipe="mixtral")]
 
 
 def runs_of_experts() -> list[Run]:
     """Return runs of a mixture whose experts are spread over ranks."""
     runs = []
-    for config, ranks, size in EXPERT_GROUPS:
+    for config, ranks, size in (*EXPERT_GROUPS, *WIDER_EXPERT_GROUPS):
         flags = ("--ep_size", str(size))
         runs.append(run_on_mesh(config, ranks, flags=flags, recipe="mixtral"))
     recomputed = ("--ep_size", "2", *CHECKPOINTING)
     runs.append(run_on_mesh("fsdp2_ep", 4, flags=recomputed, recipe="mixtral"))
+    runs.append(run_on_mesh("single", 1, weights="LoRA", flags=LAYERS_ONLY, recipe="mixtral"))
+    adapted = ("--ep_size", "2", *LAYERS_ONLY)
+    for config, ranks in (("ep", 2), ("ep", 4), ("fsdp2_ep", 4)):
+        runs.append(run_on_mesh(config, ranks, weights="LoRA", flags=adapted, recipe="mixtral"))
     return runs
 
 
 def runs_of_pipelines() -> list[Run]:
-    """Return runs of a pipeline of two ranks, of two of them, and of two that shard each stage."""
-    runs = []
-    for ranks, more in ((2, ()), (2, ("--pipeline_schedule", "gpipe")), (4, ()), (4, SHARDED)):
-        batch, accumulation = MESH_CUT[ranks // 2]
-        flags = ("--pp_size", "2", *more)
+    """Return runs of pipelines under each schedule, of replicas, and of sharded stages."""
+    runs = [replace(run_on_mesh("single", 1), layers=LAYERS_OF_PIPELINES)]
+    for ranks, size, more in (*ONE_PIPELINE, *SEVERAL_PIPELINES):
+        flags = ("--pp_size", str(size), *more)
+        batch, accumulation = MESH_CUT[ranks // size]
         run = Run("meshes", "pp", ranks, batch, accumulation, "full", flags, "llama_pipeline")
-        runs.append(run)
+        runs.append(replace(run, layers=LAYERS_OF_PIPELINES))
     return runs
 
 

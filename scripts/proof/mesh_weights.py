@@ -2,7 +2,7 @@
 """Which kinds of weights the recipes train under which mesh, asked of their own refusals.
 
 Each pair of a YAML and a kind of weights is given to the checks that a recipe makes before it loads
-a model. Nothing is launched: scripts/parity.py runs the pairs that are not refused.
+a model. Nothing is launched: scripts/parity.py runs every pair that is not refused.
 """
 
 import dataclasses
@@ -27,7 +27,15 @@ from planner.recipe import (
     parallelism_settings,
     parse_words_of,
 )
-from proof.jobs import MAKERS, WEIGHTS, content_of, expert_configs, mesh_configs
+from proof.jobs import (
+    LAYERS_ONLY,
+    MAKERS,
+    WEIGHTS,
+    Run,
+    content_of,
+    expert_configs,
+    mesh_configs,
+)
 
 # transformers' names of what the recipes train that are not for causal language models
 TASKS = {
@@ -38,7 +46,6 @@ TASKS = {
 }
 GROUPS_OF_EXPERTS = ("--ep_size", "2")
 EXPERTS = "experts' adapters"
-LAYERS_ONLY = ("--lora_target_parameters",)  # without a value: no adapters of experts
 # A quantized base is stored in what the YAMLs compute in.
 IN_BF16 = ("--dtype", "bfloat16")
 KINDS = (*WEIGHTS, EXPERTS)
@@ -82,6 +89,14 @@ def refusals(config: str, kind: str) -> Iterator[str]:
         yield problem.replace(strategy.name, engine)
     if missing:
         yield f"{recipe}.py has no {' '.join(missing)}"
+
+
+def pair_of(run: Run) -> tuple[str, str]:
+    """Return the YAML and the kind of weights of a run of scripts/parity.py, as in the table."""
+    adapts_experts = run.recipe == "mixtral" and not set(LAYERS_ONLY) <= set(run.flags)
+    if run.weights == "LoRA" and adapts_experts:
+        return run.config, EXPERTS
+    return run.config, run.weights
 
 
 def kinds_by_recipe() -> dict[str, Sequence[str]]:

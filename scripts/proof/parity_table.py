@@ -139,7 +139,10 @@ def tables(rows: list[dict]) -> str:
 
 def cells_of(row: dict, names_recipe: bool) -> list[str]:
     """Return the cells of one row's line in its table."""
-    words = [row["weights"], *row["flags"], *row.get("sizes", ())]
+    run = run_of(row)
+    words = [run.weights, *run.flags, *run.sizes]
+    if run.layers != Run.layers:
+        words.append(f"{run.layers} layers")
     if names_recipe:
         words.insert(0, f"{row['recipe']}.py")
     return [

@@ -7,6 +7,7 @@ files, so that `pictures.parts` finds each part in the whole by its values.
 
 import functools
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from accelerate import Accelerator
 from safetensors.torch import save_file
 from torch.optim.optimizer import Optimizer
 from transformers.models.llama.modeling_llama import LlamaModel
+from transformers.models.mixtral.modeling_mixtral import MixtralExperts, MixtralModel
 
 HELD = "held."  # starts the name of a weight as it is between forward passes
 USED = "used."  # starts that of a weight as a layer multiplies with it
@@ -29,7 +31,6 @@ def track(path: Path) -> None:
     """
     parts = Parts(path)
     prepare = Accelerator.prepare
-    forward = LlamaModel.forward
     multiply = torch.nn.Linear.forward
 
     @functools.wraps(prepare)
@@ -39,21 +40,28 @@ def track(path: Path) -> None:
             parts.has_begun = True
         return result
 
-    @functools.wraps(forward)
-    def note_and_forward(self: LlamaModel, *args: Any, **kwargs: Any) -> Any:
-        parts.note_inputs(self, kwargs)
-        result = forward(self, *args, **kwargs)
-        parts.save()
-        return result
-
     @functools.wraps(multiply)
     def note_and_multiply(self: torch.nn.Linear, *args: Any, **kwargs: Any) -> torch.Tensor:
         parts.note_use(self)
         return multiply(self, *args, **kwargs)
 
     Accelerator.prepare = prepare_and_begin
-    LlamaModel.forward = note_and_forward
+    for kind in (LlamaModel, MixtralModel):
+        kind.forward = noting(kind.forward, parts)
     torch.nn.Linear.forward = note_and_multiply
+
+
+def noting(forward: Callable[..., Any], parts: "Parts") -> Callable[..., Any]:
+    """Return the forward pass of a model, with what the rank has then noted in `parts`."""
+
+    @functools.wraps(forward)
+    def note_and_forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+        parts.note_inputs(self, kwargs)
+        result = forward(self, *args, **kwargs)
+        parts.save()
+        return result
+
+    return note_and_forward
 
 
 class Parts:
@@ -75,7 +83,7 @@ class Parts:
         """Write what a forward pass is given, and keep the weights before the first one.
 
         Args:
-            inputs: arguments of LlamaModel by name: tokens, or hidden states of another rank.
+            inputs: arguments of the model by name: tokens, or hidden states of another rank.
         """
         if not self.has_begun:
             return
@@ -99,6 +107,24 @@ class Parts:
                 self.weights[HELD + name] = copy_of(
                     getattr(module.weight, "ds_tensor", module.weight)
                 )
+            elif isinstance(module, MixtralExperts):
+                self.note_experts(HELD, name, module)
+                module.register_forward_pre_hook(
+                    lambda experts, _, name=name: self.note_experts(USED, name, experts)
+                )
+
+    def note_experts(self, kind: str, name: str, experts: Any) -> None:
+        """Keep the matrices of the experts of a layer, as if they were those of one MLP.
+
+        Args:
+            kind: HELD or USED.
+            name: of the module of the experts.
+        """
+        if self.is_saved:
+            return
+        self.names[id(experts)] = name
+        for matrix, part in matrices_of_experts(experts).items():
+            self.weights[f"{kind}{name.removesuffix('experts')}{matrix}"] = part
 
     def note_use(self, layer: torch.nn.Linear) -> None:
         """Keep a matrix as the layer multiplies with it."""
@@ -111,6 +137,17 @@ class Parts:
         if self.names and not self.is_saved:
             save_file(self.weights, f"{self.path}.safetensors")
             self.is_saved = True
+
+
+def matrices_of_experts(experts: Any) -> dict[str, torch.Tensor]:
+    """Return the first and the second matrix of this rank's experts, side by side.
+
+    They are [all their neurons, features] and [features, all their neurons], as those of an MLP.
+    """
+    gate_and_up = copy_of(experts.gate_up_proj)  # [experts, 2 x neurons of each, features]
+    up = gate_and_up.chunk(2, dim=1)[1].flatten(0, 1)
+    down = torch.cat(list(copy_of(experts.down_proj)), dim=1)
+    return {MATRICES[0]: up.contiguous(), MATRICES[1]: down}
 
 
 def copy_of(weight: Any) -> torch.Tensor:

@@ -31,9 +31,9 @@ KINDS_OF_MESH = ("tp", "cp", "sp", "ep")
 def mesh_bytes_block(results: Results) -> str:
     """Return the bytes of each class on the fullest rank, with their share of one process."""
     recording = results["curves"]["meshes"]
-    whole = recording["bytes"]
     lines = []
     for run in recording["runs"]:
+        whole = recording["models"][run["model"]]["bytes"]
         held = run["bytes"]
         ranks = str(run["ranks"])
         cells = [share_of(held[kind], whole[kind]) for kind in CLASSES]

@@ -48,7 +48,7 @@ def mixture(once):
 
 
 def train(mixture, config, ranks, folder, *flags):
-    """Train the mixture with 12 rows per step, and return how it ended."""
+    """Train the mixture with 16 rows per step, and return how it ended."""
     batch, accumulation = MESH_CUT[ranks]
     cut = ["--per_device_train_batch_size", batch, "--gradient_accumulation_steps", accumulation]
     words = [*data_of(mixture), *JOB, *cut, *EVERY_TEN, *flags, "--output_dir", folder]

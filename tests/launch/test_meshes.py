@@ -26,7 +26,7 @@ from launching import CONFIGS, RECIPE, REPO, data_of, read_metrics, rehearse
 from proof.compare import compare, within
 from proof.faults import Fault
 from proof.jobs import (
-    CUT,
+    MESH_CUT,
     WEIGHTS,
     Run,
     all_runs,
@@ -69,7 +69,7 @@ REFUSED_HERE = {  # each refusal once
     for config, kind, expected in reversed(PAIRS)
     if expected != WORKS
 }.values()
-# 45 rows do not divide by 12: the last window of an epoch has batches with few rows or none
+# 45 rows do not divide by 16: the last window of an epoch has batches with few rows or none
 ROWS = "--num_train_rows 45 --num_test_rows 9".split()
 STEPS = 6
 FLAGS = (
@@ -99,7 +99,7 @@ def tiny_of_meshes(once):
 def job_of(config, weights="full", flags=()):
     """The job under a YAML, on as few ranks as show it."""
     if config == "fsdp2_full_shard":
-        job = Run("meshes", config, 2, *CUT[2], weights)
+        job = Run("meshes", config, 2, *MESH_CUT[2], weights)
     else:
         job = run_on_mesh(config, RANKS.get(config, 1), weights=weights)
     return replace(job, flags=(*FLAGS, *flags))

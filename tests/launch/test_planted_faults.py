@@ -230,6 +230,14 @@ FOUND_BY_PARITY_OF_MESHES = {
     ),
 }
 
+
+def in_groups(config, ranks, *flags):
+    """The run of scripts/parity.py in groups of two ranks, --ep_size or --pp_size, and flags."""
+    size, *more = flags
+    wanted = (config, ranks, (size, "2", *more))
+    return next(run for run in all_runs() if (run.config, run.ranks, run.flags) == wanted)
+
+
 # ---- Faults that a run finds in its first step: the run, what it says, and the fault ----
 AVERAGED = "return self.data_ranks * self.cp * self.sp"
 AVERAGED_BY_ZERO2 = "if zero_stage in (1, 2):\n            return self.data_ranks\n"
@@ -238,7 +246,12 @@ START = "    accelerator = make_accelerator(args)\n"
 SPLIT = "    split_adapters(model, accelerator)\n"
 HALF = r"norm\.weight with 0\.5 times its gradient"
 DOUBLE = r"norm\.weight with 2 times its gradient"
+EXPERTS = f"{COMPONENTS}/experts.py"
+PIPELINE = f"{COMPONENTS}/pipeline.py"
+OF_EXPERTS = r"experts\.down_proj with 2 times its gradient"
+OF_A_LAYER = r"layernorm\.weight with 0\.5 times its gradient"
 # The sum over the ranks is right, and no rank has it
+OF_OWN_PIPELINE = r"layernorm\.weight with [\d.]+ times its gradient \(difference [1-9]\d+\.\d%\)"
 OF_OWN_RANK = r"lora_B\S* with [\d.]+ times its gradient \(difference [1-9]\d+\.\d%\)"
 FOUND_BY_THE_RUN = {
     "a missing factor of the world size under DDP": (
@@ -290,6 +303,34 @@ FOUND_BY_THE_RUN = {
         RECIPE,
         START,
         f"{START}    accelerator.state.fsdp_plugin.ignored_modules = r'.*\\.lora_[AB]\\.default'\n",
+    ),
+    "experts that are averaged over the ranks with copies of them": (
+        in_groups("ep", 2, "--ep_size"),
+        OF_EXPERTS,
+        EXPERTS,
+        "num_ranks = torch.distributed.get_world_size()",
+        "num_ranks = copies.size()",
+    ),
+    "sharded experts that are averaged over the ranks with copies of them": (
+        in_groups("fsdp2_ep", 4, "--ep_size"),
+        OF_EXPERTS,
+        EXPERTS,
+        "unit.set_gradient_divide_factor(float(mesh.size()))",
+        "unit.set_gradient_divide_factor(float(mesh[COPIES].size()))",
+    ),
+    "replicas of a pipeline that keep their own gradients": (
+        in_groups("pp", 4, "--pp_size"),
+        OF_OWN_PIPELINE,
+        PIPELINE,
+        "if self.mesh.num_pipelines > 1 and not self._is_sharded:",
+        "if self.mesh.num_pipelines > 2 and not self._is_sharded:",
+    ),
+    "a missing factor of the pipelines that shard stages": (
+        in_groups("pp", 4, "--pp_size", "--shard_stages"),
+        OF_A_LAYER,
+        PIPELINE,
+        "            self._averaged = mesh.num_pipelines\n",
+        "            self._averaged = 1\n",
     ),
 }
 # scripts/parity.py compares neither evaluations nor dropout
@@ -383,7 +424,7 @@ def sound(tiny, once):
 def tiny_of_meshes(once):
     """The folder of the tiny language model that meshes train."""
     maker, *shape = ULYSSES.maker
-    return once("meshes_of_parity", partial(makers.make, maker, words=shape))
+    return once(ULYSSES.tiny, partial(makers.make, maker, words=shape))
 
 
 @pytest.fixture(scope="module")
@@ -416,11 +457,15 @@ def test_parity_of_meshes_finds(fault, copy, sound_of_meshes, tiny_of_meshes, tm
 
 
 @pytest.mark.parametrize("fault", FOUND_BY_THE_RUN)
-def test_the_run_finds(fault, copy, tiny, tiny_of_meshes, tmp_path):
+def test_the_run_finds(fault, copy, tiny, once, tmp_path):
     planned, says, *change = FOUND_BY_THE_RUN[fault]
-    model = tiny_of_meshes if planned is ULYSSES else tiny
+    model = tiny
+    if planned.group == "meshes":
+        maker, *shape = planned.maker
+        model = once(planned.tiny, partial(makers.make, maker, words=shape))
     run_folder = tmp_path / "run"
-    code, output = launch(replace(planned, flags=SHORT), model, run_folder, root=copy(change))
+    short = replace(planned, flags=(*planned.flags, *SHORT))
+    code, output = launch(short, model, run_folder, root=copy(change))
     assert code == 76, output
     assert re.search(says, output) and "Traceback" not in output, output
     assert not list(run_folder.glob("checkpoint-*")) and not (run_folder / "config.json").exists()

@@ -9,10 +9,21 @@ from pathlib import Path
 
 from exits import Exit
 from proof.faults import Fault
-from proof.jobs import Run
+from proof.jobs import Run, reference_of, run_on_mesh
 from proof.trials.lab import Lab
 from proof.trials.outcome import difference_in_loss
-from proof.trials.trial import EPOCH, LOSS, ROWS, Group, Result, Trial, failed, make_job
+from proof.trials.trial import (
+    EPOCH,
+    IN_EACH_STEP,
+    LOSS,
+    ROWS,
+    Group,
+    Result,
+    Trial,
+    failed,
+    jobs_on_meshes,
+    make_job,
+)
 
 MOST_DIFFERENCE = 1e-4  # relative, in the loss of a step: sums in another order, over 20 steps
 ELASTIC_CONFIGS = (
@@ -45,14 +56,38 @@ def resume_elsewhere(lab: Lab, folder: Path, jobs: Sequence[Run], stops: Sequenc
     faults = [Fault("SIGTERM", "summed_loss", rank=0, step=step) for step in stops]
     faults.append(Fault("record rows", "summed_loss", file=folder / "rows"))
     whole = lab.uninterrupted(make_job("single"))
-    codes = [Exit.STOPPED] * len(stops) + [0]
-    for job_now, code in zip(jobs, codes, strict=True):
-        ended = lab.run(job_now, folder, faults)
-        if ended.code != code:
-            return failed(f"{job_now.name} ended with {ended.code}: {ended.tail}")
+    wrong = run_in_turn(lab, folder, jobs, faults)
+    if wrong:
+        return failed(wrong)
     worst = difference_in_loss(folder, whole)
     if rows_of_first_epoch(folder) != list(range(1, ROWS + 1)):
         return failed("not each row exactly once", worst)
+    return Result(worst <= MOST_DIFFERENCE, worst)
+
+
+def run_in_turn(lab: Lab, folder: Path, jobs: Sequence[Run], faults: Sequence[Fault]) -> str:
+    """Run each job until it stops, and the last one to the end.
+
+    Returns:
+        How a job ended that did not end so; "" if there is none.
+    """
+    for number, job in enumerate(jobs, start=1):
+        ended = lab.run(job, folder, faults)
+        expected = 0 if number == len(jobs) else Exit.STOPPED
+        if ended.code != expected:
+            return f"{job.name} ended with {ended.code}: {ended.tail}"
+    return ""
+
+
+def change_mesh(lab: Lab, folder: Path, jobs: Sequence[Run]) -> Result:
+    """Stop in each step and resume as the next job, under another mesh: the same loss."""
+    whole = lab.uninterrupted(reference_of(jobs[0]))
+    stops = range(1, len(jobs))
+    faults = [Fault("SIGTERM", IN_EACH_STEP, rank=0, step=step) for step in stops]
+    wrong = run_in_turn(lab, folder, jobs, faults)
+    if wrong:
+        return failed(wrong)
+    worst = difference_in_loss(folder, whole)
     return Result(worst <= MOST_DIFFERENCE, worst)
 
 
@@ -97,6 +132,21 @@ def under_other_strategies() -> list[Trial]:
         jobs = [make_job(config) for config in turn]
         attempt = partial(resume_elsewhere, jobs=jobs, stops=range(2, 21, 2))
         trials.append(Trial("another strategy every 2 steps", " > ".join(turn), attempt))
+    return [*trials, *under_other_meshes()]
+
+
+def under_other_meshes() -> list[Trial]:
+    """Return a trial for each tiny model, from mesh to mesh with FSDP2 between any two."""
+    turns: dict[str, list[Run]] = {}
+    for job in jobs_on_meshes():
+        turn = turns.setdefault(job.tiny, [reference_of(job)])
+        fsdp = run_on_mesh("fsdp2_full_shard", 2, recipe=job.model)
+        turn += [job, replace(fsdp, layers=job.layers)]
+    trials = []
+    for turn in turns.values():
+        detail = " > ".join(job.config for job in turn)
+        attempt = partial(change_mesh, jobs=turn)
+        trials.append(Trial("another mesh in each step", detail, attempt))
     return trials
 
 

@@ -82,7 +82,7 @@ def code_in_a_model(lab: Lab, folder: Path, name: str) -> Result:
     """A model folder with foreign code trains without it, or is refused."""
     mark = lab.folder / f"{folder.name}_mark"
     model = lab.folder / f"{folder.name}_model"
-    shutil.copytree(lab.tiny / "model", model, dirs_exist_ok=True)
+    shutil.copytree(lab.tiny_of(make_job()) / "model", model, dirs_exist_ok=True)
     for pickle in PICKLES_OF_MODELS:
         damage.torch_pickle(model / pickle, mark)
     put_code = MODELS[name]
@@ -121,7 +121,7 @@ def put_adapter(lab: Lab, model: Path, name: str, mark: Path) -> None:
     config = {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
-        "base_model_name_or_path": str(lab.tiny / "model"),
+        "base_model_name_or_path": str(lab.tiny_of(make_job()) / "model"),
         "r": 8,
         "target_modules": ["q_proj"],
     }

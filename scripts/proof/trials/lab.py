@@ -19,7 +19,7 @@ from filelock import FileLock
 from exits import Exit
 from paths import RECIPES, SCRIPTS
 from proof.faults import Fault
-from proof.jobs import MAKERS, Run
+from proof.jobs import Run
 from proof.launch import ENVIRONMENT, data_of, make_model, rehearsal
 from proof.trials.processes import kill_all
 
@@ -99,11 +99,24 @@ class Lab:
     """A folder for models, rows and runs, and how runs are started in it."""
 
     def __init__(self, folder: Path, tiny: Path | None = None) -> None:
+        """Make the folder.
+
+        Args:
+            tiny: the folder with model and rows of all jobs; by default each has its own.
+        """
         self.folder = folder.resolve()
-        self.tiny = tiny or self.folder / "tiny"
+        self._tiny = tiny
         (self.folder / "tmp").mkdir(parents=True, exist_ok=True)
-        if not self.tiny.exists():
-            make_model(self.tiny, MAKERS["llama"])
+
+    def tiny_of(self, job: Run) -> Path:
+        """Return the folder with a job's tiny model and rows, which are made once."""
+        if self._tiny is not None:
+            return self._tiny
+        folder = self.folder / job.tiny
+        with FileLock(f"{folder}.lock"):
+            if not folder.exists():
+                make_model(folder, job.maker)
+        return folder
 
     def start(
         self,
@@ -123,7 +136,7 @@ class Lab:
             environment: variables that differ from this process's.
         """
         command = [*before, *self.command(job), *job.arguments]
-        command += [*data_of(self.tiny), *flags, "--output_dir", folder]
+        command += [*data_of(self.tiny_of(job)), *flags, "--output_dir", folder]
         planted = [dataclasses.asdict(fault) for fault in faults]
         variables = os.environ | ENVIRONMENT
         variables["TMPDIR"] = str(self.folder / "tmp")

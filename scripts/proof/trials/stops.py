@@ -10,17 +10,33 @@ from proof.faults import Fault
 from proof.jobs import Run, configs
 from proof.trials.lab import Lab
 from proof.trials.outcome import equal_to
-from proof.trials.trial import DIFFERENCES, STEPS, Group, Result, Trial, failed, make_job
+from proof.trials.trial import (
+    DIFFERENCES,
+    IN_EACH_STEP,
+    STEPS,
+    Group,
+    Result,
+    Trial,
+    failed,
+    jobs_on_meshes,
+    make_job,
+)
 
 QUANTIZED_CONFIGS = ["single", "fsdp2_full_shard", "deepspeed_zero3"]
 FIVE_STEPS = (2, 5, 9, 12, 16)  # steps of one epoch
 
 
-def stop_and_resume(lab: Lab, folder: Path, job: Run, steps: tuple[int, ...]) -> Result:
-    """SIGTERM to the last rank in each of these steps: the run stops, saves, resumes exactly."""
+def stop_and_resume(
+    lab: Lab, folder: Path, job: Run, steps: tuple[int, ...], at: str = "summed_loss"
+) -> Result:
+    """SIGTERM to the last rank in each of these steps: the run stops, saves, resumes exactly.
+
+    Args:
+        at: the function in which it gets the signal, as a Fault names it.
+    """
     whole = lab.uninterrupted(job)
     last_rank = job.ranks - 1
-    faults = [Fault("SIGTERM", "summed_loss", rank=last_rank, step=step) for step in steps]
+    faults = [Fault("SIGTERM", at, rank=last_rank, step=step) for step in steps]
     ends = lab.run_until_done(job, folder, faults)
     codes = [ended.code for ended in ends]
     if codes != [Exit.STOPPED] * len(steps) + [0]:
@@ -29,7 +45,10 @@ def stop_and_resume(lab: Lab, folder: Path, job: Run, steps: tuple[int, ...]) ->
 
 
 def under_every_yaml() -> list[Trial]:
-    """Return trials that stop once under every YAML and kind of weights, in varying steps."""
+    """Return trials that stop once under every YAML and kind of weights, in varying steps.
+
+    Under meshes all weights are trained.
+    """
     kinds = {
         "full": configs(),
         "LoRA": [name for name in configs() if name != "fsdp1_no_shard"],
@@ -45,6 +64,9 @@ def under_every_yaml() -> list[Trial]:
         attempt = partial(stop_and_resume, job=one, steps=(step,))
         what = f"stopped and continued, {one.weights}"
         trials.append(Trial(what, f"{one.name}, step {step}", attempt))
+    for one, step in zip(jobs_on_meshes(), itertools.cycle(range(2, 20, 3)), strict=False):
+        attempt = partial(stop_and_resume, job=one, steps=(step,), at=IN_EACH_STEP)
+        trials.append(Trial("stopped and continued, meshes", f"{one.name}, step {step}", attempt))
     return trials
 
 

@@ -22,6 +22,8 @@ DIFFERENCES = "differences from an uninterrupted run"
 LOSS = "largest relative difference in loss"
 BROKEN = "broken promises"
 CUT = jobs.CUT | {3: (2, 2)}
+# A function that every rank calls in each step of every recipe, before the optimizer's step
+IN_EACH_STEP = "skip_if_not_finite"
 
 
 @dataclass(frozen=True)
@@ -63,3 +65,12 @@ def make_job(config: str = "single", ranks: int = 2, weights: str = "full") -> R
     batch, accumulation = CUT[ranks]
     flags = () if weights == "full" else ("--lora_dropout", "0.1")
     return Run("", config, ranks, batch, accumulation, weights, flags)
+
+
+def jobs_on_meshes() -> list[Run]:
+    """Return a job of scripts/parity.py for each YAML of a mesh, in the sizes that are its own."""
+    chosen: dict[str, Run] = {}
+    for run in jobs.runs_of_meshes():
+        if run.config != "single" and run.weights == "full" and not run.sizes:
+            chosen.setdefault(run.config, run)
+    return list(chosen.values())

@@ -197,7 +197,7 @@ def test_an_evaluation_before_the_first_step_is_not_watched():
 def test_a_weight_that_is_not_used_is_a_warning():
     job = Job()
     job.model.norm.forward = lambda hidden: hidden
-    job.probe._hook.remove()  # as of a module that the model does not call
+    job.probe._shared[0]._hook.remove()  # as of a module that the model does not call
     job.model.zero_grad()
     job.accelerator.sync_gradients = True
     backward_of_sum(job.accelerator, job.model(torch.ones(2, 3)).sum())

@@ -8,7 +8,8 @@ from pictures.recordings import read_recordings
 from publish import meshes
 
 RECORDING = read_recordings()["meshes"]
-WHOLE_PARAMETERS = RECORDING["bytes"]["parameters"][0]
+MODELS = RECORDING["models"]
+WHOLE_PARAMETERS = MODELS["llama"]["bytes"]["parameters"][0]
 UP = "layers.0.mlp.up_proj"
 
 
@@ -25,7 +26,7 @@ def area(box):
     "run", RECORDING["runs"], ids=lambda run: " ".join([run["config"], *run["flags"]])
 )
 def test_the_ranks_of_a_mesh_have_all_weights_and_each_token_between_them(run):
-    for name, (height, width) in RECORDING["matrices"].items():
+    for name, (height, width) in MODELS[run["model"]]["matrices"].items():
         corners = {tuple(held[name]) for held in run["held"] if name in held}
         assert sum(area(box) for box in corners) == height * width
     for row, length in enumerate(RECORDING["rows"]):
@@ -47,6 +48,19 @@ def test_ranks_of_a_tensor_parallel_group_see_the_same_rows_with_other_columns()
     assert all(tokens == run["tokens"][0] for tokens in run["tokens"])
     assert run["used"] == run["held"]
     assert len({tuple(used[UP]) for used in run["used"]}) == RANKS
+
+
+def test_ranks_that_share_experts_have_rows_of_their_own_and_use_the_experts_they_have():
+    spread, sharded = recorded("ep"), recorded("fsdp2_ep")
+    for run in (spread, sharded):
+        assert len({tuple(tokens) for tokens in run["tokens"]}) == RANKS
+    assert spread["used"] == spread["held"]
+    assert [used[UP] for used in spread["used"]] == [
+        [128 * rank, 0, 128 * (rank + 1), 320] for rank in range(RANKS)
+    ]
+    # The ranks with the same two experts hold one each, and gather both
+    assert [used[UP] for used in sharded["used"]] == 2 * [[0, 0, 256, 320], [256, 0, 512, 320]]
+    assert [held[UP][0] for held in sharded["held"]] == [0, 256, 128, 384]
 
 
 def test_what_is_drawn_was_recorded_on_four_ranks():

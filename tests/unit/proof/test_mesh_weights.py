@@ -4,13 +4,14 @@
 import pytest
 
 from paths import CONFIGS, OF_PIPELINES
-from proof.jobs import WEIGHTS, Run, expert_configs, is_refused, mesh_configs
+from proof.jobs import WEIGHTS, Run, all_runs, expert_configs, is_refused, mesh_configs
 from proof.mesh_weights import (
     EXPERTS,
     KINDS,
     TASKS,
     has_plan,
     kinds_by_recipe,
+    pair_of,
     refusals_by_pair,
     takes_a_model_with_a_plan,
 )
@@ -42,6 +43,17 @@ def test_a_pair_is_refused_exactly_if_the_job_says_so(pairs):
         for kind in WEIGHTS:
             refused = bool(pairs[config][kind])
             assert refused == is_refused(Run("meshes", config, weights=kind)), (config, kind)
+
+
+def test_parity_runs_each_pair_that_is_not_refused(pairs):
+    taken = {
+        (config, kind)
+        for config, refusals in pairs.items()
+        for kind, reason in refusals.items()
+        if not reason
+    }
+    runs = [run for run in all_runs() if run.group == "meshes" and not is_refused(run)]
+    assert {pair_of(run) for run in runs if run.config != "single"} == taken
 
 
 def test_each_refusal_is_one_line_with_a_fix(pairs):
