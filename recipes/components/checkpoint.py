@@ -27,7 +27,7 @@ import re
 import shutil
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -62,7 +62,9 @@ def checkpoints_in(folder: Path) -> dict[int, Path]:
     return dict(sorted(found.items(), reverse=True))
 
 
-def choose_checkpoint(folder: Path, requested: str, dry_run: bool) -> Path | None:
+def choose_checkpoint(
+    folder: Path, requested: str, dry_run: bool, has_copy: bool = False
+) -> Path | None:
     """Return the checkpoint that a run continues from, or None to start over.
 
     Damaged checkpoints are passed over with a line on stderr and renamed, unless this is a dry run.
@@ -70,6 +72,7 @@ def choose_checkpoint(folder: Path, requested: str, dry_run: bool) -> Path | Non
 
     Args:
         requested: --resume_from_checkpoint: auto, none, or a checkpoint's folder.
+        has_copy: return None if all are damaged, since a copy elsewhere can take their place.
     """
     if not dry_run:
         finish_replacements(folder)
@@ -85,7 +88,7 @@ def choose_checkpoint(folder: Path, requested: str, dry_run: bool) -> Path | Non
             break
         print(f"passed over {path}: {damage}", file=sys.stderr, flush=True)
         passed_over.append(path)
-    if passed_over and found is None:
+    if passed_over and found is None and not has_copy:
         fail(
             Exit.DATA,
             "no checkpoint can be trusted: choose another --output_dir to start over, or move "
@@ -248,20 +251,13 @@ def write_part(file: Path, state: Mapping[str, torch.Tensor]) -> dict[str, Any]:
     return facts_of(file)
 
 
-def complete(
-    folder: Path,
-    progress: Mapping[str, Any],
-    written: Mapping[str, Any],
-    limit: int,
-    kept_step: int | None = None,
-) -> None:
-    """Make a checkpoint of what the owners have written, and delete all but the newest `limit`.
+def complete(folder: Path, progress: Mapping[str, Any], written: Mapping[str, Any]) -> None:
+    """Make a checkpoint of what the owners have written. `delete_old` comes after it.
 
     It replaces a checkpoint of the same step. One process calls it, after `begin` and the owners.
 
     Args:
         written: {file: what the manifest says about it} of all owners.
-        kept_step: the step of a checkpoint that is kept in any case.
 
     Raises:
         OSError: if it cannot be written; earlier checkpoints are then unchanged.
@@ -277,7 +273,6 @@ def complete(
     finish_replacements(folder)
     write_file(folder / LATEST, final.name)
     flush(folder)
-    delete_old(folder, limit, kept_step)
 
 
 def replace_checkpoint(final: Path, staging: Path) -> None:
@@ -327,15 +322,15 @@ def finish_replacements(folder: Path) -> None:
             shutil.rmtree(aside, ignore_errors=True)
 
 
-def delete_old(folder: Path, limit: int, kept_step: int | None) -> None:
-    """Delete all but the newest `limit` checkpoints and that of `kept_step`.
+def delete_old(folder: Path, limit: int, kept_steps: Collection[int | None]) -> None:
+    """Delete all but the newest `limit` checkpoints and those of `kept_steps`.
 
     Files that are not ours are kept.
     """
     existing = checkpoints_in(folder)
     ours = [step for step, path in existing.items() if (path / MANIFEST).is_file()]
     for step in ours[limit:]:
-        if step == kept_step:
+        if step in kept_steps:
             continue
         old = existing[step]
         # The manifest goes last: if a deletion is killed, the next one still knows the rest as ours

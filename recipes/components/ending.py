@@ -2,28 +2,47 @@
 """How all ranks end a run together."""
 
 import sys
+from collections.abc import Callable
 from typing import NoReturn
 
 from accelerate import Accelerator
 
 from components.exits import Exit
+from components.long_calls import call_on_rank_0
 from components.status import process_status, report_to_launcher
 from components.upstream import keep_group_until_exit
 
+Problem = tuple[Exit, str]  # the code with which the run has to end, and why
 
-def conclude(accelerator: Accelerator, state: str, code: int, why: str | None = None) -> None:
-    """Record how the run ended. Every rank takes part.
 
-    From here on a rank that exits is not reported as lost. A rank may come much later than the
-    others, since it uploads a checkpoint: until then all of them watch each other.
+def conclude(
+    accelerator: Accelerator,
+    state: str,
+    code: int,
+    why: str | None = None,
+    at_last: Callable[[], Problem | None] | None = None,
+) -> Problem | None:
+    """Record how the run ended, and then do what is left to do. Every rank takes part.
+
+    Whoever ends the processes meanwhile, such as a batch system whose grace period is over, finds
+    in status.json how the run ended. The ranks watch each other until nothing is left to do; from
+    then on a rank that exits is not reported as lost.
+
+    Args:
+        at_last: what rank 0 does after that, for any length of time, such as uploads.
+
+    Returns:
+        On every rank what `at_last` returned, or None.
     """
     accelerator.wait_for_everyone()
     status = process_status()
-    if accelerator.is_main_process:
-        status.set(state, code, why)
-    else:
-        status.state = state
+    status.decide(state, code, why)
+    problem = None
+    if at_last is not None:
+        problem = call_on_rank_0(accelerator, at_last)
+    status.state = state
     accelerator.wait_for_everyone()
+    return problem
 
 
 def leave_group(accelerator: Accelerator) -> None:
@@ -32,12 +51,21 @@ def leave_group(accelerator: Accelerator) -> None:
     accelerator.end_training()
 
 
-def end_all_ranks(accelerator: Accelerator, code: int, message: str) -> NoReturn:
-    """End all ranks with the same exit code, and print the message last. Every rank takes part."""
+def end_all_ranks(
+    accelerator: Accelerator,
+    code: int,
+    message: str,
+    at_last: Callable[[], Problem | None] | None = None,
+) -> NoReturn:
+    """End all ranks with the same exit code, and print the message last. Every rank takes part.
+
+    Args:
+        at_last: as for `conclude`; its failure does not change how the run ends.
+    """
     stopped = code == Exit.STOPPED
     state = "stopped" if stopped else "failed"
     text = message if stopped else f"error: {message}"
-    conclude(accelerator, state, code, message)
+    conclude(accelerator, state, code, message, at_last)
     leave_group(accelerator)
     accelerator.print(text, file=sys.stdout if stopped else sys.stderr, flush=True)
     report_to_launcher(state, code, message, text)

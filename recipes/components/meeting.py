@@ -24,6 +24,7 @@ from components.status import HOST, LOCAL_RANK, RANK, process_status, report_to_
 SECONDS_TO_COME = 600  # As long as torch's agents wait for each other
 SECONDS_UNTIL_WARNING = 60
 SECONDS_BETWEEN_LOOKS = 0.1
+LOOKS_PER_SECOND = 1000  # by all ranks together: many ranks must not flood the store
 SECONDS_TO_READ = 2  # A rank that leaves word keeps the store open for so long.
 SECONDS_TO_CONNECT = 5
 LIST = "recipes"
@@ -51,6 +52,9 @@ class Meeting:
         self.num_hosts = os.environ.get("GROUP_WORLD_SIZE", "1")
         self._num_ranks = int(os.environ.get("WORLD_SIZE", "1"))
         self._seconds = min(ddp_timeout, SECONDS_TO_COME)
+        self._pause = SECONDS_BETWEEN_LOOKS
+        if self.rank > 0:  # The others wait for rank 0.
+            self._pause = max(self._pause, self._num_ranks / LOOKS_PER_SECOND)
         self._store: Any = None
         if self._num_ranks == 1 or not os.environ.get("MASTER_PORT"):
             return
@@ -79,7 +83,8 @@ class Meeting:
     def _wait(self, place: str) -> None:
         mine = {"host": HOST, "hosts": self.num_hosts}
         self._store.set(f"{place}/{self.rank}", json.dumps(mine))
-        missing = list(range(self._num_ranks))
+        ranks = list(range(self._num_ranks))
+        missing: list[int] = []
         start = time.monotonic()
         has_warned = False
         while not self._store.check([f"{place}/{ALL}"]):
@@ -88,9 +93,9 @@ class Meeting:
             waited = time.monotonic() - start
             is_late = waited > self._seconds
             is_time_to_warn = waited > SECONDS_UNTIL_WARNING and not has_warned
-            if self.rank == 0 or is_late or is_time_to_warn:
-                missing = [rank for rank in missing if not self._store.check([f"{place}/{rank}"])]
-            if self.rank == 0 and not missing:
+            if is_late or is_time_to_warn:
+                missing = self._missing(place, ranks)
+            if self.rank == 0 and self._have_come(place, ranks):
                 self._compare(place)
                 self._store.set(f"{place}/{ALL}", "")
             elif is_late and missing:
@@ -98,7 +103,20 @@ class Meeting:
             elif is_time_to_warn and missing:
                 has_warned = True
                 self._warn(missing)
-            time.sleep(SECONDS_BETWEEN_LOOKS)
+            time.sleep(self._pause)
+
+    def _have_come(self, place: str, ranks: list[int]) -> bool:
+        """Return whether ranks have signed at a place, by one request for all of them."""
+        return self._store.check([f"{place}/{rank}" for rank in ranks])
+
+    def _missing(self, place: str, ranks: list[int]) -> list[int]:
+        """Return which ranks have not signed, by a few requests if those are few."""
+        if self._have_come(place, ranks):
+            return []
+        if len(ranks) == 1:
+            return ranks
+        middle = len(ranks) // 2
+        return self._missing(place, ranks[:middle]) + self._missing(place, ranks[middle:])
 
     def _compare(self, place: str) -> None:
         """End all ranks if their launchers know of different numbers of hosts."""

@@ -10,9 +10,14 @@ valid, another checkpoint of the same step has another hash, and old checkpoints
 manifest first, once a new one is complete. What an upload that was killed has left has no
 manifest, and goes with them.
 
-The run trains from and saves to OUTPUT_DIR. A checkpoint is uploaded while training continues. A
-store that fails for a while does not end the run: each failure is a warning, the next upload
-catches up, and only a run whose result is not in the store at the end has failed.
+The run trains from and saves to OUTPUT_DIR. A checkpoint is uploaded while training continues, and
+training never waits for that: of the checkpoints that become whole during an upload, only the
+newest is uploaded next. A store that fails for a while does not end the run: each failure is a
+warning, the next upload catches up, and only a run whose result is not in the store at the end has
+failed.
+
+Most stores cannot append to an object. So metrics.jsonl is uploaded as a whole with each
+checkpoint: some hundred bytes per logged step, which is little beside a checkpoint.
 
 fsspec (https://filesystem-spec.readthedocs.io) speaks to the store, with the credentials that the
 store's own tools use.
@@ -22,8 +27,10 @@ import json
 import re
 import shutil
 import sys
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
+from itertools import repeat
 from pathlib import Path, PurePosixPath
 
 import fsspec
@@ -52,6 +59,9 @@ OUT_OF_REACH = (
     "ReadTimeoutError",
 )
 NO_CREDENTIALS = ("DefaultCredentialsError", "NoCredentialsError", "PartialCredentialsError")
+# Clients divide a large file among connections of their own, and keep those parts in memory: s3fs
+# has ten of 50 MiB for a file.
+FILES_AT_ONCE = 4
 FETCHED = ".fetched"  # Ends the name of what is being fetched, a checkpoint's folder or a file
 WRITE_TEST = ".write_test"
 
@@ -74,6 +84,21 @@ class StoredCheckpoint:
         return PurePosixPath(self.path).name
 
 
+@dataclass(frozen=True)
+class Upload:
+    """A checkpoint that is being uploaded, or waits for its turn.
+
+    Attributes:
+        name: of its folder.
+        step: the number of steps done.
+        work: of the thread that uploads.
+    """
+
+    name: str
+    step: int
+    work: Future[None]
+
+
 class ObjectStore:
     """The copy of one run's folder. One process of a run writes to it; any may fetch from it.
 
@@ -91,8 +116,8 @@ class ObjectStore:
         self.url = url.rstrip("/")
         self._files, self._root = fsspec.core.url_to_fs(url)
         self._folder = output_dir
-        self._uploader = ThreadPoolExecutor(1)
-        self._upload: Future[None] | None = None
+        self._uploader = ThreadPoolExecutor(1, "uploader")
+        self._uploads: list[Upload] = []  # One that is under way, and one that waits
 
     # ---- At the start ----
     def begin(self, dry_run: bool) -> None:
@@ -135,7 +160,8 @@ class ObjectStore:
         here = max(checkpoint.checkpoints_in(self._folder), default=0)
         if stored is not None and stored.step > here and may_fetch:
             self.fetch(stored)
-        found = checkpoint.choose_checkpoint(self._folder, requested, dry_run=False)
+        has_copy = stored is not None and may_fetch
+        found = checkpoint.choose_checkpoint(self._folder, requested, False, has_copy)
         step = checkpoint.read_progress(found)["step"] if found else 0
         if stored is None or stored.step <= step:
             return found
@@ -168,8 +194,7 @@ class ObjectStore:
         fetched = Path(f"{final}{FETCHED}")
         try:
             fetched.mkdir(parents=True)
-            for path in self._list(stored.path):
-                self._files.get_file(path, str(fetched / PurePosixPath(path).name))
+            self._get(self._list(stored.path), fetched)
         except Exception as error:
             fail(*self.describe(error))
         damage = checkpoint.find_damage(fetched)
@@ -179,40 +204,56 @@ class ObjectStore:
                 f"{self.url}/{stored.name} cannot be trusted: {damage}: delete it to continue from "
                 "an earlier one",
             )
-        for path in (*fetched.iterdir(), fetched):
-            checkpoint.flush(path)
+        checkpoint.flush(fetched)
         fetched.rename(final)
         write_file(self._folder / folder.LATEST, final.name)
         return final
 
     # ---- During training ----
     def start_upload(self, path: Path, limit: int, kept_step: int | None = None) -> None:
-        """Upload a checkpoint in the background. `finish_upload` comes before the next.
+        """Upload a checkpoint in the background, after the upload that is under way.
+
+        It takes the place of a checkpoint that waits for its turn, which is skipped with a warning.
+        So is one whose upload fails.
 
         Args:
             limit: the newest checkpoints to keep in the store.
             kept_step: the step of a checkpoint that is kept in any case.
         """
-        self._upload = self._uploader.submit(self._upload_checkpoint, path, limit, kept_step)
+        for upload in self._uploads:
+            if upload.work.cancel():  # It has not begun.
+                self._warn(upload.name, f"an upload was still under way when {path.name} was whole")
+        work = self._uploader.submit(self._try_to_upload, path, limit, kept_step)
+        under_way = [upload for upload in self._uploads if not upload.work.done()]
+        self._uploads = [*under_way, Upload(path.name, step_of_folder(path), work)]
 
-    def wait(self) -> str | None:
-        """Wait until the upload has ended. Return why it failed, or None."""
-        upload, self._upload = self._upload, None
-        if upload is None:
-            return None
-        error = upload.exception()
-        return None if error is None else self.describe(error)[1]
-
-    def finish_upload(self) -> None:
-        """Wait until the upload has ended, and print a warning if it failed.
-
-        The checkpoint is whole here, and the next one is uploaded too.
-        """
-        problem = self.wait()
-        if problem is not None:
-            print(f"warning: a checkpoint is only in {self._folder}: {problem}", file=sys.stderr)
+    def steps_to_upload(self) -> set[int]:
+        """Return the steps of the checkpoints that the folder must keep until they are uploaded."""
+        return {upload.step for upload in self._uploads if not upload.work.done()}
 
     # ---- At the end ----
+    def finish(self, is_done: bool) -> tuple[Exit, str] | None:
+        """Wait until all uploads have ended, and upload what the folder has beside checkpoints.
+
+        Args:
+            is_done: whether that is the result, without which the run has failed; otherwise a
+                failure is a warning.
+
+        Returns:
+            The exit code for the failure and why, or None.
+        """
+        names = [upload.name for upload in self._uploads if not upload.work.done()]
+        if names:
+            print(f"Uploading {' and '.join(names)} to {self.url}", flush=True)
+            wait([upload.work for upload in self._uploads])
+        if is_done:
+            return self.upload_result()
+        try:
+            self._upload_small_files()
+        except Exception as error:
+            self._warn(folder.STATUS, self.describe(error)[1])
+        return None
+
     def upload_result(self) -> tuple[Exit, str] | None:
         """Upload every file of the output folder, weights first and the status last.
 
@@ -242,19 +283,39 @@ class ObjectStore:
             if (is_weights(name) or name == folder.INDEX) and name not in own:
                 self._files.rm_file(path)
 
+    def _try_to_upload(self, path: Path, limit: int, kept_step: int | None) -> None:
+        """Upload a checkpoint, with a warning if that fails: the next one is uploaded too."""
+        try:
+            self._upload_checkpoint(path, limit, kept_step)
+        except Exception as error:
+            self._warn(path.name, self.describe(error)[1])
+
+    def _warn(self, name: str, problem: str) -> None:
+        text = f"warning: {name} is only in {self._folder}: {problem}"
+        print(text, file=sys.stderr, flush=True)
+
     def _upload_checkpoint(self, path: Path, limit: int, kept_step: int | None) -> None:
-        """Upload a checkpoint and the files beside it, then delete old checkpoints."""
+        """Upload a checkpoint and the files beside it, then delete old checkpoints.
+
+        A run may replace it meanwhile by another one of its step. Then it is left without a
+        manifest, and the other one is uploaded next.
+        """
+        self._upload_small_files()
+        manifest = (path / folder.MANIFEST).read_bytes()
+        place = self._path(f"{path.name}-{xxhash.xxh3_64_hexdigest(manifest)}")
+        if not self._has_manifest(place):
+            for name in sorted(json.loads(manifest)):
+                self._put(path / name, f"{place}/{name}")
+            if (path / folder.MANIFEST).read_bytes() != manifest:
+                return
+            self._put_content(manifest, manifest_of(place))
+        self._delete_old(place, limit, kept_step)
+
+    def _upload_small_files(self) -> None:
+        """Upload the files beside the checkpoints, without weights."""
         for file in self._own_files():
             if not is_weights(file.name):
                 self._put(file, self._path(file.name))
-        manifest = path / folder.MANIFEST
-        place = self._path(f"{path.name}-{xxhash.xxh3_64_hexdigest(manifest.read_bytes())}")
-        if not self._has_manifest(place):
-            for file in sorted(path.iterdir()):
-                if file != manifest:
-                    self._put(file, f"{place}/{file.name}")
-            self._put(manifest, manifest_of(place))
-        self._delete_old(place, limit, kept_step)
 
     def _delete_old(self, newest: str, limit: int, kept_step: int | None) -> None:
         """Delete all but the newest `limit` checkpoints and that of `kept_step`.
@@ -284,17 +345,23 @@ class ObjectStore:
         Raises:
             OSError: if the store has another number of bytes than were sent.
         """
-        if is_weights(file.name):
-            size = file.stat().st_size
-            self._files.put_file(str(file), path)
-        else:  # It may be appended to meanwhile.
-            content = file.read_bytes()
-            size = len(content)
-            self._files.pipe_file(path, content)
+        if not is_weights(file.name):  # It may be appended to meanwhile.
+            self._put_content(file.read_bytes(), path)
+            return
+        self._files.put_file(str(file), path)
+        self._check_size(path, file.stat().st_size)
+
+    def _put_content(self, content: bytes, path: str) -> None:
+        """Upload the content of a small file. Raises as `_put` does."""
+        self._files.pipe_file(path, content)
+        self._check_size(path, len(content))
+
+    def _check_size(self, path: str, size: int) -> None:
         self._files.invalidate_cache()
         stored = self._files.info(path)["size"]
         if stored != size:
-            raise OSError(f"{file.name} has {size:,} bytes, of which {stored:,} are in the store")
+            name = PurePosixPath(path).name
+            raise OSError(f"{name} has {size:,} bytes, of which {stored:,} are in the store")
 
     def _has_same(self, name: str) -> bool:
         """Return whether the store has a small file as it is in the output folder."""
@@ -313,18 +380,26 @@ class ObjectStore:
     def _bring(self, include_weights: bool) -> None:
         """Fetch the files beside the checkpoints that the output folder lacks."""
         self._folder.mkdir(parents=True, exist_ok=True)
+        wanted = []
         for path in self._list(self._root):
             name = PurePosixPath(path).name
             is_wanted = include_weights or not is_weights(name)
             if is_wanted and self._files.isfile(path) and not (self._folder / name).exists():
-                self._fetch_file(path, self._folder / name)
+                wanted.append(path)
+        self._get(wanted, self._folder)
 
-    def _fetch_file(self, path: str, file: Path) -> None:
+    def _get(self, paths: Sequence[str], into: Path) -> None:
+        """Fetch files into a folder, some at a time. Raises as `_get_file` does."""
+        with ThreadPoolExecutor(FILES_AT_ONCE, "fetcher") as pool:
+            list(pool.map(self._get_file, paths, repeat(into)))
+
+    def _get_file(self, path: str, into: Path) -> None:
         """Fetch a file, which has its name once all of it is there.
 
         Raises:
             OSError: if fewer bytes came than the store has.
         """
+        file = into / PurePosixPath(path).name
         fetched = file.with_name(f"{file.name}{FETCHED}")
         self._files.get_file(path, str(fetched))
         size = self._files.info(path)["size"]
@@ -377,7 +452,8 @@ class ObjectStore:
         if isinstance(error, PermissionError):
             return Exit.CANNOT_WRITE, f"{problem}permission denied: {error}"
         if isinstance(error, FileNotFoundError):
-            return Exit.CANNOT_WRITE, f"{problem}there is no such bucket: {error}"
+            # The store's own words say whether that is a bucket or an object.
+            return Exit.CANNOT_WRITE, f"{problem}not found: {error}"
         return Exit.CANNOT_WRITE, f"{problem}{kind}: {error}"
 
 
@@ -386,6 +462,11 @@ def step_of(path: str) -> int:
     match = NAME.fullmatch(PurePosixPath(path).name)
     assert match is not None, path
     return int(match[1])
+
+
+def step_of_folder(path: Path) -> int:
+    """Return the step in the name of a checkpoint in the output folder."""
+    return int(path.name.removeprefix("checkpoint-"))
 
 
 def manifest_of(path: str) -> str:

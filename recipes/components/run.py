@@ -11,6 +11,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn, Protocol, TypeVar
 
@@ -26,10 +27,11 @@ from components.arguments import CommonArguments, EvalOnStartArguments
 from components.best import BestEvaluation, is_better, metric_name
 from components.changes import find_changes
 from components.deepspeed_state import master_weights
-from components.ending import conclude, end_all_ranks, end_as_done, leave_group
+from components.ending import Problem, conclude, end_all_ranks, end_as_done, leave_group
 from components.exits import Exit
 from components.gradient_probe import GradientProbe
 from components.host_checks import check_hosts
+from components.long_calls import call_on_rank_0
 from components.mesh import Mesh, sum_over_tokens
 from components.metrics import Metrics, drop_lines_after, finite_or_none, peak_memory_gib
 from components.model_card import CardNotes, write_card
@@ -349,39 +351,30 @@ class Run:
             problem = write_card(self._args, notes)
             if problem is not None:
                 print(f"warning: {problem}", file=sys.stderr, flush=True)
-        if self._store is not None:
-            self._store.finish_upload()
-        conclude(self._accelerator, "done", Exit.DONE)
         seconds = time.perf_counter() - self._metrics.start
         part = ""
         if self._checkpoint is not None:
             part = f" since step {self._restored['step']}"
         self._accelerator.print(
-            f"Trained in {seconds:.0f} s{part}; the model is in {self._folder}. {hint}"
+            f"Trained in {seconds:.0f} s{part}; the model is in {self._folder}. {hint}",
+            flush=True,
+        )
+        problem = conclude(
+            self._accelerator, "done", Exit.DONE, at_last=self._uploads(is_done=True)
         )
         leave_group(self._accelerator)
-        self._upload_result()
+        if problem is not None:
+            self._end_without_copy(*problem)
 
-    def _upload_result(self) -> None:
-        """Upload the result, and end with 69 or 73 if that fails, though the run is done."""
-        problem = self._try_to_upload_result()
-        if problem is None:
-            return
-        code, message = problem
-        self._status.set("done", code, message)
-        print(f"error: {message}", file=sys.stderr, flush=True)
-        report_to_launcher("done", code, message, f"error: {message}")
-        sys.exit(code)
+    def _uploads(self, is_done: bool) -> Callable[[], Problem | None] | None:
+        """Return what rank 0 has to do before the run ends: to finish its uploads, or nothing.
 
-    def _try_to_upload_result(self) -> tuple[Exit, str] | None:
-        """Upload the result, on rank 0. Return the code for a failure and why, or None."""
-        problem = None
-        if self._store is not None and self._accelerator.is_main_process:
-            problem = self._store.upload_result()
-        if problem is None:
+        Args:
+            is_done: whether the result is uploaded too.
+        """
+        if self._store is None:
             return None
-        code, why = problem
-        return code, (f"the result is only in {self._folder}: {why}; the same command uploads it")
+        return partial(self._saver.finish_uploads, is_done)
 
     def _upload_result_of_earlier_call(self) -> None:
         """Upload the result of a finished run where that is left to do. Every rank takes part.
@@ -390,12 +383,18 @@ class Run:
         """
         if self._store is None:
             return
-        problem = broadcast_object_list([self._try_to_upload_result()])[0]
+        problem = call_on_rank_0(self._accelerator, self._store.upload_result)
         if problem is None:
             return
-        code, message = problem
-        conclude(self._accelerator, "done", code, message)
+        conclude(self._accelerator, "done", Exit.DONE)
         leave_group(self._accelerator)
+        self._end_without_copy(*problem)
+
+    def _end_without_copy(self, code: Exit, why: str) -> NoReturn:
+        """End all ranks alike, since the run is done but its result could not be uploaded."""
+        message = f"the result is only in {self._folder}: {why}; the same command uploads it"
+        if self._accelerator.is_main_process:
+            self._status.set("done", code, message)
         self._accelerator.print(f"error: {message}", file=sys.stderr, flush=True)
         report_to_launcher("done", code, message, f"error: {message}")
         sys.exit(code)
@@ -580,14 +579,12 @@ class Run:
     def _find_checkpoint(self) -> None:
         """Choose the checkpoint to resume from, on rank 0 for all. Every host must see it."""
         accelerator = self._accelerator
-        found = None
-        if accelerator.is_main_process:
-            wish = self._args.resume_from_checkpoint
-            if self._store is not None and not self._args.dry_run:
-                found = self._store.choose_checkpoint(wish)
-            else:
-                found = checkpoint.choose_checkpoint(self._folder, wish, self._args.dry_run)
-        found = broadcast_object_list([found])[0]
+        wish = self._args.resume_from_checkpoint
+        dry_run = self._args.dry_run
+        choose = partial(checkpoint.choose_checkpoint, self._folder, wish, dry_run)
+        if self._store is not None and not dry_run:
+            choose = partial(self._store.choose_checkpoint, wish)
+        found = call_on_rank_0(accelerator, choose)
         if found is None:
             self._keep_finished_model()
             return
@@ -775,9 +772,8 @@ class Run:
         problem = self._saver.finish(self._accelerator)
         if problem is not None:
             code, message = problem
-        if self._store is not None:
-            self._store.finish_upload()
-        end_all_ranks(self._accelerator, code, message)
+        self._watch.sign_of_life = float("inf")  # Uploads may take long.
+        end_all_ranks(self._accelerator, code, message, self._uploads(is_done=False))
 
 
 def describe_maker(progress: Mapping[str, Any]) -> str:

@@ -6,6 +6,7 @@ to tell each other, their main threads do in calls that every rank makes. So the
 while a run waits and, with --async_save, while it trains.
 """
 
+import contextlib
 import copy
 import shutil
 from collections.abc import Callable, Mapping, Sequence
@@ -20,11 +21,11 @@ from accelerate.utils import broadcast_object_list, gather_object
 from safetensors import SafetensorError
 
 from components import checkpoint
+from components.ending import Problem
 from components.exits import Exit
 from components.object_store import ObjectStore
 from components.state import first_nonfinite
 
-Problem = tuple[Exit, str]  # the code with which the run has to end, and why
 # What the manifest says about the files that a rank has written, and why it could not write
 Written = tuple[dict[str, Any], str | None]
 
@@ -65,6 +66,7 @@ class Saver:
         self._thread = ThreadPoolExecutor(1, "saver")
         self._num_begun = 0  # Pieces of work that the thread was given
         self._pending: PendingSave | None = None
+        self._kept_step: int | None = None  # What the newest checkpoint was saved with
 
     def start(
         self,
@@ -168,17 +170,37 @@ class Saver:
         return self._thread.submit(function, *arguments)
 
     def _complete(self, save: PendingSave, written: Mapping[str, Any]) -> Written:
-        """Give the checkpoint its name, and begin to upload it. Rank 0's thread calls it."""
-        if self._store is not None:
-            self._store.finish_upload()  # Completing deletes old checkpoints.
+        """Give the checkpoint its name, and begin to upload it. Rank 0's thread calls it.
+
+        One that is still being uploaded is not deleted, however old it is.
+        """
+        self._kept_step = save.kept_step
+        kept_steps = {save.kept_step}
         try:
-            checkpoint.complete(self._folder, save.progress, written, self._limit, save.kept_step)
+            checkpoint.complete(self._folder, save.progress, written)
+            if self._store is not None:
+                path = self._folder / f"checkpoint-{save.progress['step']}"
+                self._store.start_upload(path, self._limit, save.kept_step)
+                kept_steps |= self._store.steps_to_upload()
+            checkpoint.delete_old(self._folder, self._limit, kept_steps)
         except OSError as error:
             return {}, str(error)
-        if self._store is not None:
-            path = self._folder / f"checkpoint-{save.progress['step']}"
-            self._store.start_upload(path, self._limit, save.kept_step)
         return {}, None
+
+    def finish_uploads(self, is_done: bool) -> Problem | None:
+        """Wait until uploads have ended. Only rank 0 calls it, once no save is under way.
+
+        Args:
+            is_done: whether the result is uploaded too.
+
+        Returns:
+            Why the result could not be uploaded, or None.
+        """
+        assert self._store is not None
+        problem = self._store.finish(is_done)
+        with contextlib.suppress(OSError):  # It would only take room.
+            checkpoint.delete_old(self._folder, self._limit, {self._kept_step})
+        return problem
 
     def _describe(self, step: int, nbytes: int, problem: str) -> Problem:
         """Return how a run ends whose checkpoint cannot be written."""

@@ -36,6 +36,7 @@ class Status:
         step: the current step.
         output_dir: the folder of status.json; None if nothing is to be written.
         is_open: whether `output_dir` has been decided on.
+        is_decided: whether it is settled how the run ends, though it has not ended yet.
         began: when this process began, in TIME_FORMAT.
         tell_other_hosts: tells the ranks of other hosts how this rank ends, with the arguments of
             `report_to_launcher`; it does nothing until HostWatch of hosts.py watches them.
@@ -46,6 +47,7 @@ class Status:
         self.step = 0
         self.output_dir: Path | None = None
         self.is_open = False
+        self.is_decided = False
         self.began = ""
         self.tell_other_hosts: Callable[[str, int, str, str], None] = tell_nobody
 
@@ -87,6 +89,21 @@ class Status:
         """
         was_training = self.state != "starting"
         self.state = state
+        if not (self.is_decided and state == "failed"):
+            self._record(state, code, why, was_training)
+
+    def decide(self, state: str, code: int, why: str | None) -> None:
+        """Record how the run ends, though its ranks still watch each other.
+
+        Every rank calls it, and rank 0 writes. A rank that is lost from now on changes nothing of
+        it, since nothing is left to train or to save.
+        """
+        if RANK == 0:
+            self._record(state, code, why, self.state != "starting")
+        self.is_decided = True
+
+    def _record(self, state: str, code: int | None, why: str | None, was_training: bool) -> None:
+        """Write status.json as `set` says."""
         if self.output_dir is None:
             return
         before = self.read()

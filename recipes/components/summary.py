@@ -385,8 +385,13 @@ def end_dry_run(
 
 
 def bytes_on_disk(args: CommonArguments, size: ModelSize) -> int:
-    """Return the bytes of checkpoints and result. While one is written, all older ones are kept."""
+    """Return the bytes of checkpoints and result. While one is written, all older ones are kept.
+
+    So is one that is being uploaded.
+    """
     checkpoints = args.save_total_limit + 1
+    if args.output_url:
+        checkpoints += 1
     if args.load_best_model_at_end:
         checkpoints += 1
     result = 4 * size.trained

@@ -84,7 +84,8 @@ def publish(
     written = {}
     for name, share in zip(files.state_files(len(shares)), shares, strict=True):
         written[name] = files.write_part(files.staging_folder(folder, step) / name, share)
-    files.complete(folder, progress, written, limit, kept_step)
+    files.complete(folder, progress, written)
+    files.delete_old(folder, limit, {kept_step})
 
 
 def find_newest(folder: Path) -> Path | None:

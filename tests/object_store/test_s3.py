@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs whose folder is copied to a server that speaks S3."""
 
+import json
 import os
 import shutil
 import signal
@@ -10,9 +11,12 @@ import time
 
 import pytest
 
-from launching import RECIPE, TIMEOUT, read_json, recipe, rehearse
+from components.object_store import ObjectStore
+from launching import CONFIGS, RECIPE, REPO, TIMEOUT, read_json, recipe, rehearse
 
+FAULTS = REPO / "scripts" / "proof" / "faults.py"
 STEPS = 6
+LIMIT = 30  # seconds for which ranks wait for each other
 
 
 def words(tiny, output_dir, url, *more):
@@ -53,10 +57,11 @@ def test_a_lost_folder_continues_under_another_strategy(store, tiny, whole, tmp_
 
 def test_nothing_is_lost_by_kill_9(store, tiny, whole, tmp_path):
     url = "s3://runs/killed"
-    command = [sys.executable, RECIPE, *words(tiny, tmp_path / "run", url)]
-    process = subprocess.Popen([str(word) for word in command], start_new_session=True)
+    training = {"do": "wait", "at": "summed_loss", "step": 5, "seconds": TIMEOUT}
+    process = start(words(tiny, tmp_path / "run", url), training | {"file": f"{tmp_path}/waits"})
+    copy = ObjectStore(url, tmp_path / "run")
     try:
-        wait_for(tmp_path / "run" / "checkpoint-4", process)
+        wait_until(lambda: copy.newest() is not None, process)
     finally:
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
@@ -69,14 +74,11 @@ def test_nothing_is_lost_by_kill_9(store, tiny, whole, tmp_path):
 def test_a_store_that_goes_away_does_not_end_the_run(store, tiny, whole, tmp_path):
     url = "s3://runs/away"
     folder = tmp_path / "run"
-    command = [sys.executable, RECIPE, *words(tiny, folder, url)]
-    process = subprocess.Popen(
-        [str(word) for word in command], stderr=subprocess.PIPE, text=True, start_new_session=True
-    )
+    process = start(words(tiny, folder, url))
     try:
-        wait_for(folder / "checkpoint-2", process)
+        wait_until((folder / "checkpoint-2").exists, process)
         store.stop()
-        _, errors = process.communicate(timeout=TIMEOUT)
+        errors, _ = process.communicate(timeout=TIMEOUT)
     finally:
         store.start()
     assert process.returncode == 69, errors
@@ -98,9 +100,57 @@ def test_wrong_credentials_end_before_the_model_is_loaded(store, tiny, tmp_path,
     assert "Traceback" not in done.output and "Loading weights" not in done.output
 
 
-def wait_for(path, process):
-    """Return once a file or folder is there."""
+def test_an_upload_may_take_longer_than_ranks_wait_for_each_other(store, tiny, tmp_path):
+    """A run that is stopped says so at once, and its ranks wait for the upload together."""
+    url = "s3://runs/long"
+    folder = tmp_path / "run"
+    begun = tmp_path / "upload"
+    upload = {"do": "wait", "at": "components.object_store:ObjectStore._upload_checkpoint"}
+    stop = {"do": "SIGTERM", "at": "summed_loss", "step": 5, "rank": 0}
+    more = ["--ddp_timeout", LIMIT]
+    faults = [upload | {"file": str(begun), "seconds": TIMEOUT}, stop]
+    launcher = [REPO / "scripts/rehearse.py", "--device", "cpu", "--config_file"]
+    launcher += [CONFIGS / "ddp.yaml", FAULTS]
+    process = start(words(tiny, folder, url, *more), *faults, launcher=launcher)
+    try:
+        wait_until(lambda: is_stopped(folder), process)
+        assert begun.exists()
+        time.sleep(LIMIT + 10)
+        assert process.poll() is None
+        begun.unlink()
+        output, _ = process.communicate(timeout=TIMEOUT)
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+    assert "Stopped and saved after step 5 of 6" in output and "error:" not in output, output
+    assert "Uploading checkpoint-2 and checkpoint-5 to s3://runs/long" in output
+    assert "warning: checkpoint-4 is only in" in output
+    copy = ObjectStore(url, folder)
+    assert copy.newest().step == 5 and copy._has_same("status.json")
+
+
+def is_stopped(folder):
+    status = folder / "status.json"
+    return status.exists() and read_json(status)["exit_code"] == 75
+
+
+def start(arguments, *faults, launcher=(FAULTS,)):
+    """Start the recipe with planted faults, in a session of its own."""
+    command = [sys.executable, *launcher, RECIPE, *arguments]
+    return subprocess.Popen(
+        [str(word) for word in command],
+        env=os.environ | {"FAULT": json.dumps(faults)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def wait_until(is_so, process):
+    """Return once something is so, while a process is running."""
     end = time.monotonic() + TIMEOUT
-    while not path.exists():
-        assert process.poll() is None and time.monotonic() < end
+    while not is_so():
+        assert process.poll() is None, process.stdout.read()
+        assert time.monotonic() < end
         time.sleep(0.05)

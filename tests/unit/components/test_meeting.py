@@ -4,6 +4,7 @@
 import multiprocessing
 import os
 import threading
+import time
 
 import pytest
 import torch
@@ -104,6 +105,46 @@ def test_word_of_an_earlier_attempt_does_not_count(ranks, monkeypatch):
     leave_word("failed", 64, "no such flag", "error: no such flag")
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
     assert ranks({0: "2", 1: "2"}) == {0: "", 1: ""}
+
+
+class CountingStore:
+    """A store that counts the requests to it."""
+
+    def __init__(self, store):
+        self.store = store
+        self.requests = 0
+
+    def __getattr__(self, name):
+        self.requests += 1
+        return getattr(self.store, name)
+
+
+def test_the_missing_of_many_ranks_are_found_by_few_requests(launcher, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "1024")
+    one = Meeting(20)
+    absent = list(range(504, 512))  # a host
+    for rank in range(1024):
+        if rank not in absent:
+            one._store.set(f"start/{rank}", "")
+    one._store = CountingStore(one._store)
+    assert one._missing("start", list(range(1024))) == absent
+    assert one._store.requests < 64
+
+
+@pytest.mark.parametrize("number", [2, 64, 1024])
+def test_the_requests_of_waiting_ranks_are_bounded(number, monkeypatch):
+    """Each look is two requests: whether all are here, and whether a rank has left word."""
+    monkeypatch.setenv("WORLD_SIZE", str(number))
+    monkeypatch.setattr(meeting, "RANK", 1)
+    one = Meeting(3)
+    one._store = CountingStore(one._store)
+    monkeypatch.setattr(one, "_leave", lambda report: one._store.set(f"start/{meeting.ALL}", ""))
+    start = time.monotonic()
+    one.wait_for_all("start")
+    pauses = (time.monotonic() - start) / one._pause
+    at_end = 2 * number + 3  # All are missing, which are found one after the other.
+    assert one._store.requests - at_end <= 2 * (pauses + 2)
+    assert number / one._pause <= meeting.LOOKS_PER_SECOND
 
 
 @pytest.mark.usefixtures("ranks")

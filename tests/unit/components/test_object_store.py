@@ -5,6 +5,9 @@ tests/object_store trains beside a real server.
 """
 
 import shutil
+import threading
+import time
+from concurrent.futures import wait
 from pathlib import Path, PurePosixPath
 
 import fsspec
@@ -12,7 +15,7 @@ import pytest
 
 from components.checkpoint import find_damage
 from components.folder import MANIFEST
-from components.object_store import ObjectStore, find_url_problem
+from components.object_store import FILES_AT_ONCE, ObjectStore, find_url_problem
 from proof.damage import make_checkpoint
 
 pytestmark = pytest.mark.usefixtures("new_process")
@@ -37,7 +40,11 @@ def store(files, tmp_path):
 
 def upload(store, path, limit=2, kept_step=None):
     store.start_upload(path, limit, kept_step)
-    assert store.wait() is None
+    finish_uploads(store)
+
+
+def finish_uploads(store):
+    wait([upload.work for upload in store._uploads])
 
 
 def stored_steps(store):
@@ -66,6 +73,45 @@ class TestContinuing:
         (made / "progress.json").write_text("{")
         found = store.choose_checkpoint("auto")
         assert found == made and find_damage(found) is None
+
+    @pytest.mark.parametrize("stored_step", [3, 5])
+    def test_the_store_replaces_the_only_one_of_the_folder_if_that_is_damaged(
+        self, store, tmp_path, stored_step
+    ):
+        upload(store, make_checkpoint(tmp_path, stored_step))
+        shutil.rmtree(tmp_path / f"checkpoint-{stored_step}")
+        damaged = make_checkpoint(tmp_path, 5)
+        (damaged / "progress.json").write_text("{")
+        found = store.choose_checkpoint("auto")
+        assert found == tmp_path / f"checkpoint-{stored_step}" and find_damage(found) is None
+        [aside] = tmp_path.glob("checkpoint-5.damaged-*")
+        assert (aside / "progress.json").read_text() == "{"
+
+    def test_a_damaged_checkpoint_that_was_asked_for_is_not_replaced_by_another(
+        self, store, tmp_path, capsys
+    ):
+        made = make_checkpoint(tmp_path, 5)
+        upload(store, made)
+        (made / "progress.json").write_text("{")
+        with pytest.raises(SystemExit, match="65"):
+            store.choose_checkpoint(str(made))
+        assert "no checkpoint can be trusted" in capsys.readouterr().err
+
+    def test_files_of_a_checkpoint_are_fetched_at_the_same_time(
+        self, store, files, tmp_path, monkeypatch
+    ):
+        made = make_checkpoint(tmp_path, 5)
+        upload(store, made)
+        shutil.rmtree(made)
+        together = threading.Barrier(FILES_AT_ONCE)
+        get_file = files.get_file
+
+        def get_with_others(path, to):
+            together.wait(30)
+            get_file(path, to)
+
+        monkeypatch.setattr(files, "get_file", get_with_others)
+        assert find_damage(store.choose_checkpoint("auto")) is None
 
     def test_a_damaged_one_in_the_store_ends_with_65(self, store, files, tmp_path, capsys):
         made = make_checkpoint(tmp_path, 5)
@@ -130,6 +176,72 @@ class TestContinuing:
         assert {PurePosixPath(path).name for path in files.ls(store._root, detail=False)} == now
 
 
+class TestLongUploads:
+    @pytest.fixture
+    def held_back(self, files, monkeypatch):
+        """An event for which each upload of weights waits, and the files that were begun."""
+        event = threading.Event()
+        begun = []
+        put_file = files.put_file
+
+        def put_later(file, path):
+            begun.append(Path(file).parent.name)
+            event.wait(60)
+            put_file(file, path)
+
+        monkeypatch.setattr(files, "put_file", put_later)
+        yield event, begun
+        event.set()
+
+    def test_the_newest_is_uploaded_next_and_what_is_skipped_is_said(
+        self, store, tmp_path, held_back, capsys
+    ):
+        event, begun = held_back
+        for step in (1, 2, 3):
+            store.start_upload(make_checkpoint(tmp_path, step, limit=3), limit=3)
+            wait_until(lambda: begun == ["checkpoint-1"])
+        assert store.steps_to_upload() == {1, 3}
+        event.set()
+        finish_uploads(store)
+        assert store.steps_to_upload() == set() and stored_steps(store) == [1, 3]
+        assert capsys.readouterr().err == (
+            f"warning: checkpoint-2 is only in {tmp_path}: an upload was still under way when "
+            "checkpoint-3 was whole\n"
+        )
+
+    def test_one_that_is_replaced_meanwhile_never_has_a_manifest(self, store, tmp_path, held_back):
+        event, begun = held_back
+        store.start_upload(make_checkpoint(tmp_path, 5, numbers=10), limit=2)
+        wait_until(lambda: begun)
+        replacement = make_checkpoint(tmp_path, 5, numbers=20)
+        event.set()
+        finish_uploads(store)
+        assert store.newest() is None
+        upload(store, replacement)
+        shutil.rmtree(replacement)
+        assert len(store._checkpoints()) == 1
+        assert find_damage(store.choose_checkpoint("auto")) is None
+
+    def test_the_status_of_a_stopped_run_follows_its_last_checkpoint(
+        self, store, files, tmp_path, held_back
+    ):
+        event, begun = held_back
+        store.start_upload(make_checkpoint(tmp_path, 5), limit=2)
+        wait_until(lambda: begun)
+        (tmp_path / "status.json").write_text('{"state": "stopped"}')
+        threading.Timer(0.2, event.set).start()
+        assert store.finish(is_done=False) is None
+        assert files.cat_file(f"{store._root}/status.json") == b'{"state": "stopped"}'
+        assert stored_steps(store) == [5]
+
+
+def wait_until(is_so):
+    end = time.monotonic() + 60
+    while not is_so():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
 class TestKeeping:
     def test_the_newest_and_the_best_are_kept(self, store, tmp_path):
         for step in (1, 2, 3, 4):
@@ -143,15 +255,18 @@ class TestKeeping:
         shutil.rmtree(tmp_path / "checkpoint-5")
         assert store.choose_checkpoint("auto").is_dir()
 
-    def test_the_same_checkpoint_is_uploaded_once(self, store, files, tmp_path, monkeypatch):
+    def test_the_same_checkpoint_is_uploaded_once(
+        self, store, files, tmp_path, monkeypatch, capsys
+    ):
         made = make_checkpoint(tmp_path, 5)
         upload(store, made)
         monkeypatch.setattr(files, "put_file", None)
         upload(store, made)
+        assert capsys.readouterr().err == ""
 
     @pytest.mark.parametrize("limit", [1, 2])
     def test_there_is_a_whole_one_after_each_change(
-        self, store, files, tmp_path, monkeypatch, limit
+        self, store, files, tmp_path, monkeypatch, capsys, limit
     ):
         """The upload is cut before its first, second, ... change of the store, like by kill -9."""
         cut_at = 0
@@ -162,8 +277,8 @@ class TestKeeping:
             upload(store, make_checkpoint(tmp_path, 1), limit)
             upload(store, make_checkpoint(tmp_path, 2, numbers=10), limit)
             cut(files, monkeypatch, cut_at)
-            store.start_upload(make_checkpoint(tmp_path, 2, numbers=20), limit)
-            is_complete = store.wait() is None
+            upload(store, make_checkpoint(tmp_path, 2, numbers=20), limit)
+            is_complete = "warning" not in capsys.readouterr().err
             monkeypatch.undo()
             shutil.rmtree(tmp_path)
             found = store.choose_checkpoint("auto")
@@ -217,3 +332,17 @@ def test_a_store_out_of_reach_ends_with_69(store, files, monkeypatch, capsys):
     with pytest.raises(SystemExit, match="69"):
         store.begin(dry_run=False)
     assert capsys.readouterr().err == f"error: --output_url {URL}: cannot be reached: cut\n"
+
+
+@pytest.mark.parametrize(
+    ("error", "says"),
+    [
+        # As s3fs raises it for NoSuchBucket
+        (FileNotFoundError("The specified bucket does not exist"), "The specified bucket does not"),
+        (FileNotFoundError(2, "No such file or directory", "runs/a.json"), "'runs/a.json'"),
+    ],
+)
+def test_what_was_not_found_is_said(store, error, says):
+    code, text = store.describe(error)
+    assert code == 73 and text.startswith(f"--output_url {URL}: not found: ") and says in text
+    assert ("bucket does" in text) == ("bucket does" in says)

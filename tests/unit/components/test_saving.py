@@ -145,26 +145,39 @@ def test_a_weight_that_is_not_finite_is_found_before_the_run_goes_on(saver, tmp_
     assert saver.votes() == (0, 0) and not any(tmp_path.iterdir())
 
 
-def test_an_upload_is_over_before_its_checkpoint_may_be_deleted(tmp_path):
-    calls = []
-    store = SimpleNamespace(
-        finish_upload=lambda: calls.append([*checkpoint.checkpoints_in(tmp_path)]),
-        start_upload=lambda path, limit, kept_step: calls.append(path.name),
-    )
-    saver = Saver(tmp_path, limit=1, store=store)
-    for step in (3, 6):
+def test_saves_do_not_wait_for_an_upload_whose_checkpoint_is_kept(tmp_path, monkeypatch):
+    event = threading.Event()
+    begun = threading.Event()
+
+    def upload(self, path, limit, kept_step):
+        begun.set()
+        event.wait(60)
+        uploaded.append(path.name)
+
+    uploaded = []
+    monkeypatch.setattr(ObjectStore, "_upload_checkpoint", upload)
+    saver = Saver(tmp_path, limit=1, store=ObjectStore("memory://bucket/run", tmp_path))
+    for step in (3, 6, 9):
         start(saver, step)
         saver.finish(fake_accelerator())
-    assert calls == [[], "checkpoint-3", [3], "checkpoint-6"]
+        assert begun.wait(60)
+    # The first is being uploaded, the second was skipped, and the third comes next.
+    assert [*checkpoint.checkpoints_in(tmp_path)] == [9, 3]
+    event.set()
+    assert saver.finish_uploads(is_done=False) is None
+    assert uploaded == ["checkpoint-3", "checkpoint-9"]
+    assert [*checkpoint.checkpoints_in(tmp_path)] == [9]
 
 
-def test_an_upload_that_failed_is_a_warning(tmp_path, capsys):
+def test_an_upload_that_failed_is_a_warning(tmp_path, monkeypatch, capsys):
+    def fail(*arguments):
+        raise ConnectionError("cut")
+
+    monkeypatch.setattr(ObjectStore, "_upload_checkpoint", fail)
     store = ObjectStore("memory://bucket/run", tmp_path)
-    store.start_upload(tmp_path / "missing", limit=1)
-    store.finish_upload()
-    assert capsys.readouterr().err.startswith(f"warning: a checkpoint is only in {tmp_path}: ")
-    store.finish_upload()
-    assert capsys.readouterr().err == ""
+    store.start_upload(tmp_path / "checkpoint-3", limit=1)
+    assert store.finish(is_done=False) is None
+    assert capsys.readouterr().err.startswith(f"warning: checkpoint-3 is only in {tmp_path}: ")
 
 
 # ---- Several ranks ----

@@ -78,3 +78,17 @@ def test_a_wrong_dry_run_leaves_no_trace(tmp_path, monkeypatch):
     with pytest.raises(SystemExit):
         fail(64, "no such argument: --sed")
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(("state", "code"), [("stopped", 75), ("done", 0), ("failed", 70)])
+def test_a_rank_that_is_lost_during_the_last_upload_does_not_change_how_the_run_ended(
+    state, code, tmp_path
+):
+    run = process_status()
+    run.open(tmp_path)
+    run.set("running")
+    run.decide(state, code, "why")
+    assert run.is_training  # The ranks still watch each other.
+    run.set("failed", 1, "no answer from host-b")
+    found = read_json(tmp_path / "status.json")
+    assert (found["state"], found["exit_code"], found["why"]) == (state, code, "why")

@@ -1,0 +1,46 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Work of rank 0 for which all ranks wait, however long it takes."""
+
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from typing import TypeVar, cast
+
+from accelerate import Accelerator
+from accelerate.utils import broadcast_object_list
+
+T = TypeVar("T")
+SECONDS_BETWEEN_WORDS = 5  # Far less than any --ddp_timeout
+
+
+def call_on_rank_0(accelerator: Accelerator, function: Callable[[], T]) -> T:
+    """Return on every rank what a function returns on rank 0. Every rank takes part.
+
+    A collective call ends the run if rank 0 comes to it later than --ddp_timeout, but a transfer
+    of files may take hours. So a thread of rank 0 calls the function, and the others hear every few
+    seconds that it is not done. A rank that is lost meanwhile is noticed as always.
+
+    Args:
+        function: what rank 0 calls; it must not communicate with other ranks.
+    """
+    work = None
+    if accelerator.is_main_process:
+        thread = ThreadPoolExecutor(1, "long call")
+        work = thread.submit(function)
+        thread.shutdown(wait=False)  # It ends with the function.
+    is_done = False
+    result = None
+    while not is_done:
+        word = None if work is None else word_of(work)
+        is_done, result = broadcast_object_list([word])[0]
+    return cast(T, result)
+
+
+def word_of(work: Future[T]) -> tuple[bool, T | None]:
+    """Return whether a thread is done, now or within some seconds, and its result if so.
+
+    Raises what its function raised.
+    """
+    wait([work], SECONDS_BETWEEN_WORDS)
+    if not work.done():
+        return False, None
+    return True, work.result()
