@@ -7,10 +7,10 @@ from typing import NoReturn
 
 from accelerate import Accelerator
 
+from components import upstream
 from components.exits import Exit
 from components.long_calls import call_on_rank_0
 from components.status import process_status, report_to_launcher
-from components.upstream import keep_group_until_exit
 
 Problem = tuple[Exit, str]  # the code with which the run has to end, and why
 
@@ -47,7 +47,7 @@ def conclude(
 
 def leave_group(accelerator: Accelerator) -> None:
     """Finish what is tracked, and destroy the process group. Every rank takes part."""
-    keep_group_until_exit()
+    upstream.keep_group_until_exit()
     accelerator.end_training()
 
 

@@ -873,7 +873,7 @@ def run_only_forward(schedule: Any) -> None:
 
 
 # ---- At the end ----
-@workaround("torch/csrc/distributed/c10d/init.cpp, Reducer", seen="torch 2.13")
+@workaround("torch/nn/parallel/distributed.py, _ddp_init_helper", seen="torch 2.13")
 def keep_group_until_exit() -> None:
     """Keep the process group from being freed with the model. Call it before it is destroyed.
 
