@@ -17,7 +17,7 @@ from textwrap import indent
 import pytest
 
 from launching import REPO, run
-from proof.jobs import Run, all_runs, reference_of, run_on_mesh
+from proof.jobs import PACKING, Run, all_runs, reference_of, run_on_mesh
 from proof.launch import launch
 from proof.parity_table import measure
 from proof.trials.outcome import unequal
@@ -186,6 +186,7 @@ FOUND_BY_PARITY = {
 # ---- The same of ranks that share rows ----
 MESH = f"{COMPONENTS}/mesh.py"
 ULYSSES = run_on_mesh("deepspeed_ulysses", 2)
+SHARED_LINES = run_on_mesh("deepspeed_ulysses", 2, flags=PACKING)
 SPLIT_ROWS = run_on_mesh("fsdp2_cp", 4)
 SUMMED_ONCE = "divided(accelerator.reduce(value), Mesh.of(accelerator).copies)"
 POSITIONS = '"inputs": {"input_ids": ids, "position_ids": places},'
@@ -409,7 +410,8 @@ def test_no_test_fails_without_a_fault(copy, tmp_path):
 def row_of(planned, folder, tiny, output_dir, reference):
     """The row of scripts/parity.py for one of its runs in the copy, cut to two steps."""
     assert planned in all_runs()
-    row = measure(replace(planned, flags=SHORT), tiny, output_dir, reference, root=folder)
+    short = replace(planned, flags=(*planned.flags, *SHORT))
+    row = measure(short, tiny, output_dir, reference, root=folder)
     assert "differences" in row, row
     return row
 
@@ -454,6 +456,17 @@ def test_parity_of_meshes_finds(fault, copy, sound_of_meshes, tiny_of_meshes, tm
     row = row_of(planned, copy(change), tiny_of_meshes, tmp_path / "run", sound_of_meshes)
     assert row["verdict"] == "OUT OF BOUNDS" and row["bytes"] == "ok"
     assert row["differences"][number] > 1e-3, row  # a thousand times the bound, not rounding
+
+
+def test_parity_finds_rows_of_a_shared_line_that_see_each_other(copy, tiny_of_meshes, tmp_path):
+    reference = tmp_path / "reference"
+    row_of(reference_of(SHARED_LINES), REPO, tiny_of_meshes, reference, reference)
+    row = row_of(SHARED_LINES, REPO, tiny_of_meshes, tmp_path / "sound", reference)
+    assert row["verdict"] == "ok", row
+    faulty = copy((MESH, '"row_lengths": batch["row_lengths"]', ""))
+    row = row_of(SHARED_LINES, faulty, tiny_of_meshes, tmp_path / "faulty", reference)
+    assert row["verdict"] == "OUT OF BOUNDS" and row["bytes"] == "ok"
+    assert row["differences"]["loss"] > 1e-3, row
 
 
 @pytest.mark.parametrize("fault", FOUND_BY_THE_RUN)
