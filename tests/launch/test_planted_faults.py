@@ -469,13 +469,23 @@ def test_parity_finds_rows_of_a_shared_line_that_see_each_other(copy, tiny_of_me
     assert row["differences"]["loss"] > 1e-3, row
 
 
-@pytest.mark.parametrize("fault", FOUND_BY_THE_RUN)
-def test_the_run_finds(fault, copy, tiny, once, tmp_path):
-    planned, says, *change = FOUND_BY_THE_RUN[fault]
-    model = tiny
-    if planned.group == "meshes":
+@pytest.fixture
+def model_of(tiny, once):
+    """A function from a run to the folder of its tiny model."""
+
+    def folder_of(planned):
+        if planned.group != "meshes":
+            return tiny
         maker, *shape = planned.maker
-        model = once(planned.tiny, partial(makers.make, maker, words=shape))
+        return once(planned.tiny, partial(makers.make, maker, words=shape))
+
+    return folder_of
+
+
+@pytest.mark.parametrize("fault", FOUND_BY_THE_RUN)
+def test_the_run_finds(fault, copy, model_of, tmp_path):
+    planned, says, *change = FOUND_BY_THE_RUN[fault]
+    model = model_of(planned)
     run_folder = tmp_path / "run"
     short = replace(planned, flags=(*planned.flags, *SHORT))
     code, output = launch(short, model, run_folder, root=copy(change))
@@ -484,15 +494,26 @@ def test_the_run_finds(fault, copy, tiny, once, tmp_path):
     assert not list(run_folder.glob("checkpoint-*")) and not (run_folder / "config.json").exists()
 
 
-@pytest.mark.parametrize(
-    "config", ["ddp", "fsdp1_full_shard", "fsdp2_full_shard", "deepspeed_zero2"]
+PROBES = (
+    "accelerator.gradient_probe = GradientProbe(accelerator, model, optimizer, self._end)",
+    "accelerator.pipeline_probe = PipelineProbe(accelerator, model, self._end)",
 )
-def test_what_finds_them_changes_no_bit(config, copy, tiny, tmp_path):
-    planned = replace(TWO_RANKS, config=config, flags=SHORT)
-    place = f"{COMPONENTS}/run.py"
-    without = copy((place, "isinstance(accelerator, ProbedAccelerator)", "False"))
+PROBED = [
+    *(
+        replace(TWO_RANKS, config=config)
+        for config in ("ddp", "fsdp1_full_shard", "fsdp2_full_shard", "deepspeed_zero2")
+    ),
+    in_groups("ep", 2, "--ep_size"),
+    in_groups("pp", 2, "--pp_size"),
+]
+
+
+@pytest.mark.parametrize("planned", PROBED, ids=lambda planned: planned.config)
+def test_what_finds_them_changes_no_bit(planned, copy, model_of, tmp_path):
+    without = copy(*[(f"{COMPONENTS}/run.py", probe, "pass") for probe in PROBES])
+    short = replace(planned, flags=(*planned.flags, *SHORT))
     for root, name in ((REPO, "with"), (without, "without")):
-        code, output = launch(planned, tiny, tmp_path / name, root=root)
+        code, output = launch(short, model_of(planned), tmp_path / name, root=root)
         assert code == 0, output
     assert unequal(tmp_path / "with", tmp_path / "without") == 0
 
