@@ -254,7 +254,7 @@ def main(args: Arguments) -> None:
         train_rows.largest_token(tokenizer),
         longest_row=longest_row(train_rows, eval_rows),
         shares_lines=args.packing or args.padding_free or collator.one_line,
-        in_one_line=collator.one_line,
+        gives_ends=collator.one_line or Mesh.of(accelerator).sp > 1,
     )
     notes = describe_rows(train_rows, eval_rows) | describe_predictions(predictor)
     notes["batch"] = plan.describe("lines" if args.packing else "rows", lengths.sum() / len(lines))

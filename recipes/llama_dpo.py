@@ -471,7 +471,7 @@ def main(args: Arguments) -> None:
         train_rows.largest_token(tokenizer),
         longest_row=longest_row(train_rows, eval_rows),
         shares_lines=collator.one_line,
-        in_one_line=collator.one_line,
+        gives_ends=collator.one_line,
     )
     notes = describe_rows(train_rows, eval_rows)
     notes["batch"] = plan.describe("pairs", tokens_per_line=2 * lengths.mean())

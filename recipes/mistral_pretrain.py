@@ -346,7 +346,7 @@ def main(args: Arguments) -> None:
         corpus.largest_token(tokenizer),
         longest_row=args.max_length,
         shares_lines=True,
-        in_one_line=one_line,
+        gives_ends=one_line,
     )
     notes = corpus.notes()
     notes["batch"] = describe_batch(args, accelerator, "blocks", args.max_length)

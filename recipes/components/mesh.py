@@ -224,18 +224,22 @@ def part_of(
     """Give this rank its part of a batch. Forward and backward pass belong into this context.
 
     Args:
-        batch: as a TokenCollator returns it, of one row per line if ranks share rows.
+        batch: as a TokenCollator returns it, of one row per line if ranks share rows in a ring.
 
     Raises:
-        ValueError: if several rows share a line, which no mask would keep apart.
+        ValueError: if the model is given what is not split, such as positions of several rows of a
+            line, which a ring would not keep apart.
     """
     mesh = Mesh.of(accelerator)
+    if mesh.sp > 1:
+        batch = tell_attention_the_rows(batch)
     if mesh.parts_of_row(is_training) == 1:
         yield batch
         return
-    others = sorted(set(batch["inputs"]) - {"input_ids"})
+    split = {"input_ids", "position_ids", "row_lengths"} if mesh.sp > 1 else {"input_ids"}
+    others = sorted(set(batch["inputs"]) - split)
     if others:
-        raise ValueError(f"only input_ids are split over ranks, and the model is given {others}")
+        raise ValueError(f"{others} are not split over ranks, and the model is given them")
     ids = batch["inputs"]["input_ids"].clone()
     targets = torch.full_like(ids, NOT_TRAINED_ON)
     targets.view(-1)[batch["positions"]] = batch["targets"]
@@ -243,10 +247,24 @@ def part_of(
     whole = [ids, targets, places]
     if mesh.sp > 1:
         own = mesh.rank // mesh.tp % mesh.sp
-        yield rejoined(batch, *[tensor.chunk(mesh.sp, 1)[own].contiguous() for tensor in whole])
+        whole.append(batch["inputs"].get("position_ids", places))
+        *parts, positions = [tensor.chunk(mesh.sp, 1)[own].contiguous() for tensor in whole]
+        part = rejoined(batch, *parts)
+        part["inputs"] = {**batch["inputs"], **part["inputs"], "position_ids": positions}
+        yield part
         return
     with accelerator.maybe_context_parallel(whole, [1, 1, 1], no_restore_buffers=set(whole)):
         yield rejoined(batch, *whole)  # The tensors are now those of this rank's tokens
+
+
+def tell_attention_the_rows(batch: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a batch whose model's attention is given the rows of each line, if they share one.
+
+    They are the rows of whole lines for each rank (components/row_attention.py).
+    """
+    if "position_ids" not in batch["inputs"]:
+        return batch
+    return {**batch, "inputs": {**batch["inputs"], "row_lengths": batch["row_lengths"]}}
 
 
 def rejoined(

@@ -124,6 +124,12 @@ def find_misfits_of_cp(args: CommonArguments) -> Iterator[str]:
             f"--attn_implementation {args.attn_implementation}: the ring of context parallelism "
             "replaces only sdpa: use sdpa"
         )
+    for name in ("packing", "padding_free"):
+        if getattr(args, name, False):
+            yield (
+                f"--{name}: rows of one line would see each other in the ring: leave it out, or "
+                "use deepspeed_ulysses.yaml"
+            )
     if isinstance(args, PredictionArguments) and args.predict_with_generate:
         yield (
             "--predict_with_generate pads prompts on the left, which needs a mask, and context "
@@ -169,12 +175,6 @@ def find_misfits_of_sp(
 
 def find_misfits_of_parts(args: CommonArguments) -> Iterator[str]:
     """Yield a problem for each argument that cannot work on a part of a row."""
-    for name in ("packing", "padding_free"):
-        if getattr(args, name, False):
-            yield (
-                f"--{name}: rows of one line would see each other, since no mask is split with the "
-                "line: leave it out"
-            )
     if takes_one_line(args.attn_implementation):
         yield (
             f"--attn_implementation {args.attn_implementation} takes all rows of a batch in one "

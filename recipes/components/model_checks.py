@@ -24,6 +24,7 @@ from components.arguments import (
 )
 from components.exits import Exit
 from components.model_folder import why_not_causal
+from components.packing import takes_one_line
 from components.state import running_statistics
 from components.status import fail
 from components.strategy import Strategy
@@ -65,7 +66,7 @@ def check_model(
     longest_row: int = 0,
     *,
     shares_lines: bool = False,
-    in_one_line: bool = False,
+    gives_ends: bool = False,
 ) -> None:
     """End with 64 if the model cannot be trained on such rows or with such arguments.
 
@@ -75,8 +76,8 @@ def check_model(
         longest_row: the number of tokens of the longest row.
         shares_lines: whether several rows, or documents of a stream, share a line of a batch and
             must not see each other.
-        in_one_line: whether all rows of a batch share one line, and the attention is given their
-            ends.
+        gives_ends: whether the attention is given the ends or lengths of the rows of a line,
+            in place of a mask.
     """
     base = base_model_of(model)
     problems = [
@@ -90,8 +91,8 @@ def check_model(
             f"--attn_implementation {varlen.NAME} does not work for {type(base).__name__}, since "
             f"{varlen.problem_of(base)}: use sdpa"
         )
-    elif shares_lines or in_one_line:
-        problems += find_mixed_rows(args, base, in_one_line)
+    elif shares_lines:
+        problems += find_mixed_rows(args, base, gives_ends)
     problems += find_missing_kernels(args, model, base)
     if problems:
         fail(Exit.USAGE, *problems)
@@ -209,14 +210,14 @@ def find_missing_parameters(
 
 
 def find_mixed_rows(
-    args: CommonArguments, base: PreTrainedModel, in_one_line: bool
+    args: CommonArguments, base: PreTrainedModel, gives_ends: bool
 ) -> Iterator[str]:
     """Yield a problem if rows that share a line would see each other."""
-    reason = why_rows_would_mix(base, in_one_line)
+    reason = why_rows_would_mix(base, gives_ends)
     if not reason:
         return
     packing = [name for name in ("packing", "padding_free") if getattr(args, name, False)]
-    if in_one_line:
+    if takes_one_line(args.attn_implementation):
         cure = "use --attn_implementation sdpa, or take another model"
     elif packing:
         cure = f"leave out --{packing[0]}, or take another model"
@@ -225,7 +226,7 @@ def find_mixed_rows(
     yield f"{type(base).__name__} cannot keep the rows of a line apart ({reason}): {cure}"
 
 
-def why_rows_would_mix(base: PreTrainedModel, in_one_line: bool) -> str:
+def why_rows_would_mix(base: PreTrainedModel, gives_ends: bool) -> str:
     """Return why rows that share a line would see each other, or "" if they would not.
 
     Rows mix where masks are made without positions, and in layers that carry a state along.
@@ -239,7 +240,7 @@ def why_rows_would_mix(base: PreTrainedModel, in_one_line: bool) -> str:
         return "its masks do not depend on position_ids"
     calls = varlen.attention_calls(base)
     passes_ends = bool(calls) and all("**kwargs" in call for call in calls)
-    if in_one_line and not passes_ends:
+    if gives_ends and not passes_ends:
         return "its layers do not pass the ends of rows to their attention"
     return ""
 

@@ -57,6 +57,7 @@ class TokenCollator:
         targets: [n], those next tokens.
         counts: n, and the number of tokens without padding.
         lengths: the number of tokens of each row, on the host.
+        row_lengths: the same by line.
         row: the numbers of the rows in their file, from 1, on the host.
 
     Attributes:
@@ -93,6 +94,7 @@ class TokenCollator:
             "targets": torch.from_numpy(labels.ravel()[trained_on]),
             "counts": torch.tensor([len(trained_on), sum(lengths)]),
             "lengths": lengths,
+            "row_lengths": [[len(row["input_ids"]) for row in line] for line in laid_out],
             "row": [int(row["row"]) for row in rows],
         }
 

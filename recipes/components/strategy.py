@@ -26,6 +26,7 @@ from components.arguments import (
 from components.experts import average_under_ddp, make_expert_mesh
 from components.mesh import Mesh
 from components.plugins import fsdp_plugin, mixed_dtype
+from components.row_attention import keep_rows_apart
 
 FSDP2_NAMES = {  # by (hybrid, reshards after the forward pass)
     (False, True): "FULL_SHARD",
@@ -234,6 +235,7 @@ def set_up_engine(args: CommonArguments, accelerator: Accelerator) -> None:
         accelerator, args.max_grad_norm, args.per_device_train_batch_size
     )
     upstream.let_batches_differ_in_size(accelerator)
+    keep_rows_apart(accelerator)
     upstream.silence_old_names_of_collectives()
     upstream.silence_old_way_of_reading_fsdp1()
     upstream.silence_flattened_meshes()

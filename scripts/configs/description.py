@@ -125,7 +125,7 @@ def describe(
     """
     if any(item.kind == STOPS for item in findings):
         return {"runs": "nothing: accelerate or DeepSpeed stops, see below"}
-    run = run_of(config, for_recipes)
+    run = run_of(config, for_recipes, deepspeed)
     words = {"runs": words_of_strategy(run), "processes": words_of_processes(run)}
     if config["distributed_type"] in NOT_DESCRIBED:
         words["no effect"] = words_of_no_effect(content, config, deepspeed)
@@ -144,12 +144,14 @@ def describe(
     return words
 
 
-def run_of(config: dict, for_recipes: bool) -> Run:
-    """Return what a config, as accelerate reads it, runs."""
+def run_of(config: dict, for_recipes: bool, deepspeed: dict | None) -> Run:
+    """Return what a config, as accelerate reads it, and its DeepSpeed JSON run."""
     requested = strategy_of(config)
     machines = config["num_machines"]
     unused = unused_kinds(config, requested)
     sizes = {kind: 1 if kind in unused else getattr(requested, kind) for kind in SHARING_KINDS}
+    if requested.engine == "zero":
+        sizes["tp"] = autotp_size(deepspeed)
     requested = replace(requested, tp=sizes["tp"], cp=sizes["cp"], sp=sizes["sp"])
     processes = 1
     if requested.engine != "single" or config["distributed_type"] in NOT_DESCRIBED:
@@ -157,6 +159,13 @@ def run_of(config: dict, for_recipes: bool) -> Run:
     if config["distributed_type"] == "MULTI_CPU" and not config.get("mpirun_config"):
         processes = 1  # only mpirun starts more
     return Run(config, requested, strategy_run(config), processes, machines, for_recipes)
+
+
+def autotp_size(deepspeed: dict | None) -> int:
+    """Return over how many processes a DeepSpeed JSON splits matrices; 1 if it splits none."""
+    section = (deepspeed or {}).get("tensor_parallel")
+    size = section.get("autotp_size") if isinstance(section, dict) else None
+    return size if isinstance(size, int) and size > 1 else 1
 
 
 def unused_kinds(config: dict, requested: ConfigStrategy) -> list[str]:
@@ -213,6 +222,7 @@ def words_of_sharing(run: Run) -> dict[str, str]:
     if groups > 1:
         rows = f"{groups} groups of {sharing} processes have rows of their own"
     sizes = mesh_sizes(run.config) | dict.fromkeys(unused_kinds(run.config, requested), 1)
+    sizes["tp"] = requested.tp
     mesh = words_of_mesh(sizes)
     return {"mesh": f"{mesh}: {'; '.join(shared)}", "rows": rows}
 
@@ -221,7 +231,10 @@ def words_of_sharing(run: Run) -> dict[str, str]:
 def words_of_shares(run: Run) -> dict[str, str]:
     """Return what each process holds of parameters, gradients and optimizer state."""
     processes = max(run.processes, 2)
-    shards = shards_of(run.requested, processes, processes // run.machines)
+    sharing = processes
+    if run.engine == "zero":  # It shards the parts of a matrix over the ranks that have the same
+        sharing = max(processes // run.requested.tp, 1)
+    shards = shards_of(run.requested, sharing, sharing // run.machines)
     words = {}
     for kind in ("parameters", "gradients", "optimizer"):
         words[kind] = "whole on each process"

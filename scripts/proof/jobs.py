@@ -165,6 +165,8 @@ def reference_of(run: Run) -> Run:
     """
     if run.group == "meshes":
         flags = tuple(flag for flag in run.flags if flag in LAYERS_ONLY)
+        if run.flags == PACKING:
+            flags = PACKING
         whole = run_on_mesh("single", 1, weights=run.weights, flags=flags, recipe=run.model)
         return replace(whole, layers=run.layers)
     if run.recipe == "llama" and "--packing" not in run.flags:
@@ -372,7 +374,22 @@ def runs_of_meshes() -> list[Run]:
         runs.append(run_on_mesh("single", 1, recipe=recipe))
         runs.append(run_on_mesh("tp", 2, recipe=recipe))
         runs.append(run_on_mesh("fsdp2_tp", 4, recipe=recipe))
-    return [*runs, *runs_of_tokens(), *runs_of_experts(), *runs_of_pipelines()]
+    return [
+        *runs,
+        *runs_of_shared_lines(),
+        *runs_of_tokens(),
+        *runs_of_experts(),
+        *runs_of_pipelines(),
+    ]
+
+
+def runs_of_shared_lines() -> list[Run]:
+    """Return runs whose ranks share lines of several rows, and that of one process."""
+    runs = [run_on_mesh("single", 1, flags=PACKING)]
+    for config, ranks, sizes in MESHES:
+        if config == "deepspeed_ulysses":
+            runs.append(run_on_mesh(config, ranks, sizes, flags=PACKING))
+    return runs
 
 
 def runs_of_tokens() -> list[Run]:

@@ -17,7 +17,7 @@ from textwrap import indent
 import pytest
 
 from launching import REPO, run
-from proof.jobs import Run, all_runs, reference_of, run_on_mesh
+from proof.jobs import PACKING, Run, all_runs, reference_of, run_on_mesh
 from proof.launch import launch
 from proof.parity_table import measure
 from proof.trials.outcome import unequal
@@ -186,6 +186,7 @@ FOUND_BY_PARITY = {
 # ---- The same of ranks that share rows ----
 MESH = f"{COMPONENTS}/mesh.py"
 ULYSSES = run_on_mesh("deepspeed_ulysses", 2)
+SHARED_LINES = run_on_mesh("deepspeed_ulysses", 2, flags=PACKING)
 SPLIT_ROWS = run_on_mesh("fsdp2_cp", 4)
 SUMMED_ONCE = "divided(accelerator.reduce(value), Mesh.of(accelerator).copies)"
 POSITIONS = '"inputs": {"input_ids": ids, "position_ids": places},'
@@ -409,7 +410,8 @@ def test_no_test_fails_without_a_fault(copy, tmp_path):
 def row_of(planned, folder, tiny, output_dir, reference):
     """The row of scripts/parity.py for one of its runs in the copy, cut to two steps."""
     assert planned in all_runs()
-    row = measure(replace(planned, flags=SHORT), tiny, output_dir, reference, root=folder)
+    short = replace(planned, flags=(*planned.flags, *SHORT))
+    row = measure(short, tiny, output_dir, reference, root=folder)
     assert "differences" in row, row
     return row
 
@@ -456,13 +458,34 @@ def test_parity_of_meshes_finds(fault, copy, sound_of_meshes, tiny_of_meshes, tm
     assert row["differences"][number] > 1e-3, row  # a thousand times the bound, not rounding
 
 
-@pytest.mark.parametrize("fault", FOUND_BY_THE_RUN)
-def test_the_run_finds(fault, copy, tiny, once, tmp_path):
-    planned, says, *change = FOUND_BY_THE_RUN[fault]
-    model = tiny
-    if planned.group == "meshes":
+def test_parity_finds_rows_of_a_shared_line_that_see_each_other(copy, tiny_of_meshes, tmp_path):
+    reference = tmp_path / "reference"
+    row_of(reference_of(SHARED_LINES), REPO, tiny_of_meshes, reference, reference)
+    row = row_of(SHARED_LINES, REPO, tiny_of_meshes, tmp_path / "sound", reference)
+    assert row["verdict"] == "ok", row
+    faulty = copy((MESH, '"row_lengths": batch["row_lengths"]', ""))
+    row = row_of(SHARED_LINES, faulty, tiny_of_meshes, tmp_path / "faulty", reference)
+    assert row["verdict"] == "OUT OF BOUNDS" and row["bytes"] == "ok"
+    assert row["differences"]["loss"] > 1e-3, row
+
+
+@pytest.fixture
+def model_of(tiny, once):
+    """A function from a run to the folder of its tiny model."""
+
+    def folder_of(planned):
+        if planned.group != "meshes":
+            return tiny
         maker, *shape = planned.maker
-        model = once(planned.tiny, partial(makers.make, maker, words=shape))
+        return once(planned.tiny, partial(makers.make, maker, words=shape))
+
+    return folder_of
+
+
+@pytest.mark.parametrize("fault", FOUND_BY_THE_RUN)
+def test_the_run_finds(fault, copy, model_of, tmp_path):
+    planned, says, *change = FOUND_BY_THE_RUN[fault]
+    model = model_of(planned)
     run_folder = tmp_path / "run"
     short = replace(planned, flags=(*planned.flags, *SHORT))
     code, output = launch(short, model, run_folder, root=copy(change))
@@ -471,15 +494,26 @@ def test_the_run_finds(fault, copy, tiny, once, tmp_path):
     assert not list(run_folder.glob("checkpoint-*")) and not (run_folder / "config.json").exists()
 
 
-@pytest.mark.parametrize(
-    "config", ["ddp", "fsdp1_full_shard", "fsdp2_full_shard", "deepspeed_zero2"]
+PROBES = (
+    "accelerator.gradient_probe = GradientProbe(accelerator, model, optimizer, self._end)",
+    "accelerator.pipeline_probe = PipelineProbe(accelerator, model, self._end)",
 )
-def test_what_finds_them_changes_no_bit(config, copy, tiny, tmp_path):
-    planned = replace(TWO_RANKS, config=config, flags=SHORT)
-    place = f"{COMPONENTS}/run.py"
-    without = copy((place, "isinstance(accelerator, ProbedAccelerator)", "False"))
+PROBED = [
+    *(
+        replace(TWO_RANKS, config=config)
+        for config in ("ddp", "fsdp1_full_shard", "fsdp2_full_shard", "deepspeed_zero2")
+    ),
+    in_groups("ep", 2, "--ep_size"),
+    in_groups("pp", 2, "--pp_size"),
+]
+
+
+@pytest.mark.parametrize("planned", PROBED, ids=lambda planned: planned.config)
+def test_what_finds_them_changes_no_bit(planned, copy, model_of, tmp_path):
+    without = copy(*[(f"{COMPONENTS}/run.py", probe, "pass") for probe in PROBES])
+    short = replace(planned, flags=(*planned.flags, *SHORT))
     for root, name in ((REPO, "with"), (without, "without")):
-        code, output = launch(planned, tiny, tmp_path / name, root=root)
+        code, output = launch(short, model_of(planned), tmp_path / name, root=root)
         assert code == 0, output
     assert unequal(tmp_path / "with", tmp_path / "without") == 0
 

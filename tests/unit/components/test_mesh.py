@@ -66,11 +66,33 @@ def test_evaluation_under_ulysses_sees_whole_rows():
         assert part is batch
 
 
-def test_rows_of_one_line_are_not_split():
-    rows = [{"input_ids": [1, 2], "labels": [1, 2], "row": 1}] * 3
-    batch = TokenCollator(0, refit=True, pad_to_multiple_of=2)(source_of(rows), [[0, 1], [2]])
-    batch["inputs"]["cu_seq_lens_q"] = torch.tensor([0, 2, 4])
-    with pytest.raises(ValueError, match="only input_ids"), mesh.part_of(sharing_rows(2), batch):
+def batch_of_shared_lines(sp):
+    """Lines of 8 tokens: two rows and padding, and one row and padding."""
+    rows = [{"input_ids": ids, "labels": ids, "row": ids[0]} for ids in ([1, 2, 3], [4, 5], [6])]
+    collate = TokenCollator(0, width=8, pad_to_multiple_of=sp)
+    return collate(source_of(rows), [[0, 1], [2]])
+
+
+@pytest.mark.parametrize("sp", [2, 4])
+def test_each_rank_has_the_positions_of_its_part_and_the_rows_of_whole_lines(sp):
+    whole = batch_of_shared_lines(1)["inputs"]
+    inputs = [part["inputs"] for part in parts_of(batch_of_shared_lines(sp), sp)]
+    for name in ("input_ids", "position_ids"):
+        assert torch.cat([part[name] for part in inputs], 1).equal(whole[name])
+    assert whole["position_ids"][0].tolist() == [0, 1, 2, 0, 1, 0, 0, 0]
+    assert all(part["row_lengths"] == [[3, 2], [1]] for part in inputs)
+
+
+def test_evaluation_under_ulysses_is_told_the_rows_of_whole_lines():
+    batch = batch_of_shared_lines(2)
+    with mesh.part_of(sharing_rows(2), batch, is_training=False) as part:
+        assert part["inputs"] == batch["inputs"] | {"row_lengths": [[3, 2], [1]]}
+
+
+def test_arguments_of_the_model_that_are_not_split_are_refused():
+    batch = batch_of_shared_lines(2)
+    batch["inputs"]["cu_seq_lens_q"] = torch.tensor([0, 3, 5])
+    with pytest.raises(ValueError, match="cu_seq_lens_q"), mesh.part_of(sharing_rows(2), batch):
         pass
 
 
@@ -138,6 +160,19 @@ def test_tensor_and_context_parallelism_together_are_refused(sizes, refused):
     strategy = Strategy("a mesh", fsdp_version=2)
     found = list(mesh_checks.find_mesh_misfits(args, ranks, strategy))
     assert found.count(mesh_checks.NOT_TOGETHER) == refused
+
+
+@pytest.mark.parametrize("flag", ["--packing", "--padding_free"])
+@pytest.mark.parametrize(("kind", "refused"), [("cp", 1), ("sp", 0)])
+def test_rows_share_lines_under_sequence_but_not_under_context_parallelism(kind, refused, flag):
+    ranks = fake_accelerator(num_processes=2, parallelism_config=parallelism(**{kind: 2}))
+    handler = SimpleNamespace(sp_attn_implementation="sdpa", sp_seq_length_is_variable=True)
+    ranks.parallelism_config.sp_handler = handler
+    strategy = Strategy("a mesh", zero_stage=3 if kind == "sp" else None)
+    args = parse_arguments(llama.Arguments, words=[flag])
+    found = list(mesh_checks.find_mesh_misfits(args, ranks, strategy))
+    assert len(found) == refused
+    assert all(line.endswith("or use deepspeed_ulysses.yaml") for line in found)
 
 
 @pytest.mark.parametrize("name", ["flash_attention_2", "varlen"])

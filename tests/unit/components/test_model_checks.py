@@ -76,7 +76,7 @@ def shapes_of(config):
 def layout_of(flags):
     """How a recipe with such flags lays out its rows."""
     in_one_line = flags == FLASH
-    return {"shares_lines": bool(flags), "in_one_line": in_one_line}
+    return {"shares_lines": bool(flags), "gives_ends": in_one_line}
 
 
 @pytest.mark.parametrize("flags", [["--packing"], ["--padding_free"], FLASH, []], ids=" ".join)
@@ -132,6 +132,14 @@ def test_where_no_flag_makes_rows_share_a_line_another_model_is_the_way_out(caps
     assert capsys.readouterr().err.strip().endswith("position_ids): take another model")
 
 
+def test_packing_is_left_out_where_sequence_parallelism_cannot_tell_attention_the_rows(capsys):
+    model = shapes_of(GPTNeoConfig(num_layers=1, attention_types=[[["global"], 1]]))
+    layout = {"shares_lines": True, "gives_ends": True}
+    with pytest.raises(SystemExit, match="64"):
+        check_model(language_model_arguments("--packing"), model, 0, **layout)
+    assert "to their attention): leave out --packing" in capsys.readouterr().err
+
+
 def test_a_model_whose_attention_is_not_told_where_rows_end_is_refused(capsys):
     model = shapes_of(GPTNeoConfig(num_layers=1, attention_types=[[["global"], 1]]))
     # Its masks know positions
@@ -146,7 +154,7 @@ def test_a_model_whose_attention_is_not_told_where_rows_end_is_refused(capsys):
 
 def test_varlen_is_refused_once_for_models_for_which_it_would_be_wrong(capsys):
     args = language_model_arguments("--attn_implementation", "varlen")
-    layout = {"shares_lines": True, "in_one_line": True}
+    layout = {"shares_lines": True, "gives_ends": True}
     check_model(args, shapes_of(LlamaConfig(num_hidden_layers=1)), 0, **layout)
     with pytest.raises(SystemExit, match="64"):
         check_model(args, shapes_of(Qwen3NextConfig(num_hidden_layers=4)), 0, **layout)

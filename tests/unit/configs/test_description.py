@@ -2,6 +2,7 @@
 """What check_config says that a config does is what accelerate does with it."""
 
 import copy
+import json
 
 import pytest
 import yaml
@@ -145,6 +146,35 @@ def test_what_an_engine_does_not_split_by_is_not_described(text, parts, mesh, tm
     words = does(write(tmp_path, text))
     assert words["parameters"].split()[0] == parts
     assert words.get("mesh", "none").startswith(mesh or "none")
+
+
+@pytest.mark.parametrize(
+    ("stage", "shares"),
+    [
+        (0, ["1/2 of each split matrix"] * 3),
+        (2, ["1/2 of each split matrix", "1/4", "1/4"]),
+        (3, ["1/4", "1/4", "1/4"]),
+    ],
+)
+def test_matrices_that_deepspeed_splits_are_not_called_whole(stage, shares, tmp_path):
+    deepspeed = {
+        "bf16": {"enabled": True},
+        "tensor_parallel": {"autotp_size": 2},
+        "train_micro_batch_size_per_gpu": 1,
+        "gradient_accumulation_steps": 1,
+        "zero_optimization": {"stage": stage},
+    }
+    path = tmp_path / "ds.json"
+    path.write_text(json.dumps(deepspeed))
+    text = (
+        "distributed_type: DEEPSPEED\nnum_processes: 4\n"
+        f"deepspeed_config:\n  deepspeed_config_file: {path}\n"
+    )
+    words = does(write(tmp_path, text))
+    assert words["mesh"] == "TP 2: 2 share the matrices of each layer"
+    assert words["rows"] == "2 groups of 2 processes have rows of their own"
+    for name, share in zip(("parameters", "gradients", "optimizer"), shares, strict=True):
+        assert words[name].startswith(share)
 
 
 def test_keys_of_rows_that_nothing_splits_have_no_effect(tmp_path):

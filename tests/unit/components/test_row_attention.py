@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Attention of whole lines whose rows do not see each other equals that of a mask between rows."""
+
+from types import SimpleNamespace
+from unittest import mock
+
+import pytest
+import torch
+from transformers import AttentionInterface
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+from components.row_attention import attention_by_row, keep_rows_apart
+from fakes import fake_accelerator, sharing_rows
+
+LENGTHS = [[3, 1, 5], [9], [4, 6]]  # in lines of 12 tokens
+WIDTH, HEADS, FEATURES = 12, 4, 8
+
+
+def owners_of_lines():
+    """The row of each token in its line; -1 is padding."""
+    owners = torch.full((len(LENGTHS), WIDTH), -1)
+    for line, lengths in enumerate(LENGTHS):
+        rows = torch.arange(len(lengths)).repeat_interleave(torch.tensor(lengths))
+        owners[line, : len(rows)] = rows
+    return owners
+
+
+def random_lines(kv_heads):
+    torch.manual_seed(0)
+    shapes = [(len(LENGTHS), heads, WIDTH, FEATURES) for heads in (HEADS, kv_heads, kv_heads)]
+    return [torch.randn(shape, requires_grad=True) for shape in shapes]
+
+
+def module_of(kv_heads):
+    return SimpleNamespace(num_key_value_groups=HEADS // kv_heads, is_causal=True)
+
+
+@pytest.mark.parametrize("kv_heads", [4, 2])
+def test_it_equals_a_mask_between_rows_in_values_and_gradients(kv_heads):
+    module = module_of(kv_heads)
+    owners = owners_of_lines()
+    same_row = owners[:, None, :, None] == owners[:, None, None, :]
+    mask = same_row & torch.ones(WIDTH, WIDTH).tril().bool()
+    is_text = (owners >= 0)[..., None, None]
+    results = []
+    for attention, options in (
+        (sdpa_attention_forward, {"attention_mask": mask}),
+        (attention_by_row, {"attention_mask": None, "row_lengths": LENGTHS}),
+    ):
+        tensors = random_lines(kv_heads)
+        first = [sdpa_attention_forward] if attention is attention_by_row else []
+        out, _ = attention(*first, module, *tensors, **options, scaling=0.3)
+        (out * is_text).square().sum().backward()
+        results.append([out * is_text, *(tensor.grad for tensor in tensors)])
+    for expected, found in zip(*results, strict=True):
+        assert found.shape == expected.shape
+        torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)  # a leak moves 0.1
+
+
+def test_without_shared_lines_it_is_the_attention_itself():
+    tensors = random_lines(HEADS)
+    expected, _ = sdpa_attention_forward(module_of(HEADS), *tensors, None)
+    found, _ = attention_by_row(sdpa_attention_forward, module_of(HEADS), *tensors, None)
+    assert found.equal(expected)
+
+
+@pytest.mark.parametrize(
+    ("accelerator", "registered"), [(sharing_rows(2), ["sdpa"]), (fake_accelerator(), [])]
+)
+def test_only_sequence_parallelism_replaces_sdpa(accelerator, registered):
+    with mock.patch.object(AttentionInterface, "register") as register:
+        keep_rows_apart(accelerator)
+    assert [call.args[0] for call in register.call_args_list] == registered
