@@ -250,7 +250,8 @@ def part_of(
         whole.append(batch["inputs"].get("position_ids", places))
         *parts, positions = [tensor.chunk(mesh.sp, 1)[own].contiguous() for tensor in whole]
         part = rejoined(batch, *parts)
-        part["inputs"] = {**batch["inputs"], **part["inputs"], "position_ids": positions}
+        # Where rows share a line, positions are those in a row, and the lengths are given too
+        part["inputs"] = batch["inputs"] | part["inputs"] | {"position_ids": positions}
         yield part
         return
     with accelerator.maybe_context_parallel(whole, [1, 1, 1], no_restore_buffers=set(whole)):

@@ -189,7 +189,7 @@ ULYSSES = run_on_mesh("deepspeed_ulysses", 2)
 SHARED_LINES = run_on_mesh("deepspeed_ulysses", 2, flags=PACKING)
 SPLIT_ROWS = run_on_mesh("fsdp2_cp", 4)
 SUMMED_ONCE = "divided(accelerator.reduce(value), Mesh.of(accelerator).copies)"
-POSITIONS = '"inputs": {"input_ids": ids, "position_ids": places},'
+POSITIONS = 'batch["inputs"] | part["inputs"] | {"position_ids": positions}'
 NEXT_TOKENS = 'targets.view(-1)[batch["positions"]] = batch["targets"]'
 OWN_PART = "    trained_on = (targets.flatten() != NOT_TRAINED_ON).nonzero()[:, 0]\n"
 FOUND_BY_PARITY_OF_MESHES = {
@@ -213,7 +213,7 @@ FOUND_BY_PARITY_OF_MESHES = {
         "loss",
         MESH,
         POSITIONS,
-        POSITIONS.replace(', "position_ids": places', ""),
+        '{"input_ids": parts[0]}',
     ),
     "targets that are not shifted before a row is cut": (
         SPLIT_ROWS,
