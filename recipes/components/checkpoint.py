@@ -270,6 +270,7 @@ def complete(folder: Path, progress: Mapping[str, Any], written: Mapping[str, An
     for path in (staging / PROGRESS, staging / MANIFEST, staging):
         flush(path)
     replace_checkpoint(final, staging)
+    flush(folder)  # Before the one that was set aside is deleted
     finish_replacements(folder)
     write_file(folder / LATEST, final.name)
     flush(folder)

@@ -27,11 +27,12 @@ import json
 import re
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from itertools import repeat
 from pathlib import Path, PurePosixPath
+from typing import Any
 
 import fsspec
 import xxhash
@@ -144,24 +145,30 @@ class ObjectStore:
         """Return the checkpoint to continue from, as `checkpoint.choose_checkpoint` does.
 
         One in the store that is further than every intact one of the folder is fetched, unless a
-        certain one is requested. So is the result of a run that is done. Ends with 64 if
+        certain one is requested, and so is that of the best evaluation. If the run in the store is
+        further than that in the folder, or is done, the folder gets its files too. Ends with 64 if
         checkpoints of later steps would be lost, and with 65, 69 or 73 if what is needed cannot be
         fetched.
         """
         for left in self._folder.glob(f"checkpoint-*{FETCHED}"):  # from fetches that were killed
             shutil.rmtree(left, ignore_errors=True)
-        try:
-            if self._is_done() and not folder.has_result(self._folder):
-                self._bring(include_weights=True)
-            stored = self.newest()
-        except Exception as error:
-            fail(*self.describe(error))
         may_fetch = checkpoint.takes_newest(self._folder, requested)
         here = max(checkpoint.checkpoints_in(self._folder), default=0)
-        if stored is not None and stored.step > here and may_fetch:
+        try:
+            stored = self.newest()
+            is_further = stored is not None and stored.step > here and may_fetch
+            if is_further:
+                self._take_over()
+            elif self._is_done() and not folder.has_result(self._folder):
+                self._bring(include_weights=True)
+        except Exception as error:
+            fail(*self.describe(error))
+        if stored is not None and is_further:
             self.fetch(stored)
         has_copy = stored is not None and may_fetch
         found = checkpoint.choose_checkpoint(self._folder, requested, False, has_copy)
+        if found is not None and may_fetch:
+            self._fetch_best(checkpoint.read_progress(found))
         step = checkpoint.read_progress(found)["step"] if found else 0
         if stored is None or stored.step <= step:
             return found
@@ -171,18 +178,57 @@ class ObjectStore:
                 f"--resume_from_checkpoint {requested}: {self.url} has {stored.name} of a run that "
                 "went further: continue from that with auto, or choose another --output_url",
             )
-        return self.fetch(stored)  # The newest of the folder was damaged.
+        fetched = self.fetch(stored)  # The newest of the folder was damaged.
+        self._fetch_best(checkpoint.read_progress(fetched))
+        return fetched
 
     def newest(self) -> StoredCheckpoint | None:
         """Return the complete checkpoint of the latest step; of two of one step, the later."""
-        complete = [path for path in self._checkpoints() if self._has_manifest(path)]
-        latest = max(map(step_of, complete), default=0)
-        of_that_step = [path for path in complete if step_of(path) == latest]
+        complete = self._complete_checkpoints()
+        if not complete:
+            return None
+        return self._latest_of_step(max(map(step_of, complete)), complete)
+
+    def _latest_of_step(self, step: int, complete: Iterable[str]) -> StoredCheckpoint | None:
+        """Return a step's checkpoint, the later one if there are two, and None if there is none."""
+        of_that_step = [path for path in complete if step_of(path) == step]
         if not of_that_step:
             return None
         if len(of_that_step) > 1:
             of_that_step.sort(key=lambda path: self._files.modified(manifest_of(path)))
-        return StoredCheckpoint(latest, of_that_step[-1])
+        return StoredCheckpoint(step, of_that_step[-1])
+
+    def _take_over(self) -> None:
+        """Replace the files beside the checkpoints by those of the store, whose run is further.
+
+        What this folder has of the run is out of date: its status, its metrics, and the result if
+        the store has one. The checkpoint is fetched after them, so that a call that is killed
+        meanwhile is followed by one that does the same again.
+        """
+        is_done = self._is_done()
+        if is_done:
+            for file in self._own_files():
+                if is_of_result(file.name):
+                    file.unlink()
+        self._bring(include_weights=is_done, replace=True)
+
+    def _fetch_best(self, progress: Mapping[str, Any]) -> None:
+        """Fetch the checkpoint of the best evaluation so far, where only the store has it.
+
+        Ends as `fetch` does.
+
+        Args:
+            progress: of the checkpoint from which the run continues.
+        """
+        best = progress.get("best")
+        if best is None or (self._folder / f"checkpoint-{best['step']}").is_dir():
+            return
+        try:
+            stored = self._latest_of_step(best["step"], self._complete_checkpoints())
+        except Exception as error:
+            fail(*self.describe(error))
+        if stored is not None:
+            self.fetch(stored)
 
     def fetch(self, stored: StoredCheckpoint) -> Path:
         """Copy a checkpoint into the output folder, and return its folder there.
@@ -201,12 +247,14 @@ class ObjectStore:
         if damage is not None:
             fail(
                 Exit.DATA,
-                f"{self.url}/{stored.name} cannot be trusted: {damage}: delete it to continue from "
-                "an earlier one",
+                f"{self.url}/{stored.name} cannot be trusted: {damage}: delete it to continue "
+                "without it",
             )
         checkpoint.flush(fetched)
         fetched.rename(final)
-        write_file(self._folder / folder.LATEST, final.name)
+        checkpoint.flush(self._folder)
+        newest = max(checkpoint.checkpoints_in(self._folder))
+        write_file(self._folder / folder.LATEST, f"checkpoint-{newest}")
         return final
 
     # ---- During training ----
@@ -257,7 +305,9 @@ class ObjectStore:
     def upload_result(self) -> tuple[Exit, str] | None:
         """Upload every file of the output folder, weights first and the status last.
 
-        Nothing is uploaded if the store has this status already.
+        Nothing is uploaded if the store has this status already. An earlier result in the store is
+        deleted as far as the upload would make a mixture of two models out of it. The checkpoints
+        are there meanwhile.
 
         Returns:
             The exit code for the failure and why, or None.
@@ -273,15 +323,19 @@ class ObjectStore:
         return None
 
     def _delete_replaced(self) -> None:
-        """Delete the weights of an earlier result that this one has under other names.
+        """Delete what is left of an earlier result, whose parts are not to be loaded with new ones.
 
-        What loads a folder would take its model.safetensors for the model, whatever is beside it.
+        Its status goes first, since it says that there is a result, and then the index, without
+        which nobody loads shards, of which some are new. A single file of weights is replaced as a
+        whole. If this result has no such file, the old one goes too: what loads a folder would take
+        it for the model, whatever is beside it.
         """
         own = {file.name for file in self._own_files()}
-        for path in self._list(self._root):
-            name = PurePosixPath(path).name
-            if (is_weights(name) or name == folder.INDEX) and name not in own:
-                self._files.rm_file(path)
+        names = {PurePosixPath(path).name for path in self._list(self._root)}
+        old_weights = {name for name in names if is_weights(name)} - own
+        for name in (folder.STATUS, folder.INDEX, *sorted(old_weights)):
+            if name in names:
+                self._files.rm_file(self._path(name))
 
     def _try_to_upload(self, path: Path, limit: int, kept_step: int | None) -> None:
         """Upload a checkpoint, with a warning if that fails: the next one is uploaded too."""
@@ -324,7 +378,7 @@ class ObjectStore:
         what killed uploads and deletions have left.
         """
         existing = self._checkpoints()
-        complete = [path for path in existing if self._has_manifest(path)]
+        complete = self._complete_checkpoints()
         steps = sorted({step_of(path) for path in complete}, reverse=True)
         kept = {*steps[:limit], kept_step}
         for path in existing:
@@ -377,14 +431,19 @@ class ObjectStore:
             return False
         return json.loads(self._files.cat_file(path)).get("state") == "done"
 
-    def _bring(self, include_weights: bool) -> None:
-        """Fetch the files beside the checkpoints that the output folder lacks."""
+    def _bring(self, include_weights: bool, replace: bool = False) -> None:
+        """Fetch the files beside the checkpoints.
+
+        Args:
+            replace: also those that the output folder has.
+        """
         self._folder.mkdir(parents=True, exist_ok=True)
         wanted = []
         for path in self._list(self._root):
             name = PurePosixPath(path).name
             is_wanted = include_weights or not is_weights(name)
-            if is_wanted and self._files.isfile(path) and not (self._folder / name).exists():
+            is_missing = replace or not (self._folder / name).exists()
+            if is_wanted and is_missing and self._files.isfile(path):
                 wanted.append(path)
         self._get(wanted, self._folder)
 
@@ -418,6 +477,10 @@ class ObjectStore:
     def _checkpoints(self) -> list[str]:
         """Return where there is a checkpoint or a part of one."""
         return [path for path in self._list(self._root) if NAME.fullmatch(PurePosixPath(path).name)]
+
+    def _complete_checkpoints(self) -> list[str]:
+        """Return where there is a complete checkpoint."""
+        return [path for path in self._checkpoints() if self._has_manifest(path)]
 
     def _list(self, path: str) -> list[str]:
         """Return what is in a folder of the store, nothing if there is no such folder."""
@@ -477,6 +540,11 @@ def manifest_of(path: str) -> str:
 def is_weights(name: str) -> bool:
     """Return whether a file of this name is large and never appended to."""
     return name.endswith(".safetensors")
+
+
+def is_of_result(name: str) -> bool:
+    """Return whether a file of this name is a part of the result that has to fit the others."""
+    return is_weights(name) or name == folder.INDEX
 
 
 def order_of_result(name: str) -> int:

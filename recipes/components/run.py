@@ -725,6 +725,7 @@ class Run:
         is_there = broadcast_object_list([(path / checkpoint.MANIFEST).is_file()])[0]
         if is_there:
             self._best = best
+            self._saver.keep(best.step)
             return
         self._accelerator.print(
             f"The best evaluation so far was after step {best.step}, but {path} is not there: the "

@@ -105,6 +105,10 @@ class Saver:
         self._pending = PendingSave(copy.deepcopy(progress), sum(sizes), kept_step, work)
         return None
 
+    def keep(self, step: int) -> None:
+        """Keep the checkpoint of a step, as an earlier call has decided, until the next save."""
+        self._kept_step = step
+
     def votes(self) -> tuple[int, int]:
         """Return what `advance` has to know the sums of: pieces of work done, and failures."""
         if self._pending is None:

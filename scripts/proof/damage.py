@@ -56,14 +56,22 @@ class Tried(NamedTuple):
 # ---- Checkpoints ----
 
 
-def make_checkpoint(folder: Path, step: int, numbers: int = 3000, limit: int = 9) -> Path:
-    """Publish a small checkpoint, as a run would, and return its folder."""
+def make_checkpoint(
+    folder: Path, step: int, numbers: int = 3000, limit: int = 9, **progress: Any
+) -> Path:
+    """Publish a small checkpoint, as a run would, and return its folder.
+
+    Args:
+        numbers: in each of its two tensors.
+        limit: the newest checkpoints to keep.
+        progress: what its progress.json has beside the step and arguments.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     shares = [
         {"weight": torch.full((numbers,), float(step))},
         {"state.weight.exp_avg": torch.arange(1.0 * numbers)},
     ]
-    publish(folder, shares, {"step": step, "arguments": {"seed": 42}}, limit)
+    publish(folder, shares, {"step": step, "arguments": {"seed": 42}, **progress}, limit)
     return folder / f"checkpoint-{step}"
 
 

@@ -21,7 +21,6 @@ HEADER = [
     "bytes",
     "verdict",
 ]
-FEW_NAMES = 3  # YAML files that are named one by one when a bound is explained
 ERROR = "error: "  # start of the line in which a recipe says why it does not run
 
 
@@ -168,11 +167,7 @@ def reasons(rows: list[dict]) -> list[str]:
             places = places_of.setdefault(reason, [])
             if where not in places:
                 places.append(where)
-    lines = []
-    for reason, places in places_of.items():
-        where = ", ".join(places) if len(places) <= FEW_NAMES else "full weights, sharded"
-        lines.append(f"- {where}: {reason}.")
-    return lines
+    return [f"- {', '.join(places)}: {reason}." for reason, places in places_of.items()]
 
 
 def reasons_of(row: dict) -> dict[str, str]:

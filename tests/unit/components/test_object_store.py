@@ -4,6 +4,7 @@
 tests/object_store trains beside a real server.
 """
 
+import json
 import shutil
 import threading
 import time
@@ -14,7 +15,7 @@ import fsspec
 import pytest
 
 from components.checkpoint import find_damage
-from components.folder import MANIFEST
+from components.folder import MANIFEST, has_result
 from components.object_store import FILES_AT_ONCE, ObjectStore, find_url_problem
 from proof.damage import make_checkpoint
 
@@ -146,6 +147,38 @@ class TestContinuing:
         assert store.choose_checkpoint("auto") is None
         assert {name: (tmp_path / name).read_text() for name in contents} == contents
 
+    @pytest.mark.parametrize("is_done", [True, False])
+    def test_a_folder_that_is_behind_takes_over_what_the_store_says_of_the_run(
+        self, store, files, tmp_path, is_done
+    ):
+        """A host comes back after another one has gone on with its run."""
+        make_checkpoint(tmp_path, 4)
+        upload(store, make_checkpoint(tmp_path, 8))
+        further = {"status.json": '{"state": "done"}' if is_done else "{}", "metrics.jsonl": "8"}
+        result = {"model.safetensors": "of step 8"} if is_done else {}
+        for name, content in (further | result).items():
+            files.pipe_file(f"{store._root}/{name}", content.encode())
+        shutil.rmtree(tmp_path / "checkpoint-8")
+        before = {"status.json": '{"state": "done", "step": 4}', "metrics.jsonl": "4"}
+        for name, content in (before | {"model.safetensors": "of step 4"}).items():
+            (tmp_path / name).write_text(content)
+        assert store.choose_checkpoint("auto") == tmp_path / "checkpoint-8"
+        for name, content in (further | result).items():
+            assert (tmp_path / name).read_text() == content
+        assert store.upload_result() is None
+        assert store._has_same("status.json")
+        for name, content in result.items():
+            assert files.cat_file(f"{store._root}/{name}").decode() == content
+
+    def test_the_best_checkpoint_is_fetched_too(self, store, tmp_path):
+        upload(store, make_checkpoint(tmp_path, 2))
+        upload(store, make_checkpoint(tmp_path, 6, best={"step": 2}), kept_step=2, limit=1)
+        for step in (2, 6):
+            shutil.rmtree(tmp_path / f"checkpoint-{step}")
+        assert store.choose_checkpoint("auto") == tmp_path / "checkpoint-6"
+        assert find_damage(tmp_path / "checkpoint-2") is None
+        assert (tmp_path / "latest").read_text() == "checkpoint-6"
+
     def test_a_fetch_that_is_cut_leaves_nothing_that_passes_as_the_result(
         self, store, files, tmp_path, monkeypatch, capsys
     ):
@@ -174,6 +207,30 @@ class TestContinuing:
             (tmp_path / name).write_text("{}")
         assert store.upload_result() is None
         assert {PurePosixPath(path).name for path in files.ls(store._root, detail=False)} == now
+
+    def test_an_upload_that_is_cut_leaves_no_mixture_of_two_results(
+        self, store, files, tmp_path, monkeypatch
+    ):
+        names = ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"]
+        index = json.dumps({"weight_map": dict(enumerate(names))})
+        cut_at = 0
+        problem = True
+        while problem is not None:
+            for content in ("old", "new"):
+                for name in names:
+                    (tmp_path / name).write_text(content)
+                (tmp_path / "model.safetensors.index.json").write_text(index)
+                (tmp_path / "status.json").write_text(json.dumps({"state": "done", "is": content}))
+                if content == "new":
+                    cut(files, monkeypatch, cut_at)
+                problem = store.upload_result()
+                monkeypatch.undo()
+            fetched = tmp_path / f"fetched-{cut_at}"
+            files.get(store._root, str(fetched), recursive=True)
+            if has_result(fetched):
+                assert len({(fetched / name).read_text() for name in names}) == 1
+            cut_at += 1
+        assert cut_at > 5  # what is deleted, two shards, index and status
 
 
 class TestLongUploads:

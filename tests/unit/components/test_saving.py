@@ -16,6 +16,7 @@ from components.saving import Saver
 from components.state import gather_state
 from components.watch import Watch
 from fakes import fake_accelerator
+from proof.damage import make_checkpoint
 from ranks import on_ranks
 
 
@@ -167,6 +168,16 @@ def test_saves_do_not_wait_for_an_upload_whose_checkpoint_is_kept(tmp_path, monk
     assert saver.finish_uploads(is_done=False) is None
     assert uploaded == ["checkpoint-3", "checkpoint-9"]
     assert [*checkpoint.checkpoints_in(tmp_path)] == [9]
+
+
+def test_the_best_checkpoint_of_an_earlier_call_is_kept_though_nothing_is_saved(tmp_path):
+    """The call resumes, and is stopped before its first save."""
+    for step in (2, 4, 6):
+        make_checkpoint(tmp_path, step, limit=3)
+    saver = Saver(tmp_path, limit=1, store=ObjectStore("memory://bucket/run", tmp_path))
+    saver.keep(2)
+    assert saver.finish_uploads(is_done=False) is None
+    assert [*checkpoint.checkpoints_in(tmp_path)] == [6, 2]
 
 
 def test_an_upload_that_failed_is_a_warning(tmp_path, monkeypatch, capsys):

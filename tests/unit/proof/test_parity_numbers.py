@@ -8,14 +8,13 @@ from statistics import median
 
 import numpy as np
 import pytest
-import torch
 from safetensors.numpy import save_file
 
 from bench.figures import named, paired, values
 from bench.operations import matmul_weights
 from launching import REPO
 from proof import jobs
-from proof.compare import BOUNDS, SHARDED_GRAD_NORM, bounds_of, compare, within
+from proof.compare import BOUNDS, bounds_of, compare, within
 from proof.parity_table import merge, run_of
 from publish import pages
 
@@ -64,15 +63,6 @@ def test_runs_with_other_tensors_or_steps_cannot_be_compared(tmp_path):
         compare(finished_run(tmp_path / "b", name="other"), sound)
     with pytest.raises(ValueError, match="zip"):
         compare(finished_run(tmp_path / "c", losses=(1.0,), norms=(1.0,)), sound)
-
-
-def test_the_reason_for_the_wider_bound_of_gradient_norms_holds():
-    random = torch.Generator().manual_seed(0)
-    numbers = torch.randn(320, 320, generator=random)
-    gradient = numbers * torch.randn(320, 320, generator=random).mul(2).exp()
-    in_fp32 = torch.linalg.vector_norm(gradient).item()
-    in_fp64 = torch.linalg.vector_norm(gradient.double()).item()
-    assert BOUNDS["grad_norm"] < (in_fp64 - in_fp32) / in_fp64 < SHARDED_GRAD_NORM
 
 
 def test_nothing_that_was_measured_is_out_of_bounds():
