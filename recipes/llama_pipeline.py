@@ -282,7 +282,12 @@ def main(args: Arguments) -> None:
     notes["sample"] = show_trained_tokens(train_rows.dataset[0], tokenizer)
     if args.packing:
         notes["packing"] = describe_packing(lines, lengths, args.max_length)
-    run.summarize(outline, notes, longest_row=longest_row(train_rows, eval_rows))
+    run.summarize(
+        outline,
+        notes,
+        planned_row=args.max_length if args.packing else lengths.max(),
+        longest_row=longest_row(train_rows, eval_rows),
+    )
 
     mesh = PipelineMesh(accelerator, args.ddp_timeout)
     own_stages = [stages[number] for number in mesh.stages_under(args.pipeline_schedule)]

@@ -3,12 +3,20 @@
 plan is a command that runs."""
 
 import json
-import shlex
 import sys
 
 import pytest
 
-from launching import CONFIGS, REPO, accelerate_launch, data_of, recipe, rehearse, run
+from launching import (
+    CONFIGS,
+    REPO,
+    accelerate_launch,
+    data_of,
+    recipe,
+    rehearse,
+    run,
+    words_of_plan,
+)
 
 
 def test_a_dry_run_prints_summary_and_plan_and_writes_nothing(tiny, tmp_path):
@@ -23,8 +31,7 @@ def test_a_dry_run_prints_summary_and_plan_and_writes_nothing(tiny, tmp_path):
     assert done.returncode == 0, done.output[-3000:]
     assert "one process, 1 x cpu" in done.output and "[[" in done.output and "disk: " in done.output
     assert not (tmp_path / "run").exists()
-    whole_lines = done.output.replace("\\\n", "")
-    plan = shlex.split(whole_lines.split("plan: python ")[1].splitlines()[0])
+    plan = words_of_plan(done.output)
     assert plan[:3] == ["scripts/plan_memory.py", "--config_file", str(CONFIGS / "single.yaml")]
     planned = run(sys.executable, *plan, "--json", tmp_path / "plan.json")
     assert planned.returncode == 0, planned.output[-3000:]

@@ -4,13 +4,14 @@ other's runs."""
 
 import json
 import shutil
+import sys
 from functools import partial
 
 import pytest
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from components.checkpoint import read_state
-from launching import RECIPE, REPO, data_of, read_metrics, rehearse
+from launching import CONFIGS, RECIPE, REPO, data_of, read_metrics, rehearse, run, words_of_plan
 from proof.compare import BOUNDS, compare, within
 from proof.trials.outcome import hash_of_state
 from saved_models import loss_of_saved
@@ -174,6 +175,11 @@ def test_a_dry_run_describes_the_whole_model_and_writes_nothing(small_of, tmp_pa
     model = AutoModelForCausalLM.from_pretrained(small_of(False) / "model")
     assert f"{model.num_parameters():,} parameters" in said
     assert "Loading weights" not in done.output and not (tmp_path / "run").exists()
+    plan = words_of_plan(done.output)
+    plan[plan.index("--config_file") + 1] = CONFIGS / "pp.yaml"  # A warm start does not know it
+    planned = run(sys.executable, *plan, "--json", tmp_path / "plan.json")
+    assert planned.returncode == 0, planned.output[-3000:]
+    assert len(json.loads((tmp_path / "plan.json").read_text())["ranks"]) == 4
 
 
 @pytest.mark.parametrize(
