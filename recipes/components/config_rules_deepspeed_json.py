@@ -14,6 +14,7 @@ from components.config_findings import (
     RECIPE,
     STOPS,
     UNSAVED,
+    UNTESTED,
     Edit,
     Finding,
     delete,
@@ -49,6 +50,7 @@ def rules_of_json(data: dict) -> Iterator[Finding]:
     yield from command_line_owns_it_in_json(data)
     yield from accumulation_is_left_open(data)
     yield from json_splits_no_matrices(data)
+    yield from json_splits_no_rows(data)
     yield from batch_has_a_micro_batch(data)
     yield from values_of_json_are_readable(data)
     yield from values_of_sections_are_readable(data)
@@ -101,6 +103,17 @@ def json_splits_no_matrices(data: dict) -> Iterator[Finding]:
     if isinstance(size, int) and size > 1:
         reason = "DeepSpeed splits matrices over processes, and the recipes give these other rows"
         yield finding(RECIPE, path, reason, [delete(path)])
+
+
+def json_splits_no_rows(data: dict) -> Iterator[Finding]:
+    """DeepSpeed only counts the batch by it (runtime/config.py, DeepSpeedConfig)."""
+    key = "sequence_parallel_size"
+    if key in data and data[key] != 1:
+        reason = (
+            "for scripts that set up Ulysses themselves; the recipes split rows by a "
+            "parallelism_config, as in deepspeed_ulysses.yaml"
+        )
+        yield finding(UNTESTED, key, reason, [delete(key)])
 
 
 def batch_has_a_micro_batch(data: dict) -> Iterator[Finding]:

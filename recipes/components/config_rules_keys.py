@@ -384,7 +384,8 @@ def misplaced(unknown: UnknownKey, meant: KeyPath) -> Finding:
     """Return the finding on a key that belongs to another section."""
     section = meant[:-1]
     more = f"; its place is {'.'.join(section) or 'the top level'}"
-    if section and is_of_another_engine(section[0], unknown.engine):
+    has_engine = unknown.engine is not None
+    if section and has_engine and is_of_another_engine(section[0], unknown.engine):
         more += f", which {unknown.engine} does not read"
         return unknown.found(more, [delete(unknown.path)])
     if meant[-1] in written_in(unknown.content, *section):

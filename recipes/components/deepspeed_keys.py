@@ -50,6 +50,7 @@ TOP_LEVEL = (
     "prescale_gradients",
     "scheduler",
     "seq_parallel_communication_data_type",
+    "sequence_parallel_size",
     "steps_per_print",
     "tensor_parallel",
     "tensorboard",

@@ -87,7 +87,7 @@ def best_fit(
     for the result, 4 bytes per row.
 
     Args:
-        lengths: tokens of each row, none above `capacity`. They are read in parts.
+        lengths: tokens of each row, from 1 to `capacity`. They are read in parts.
         new_array: a function that makes the array of all rows.
     """
     row_type = np.int32 if len(lengths) < 2**31 else np.int64
@@ -202,7 +202,8 @@ def groups_of_lengths(found: Sequence[int], numbers: np.ndarray) -> Iterator[lis
             num_rows = 0
         group.append(length)
         num_rows += numbers[length]
-    yield group
+    if group:
+        yield group
 
 
 def sort_rows(

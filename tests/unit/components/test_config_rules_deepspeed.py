@@ -14,7 +14,7 @@ from accelerate_judge import deepspeed_run, write
 from broken_configs import DEEPSPEED_JSON, ZERO_WITHOUT_PRECISION
 from components import accelerate_keys, config_rules, deepspeed_keys
 from components.config_files import find_faults, load
-from components.config_findings import RECIPE, STOPS, split
+from components.config_findings import RECIPE, STOPS, UNTESTED, split
 from components.config_rules_deepspeed_json import rules_of_json
 
 pytestmark = pytest.mark.usefixtures("pretended_gpu")
@@ -70,6 +70,13 @@ def test_tensor_parallelism_of_deepspeed_is_refused_by_the_recipes_alone(size, p
     before = list(rules_of_json(DEEPSPEED_JSON))
     found = [item for item in rules_of_json(data) if item not in before]
     assert [(item.dotted_path, item.kind) for item in found] == [(path, RECIPE) for path in paths]
+
+
+@pytest.mark.parametrize(("size", "kinds"), [(1, []), (4, [UNTESTED])])
+def test_deepspeeds_own_size_of_sequence_parallelism_is_no_unknown_key(size, kinds):
+    data = {**DEEPSPEED_JSON, "sequence_parallel_size": size}
+    found = [item for item in rules_of_json(data) if item.path == ("sequence_parallel_size",)]
+    assert [item.kind for item in found] == kinds
 
 
 def test_an_auto_that_accelerate_does_not_fill_in_is_found():
