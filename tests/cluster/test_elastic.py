@@ -50,10 +50,10 @@ def start(short_of, tmp_path):
     words = [*data_of(short_of("llama")), "--max_steps", STEPS, "--save_steps", 5]
     started = []
 
-    def start(name, **changes):
+    def start(name, *more, **changes):
         log = tmp_path / f"{name}.log"
         process = subprocess.Popen(
-            [str(word) for word in (SCRIPT, *words, "--logging_steps", 1)],
+            [str(word) for word in (SCRIPT, *words, "--logging_steps", 1, *more)],
             cwd=REPO,
             env=os.environ | variables | changes,
             stdout=log.open("w"),
@@ -112,6 +112,25 @@ def test_a_host_is_lost_and_comes_back(start, short_of, tmp_path):
     assert f"2 processes = {ROWS} rows per step" in after_return + other_log.read_text()
 
 
+@pytest.mark.parametrize(
+    ("words", "code", "message"),
+    [
+        (["--no_such_flag", "1"], 64, "error: unrecognized arguments: --no_such_flag 1"),
+        (["--dataset_name", "missing.jsonl"], 65, "missing.jsonl"),
+    ],
+)
+def test_what_no_restart_cures_ends_the_agents_of_all_hosts(words, code, message, start, tmp_path):
+    # Ranks of a rehearsal agree on an exit code; plain ones each have their own.
+    plain = {"HOSTS": "2", "RANK_PROGRAM": f"env ACCELERATE_USE_CPU=true {sys.executable}"}
+    agents = [start(name, *words, **plain) for name in ("first", "second")]
+    for process, log in agents:
+        assert process.wait(PATIENCE) == code, log.read_text()[-3000:]
+        text = log.read_text()
+        assert f"ended with exit code {code}: " in text
+        assert text.count("error: ") == 1 and message in text, text
+    assert not list((tmp_path / "run").glob(".*"))
+
+
 @pytest.mark.parametrize(("setting", "joins"), [("0", False), ("1", True)])
 def test_a_host_that_comes_later_needs_the_setting_of_the_script(setting, joins, tmp_path):
     """Without TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1, torch 2.13 lets the second agent wait for an
@@ -147,6 +166,8 @@ def test_a_host_that_comes_later_needs_the_setting_of_the_script(setting, joins,
         ({"RECIPE": "missing.py"}, "RECIPE is the script to train"),
         ({"MEETING": "host1"}, "MEETING is where the agents meet"),
         ({"HOSTS": "all"}, "HOSTS is how many hosts take part"),
+        ({"HOSTS": "1:08"}, "HOSTS is how many hosts take part"),
+        ({"ROWS_PER_STEP": "0"}, "ROWS_PER_STEP is the rows of a step"),
         ({"OUTPUT_DIR": ""}, "OUTPUT_DIR is the folder of the run"),
     ],
 )
