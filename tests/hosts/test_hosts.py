@@ -200,5 +200,25 @@ def test_a_full_disk_on_one_host_ends_the_ranks_of_both(hosts, tiny, tmp_path):
     assert read_json(tmp_path / "run" / "status.json")["exit_code"] == 73
 
 
+def test_a_checkpoint_that_one_host_cannot_write_ends_both_and_the_one_before_is_whole(
+    hosts, tiny, tmp_path, alone
+):
+    folder = tmp_path / "run"
+    full = {"do": "refuse at byte", "byte": 1_000_000, "at": "write_share", "call": 2, "rank": 1}
+    launches = start(hosts, tiny, folder, full)
+    assert [launch.end() for launch in launches] == [1, 1], launches[0].output[-3000:]
+    [line] = launches[0].errors()
+    assert "the checkpoint after step 10 could not be finished: " in line and "too large" in line
+    assert "older checkpoints, if there are any, are whole" in line
+    assert read_json(folder / "status.json")["exit_code"] == 73
+    assert [path.name for path in folder.glob("checkpoint-*")] == ["checkpoint-5"]
+
+    again = start(hosts, tiny, folder)
+    assert [launch.end() for launch in again] == [0, 0], again[0].output[-3000:]
+    assert f"Continuing from {folder}/checkpoint-5" in again[0].output
+    losses = [line["loss"] for line in read_metrics(folder)[0]]
+    assert losses == pytest.approx(alone, rel=1e-5)
+
+
 def command_fails(*words):
     return subprocess.run(words, capture_output=True).returncode != 0
