@@ -236,8 +236,9 @@ def draw(question: Question, yaml: Config | None, path: str) -> None:
         f"{question.args.model_name_or_path}, {ranks} GPUs, "
         f"{batch.sequences} x {batch.length} tokens per micro-batch"
     )
+    figure = plot.draw(title, plans, question.config, batch, question.card)
     try:
-        plot.draw(path, title, plans, question.config, batch, question.card)
+        plot.write(figure, path)
     except (OSError, ValueError) as error:
         raise CannotWriteError(path, error) from None
 
@@ -254,15 +255,16 @@ def ranks_to_draw(request: Request, yaml: Config | None) -> int:
 def plans_on(question: Question, ranks: int) -> dict[str, Plan]:
     """Return the plan of each shipped config that the ranks allow and the recipe accepts.
 
-    Those under which ranks share rows are there with each size of their mesh.
+    Those under which ranks share rows are there with each size of their mesh, and those under which
+    they share experts with each size of a group.
     """
     request = question.request
     plans = {}
-    for path, config in candidates.configs_on(ranks, request.machines):
+    launches = candidates.launches_on(question.args, ranks, request.machines)
+    for path, config, sizes in launches:
+        args = recipe.with_values(question.args, **sizes)
         try:
-            plan = plan_of(
-                question.args, config, ranks, request.num_machines, request.mixed_precision
-            )
+            plan = plan_of(args, config, ranks, request.num_machines, request.mixed_precision)
         except UnplannableError:
             continue
         if not recipe.misfits_of_model(question.config, plan.mesh):

@@ -97,6 +97,7 @@ class Node:
     gives: list[Flow]
     keeps: list[Storage | None]
     scratch: int  # bytes
+    whole: int = 0  # bytes of gradients that are held until this rank's part of them has arrived
     before: Callable[[], None] | None = None  # called before it runs
     holds: list[Storage | None] = field(default_factory=list)
 
@@ -200,6 +201,14 @@ class Autograd:
         """Have the op that made `result` hold a tensor until it has run, also if checkpointed."""
         if isinstance(result.node, Node):
             result.node.holds.append(held.storage)
+
+    def give_whole(self, result: Tensor, size: int) -> None:
+        """Have the op that made `result` give gradients of `size` bytes, of which ranks keep parts.
+
+        They are held until this rank's part has been cut out and added to other gradients.
+        """
+        if isinstance(result.node, Node):
+            result.node.whole = size
 
     def cast(self, x: Tensor, itemsize: int | None) -> Tensor:
         """Return x in another precision, or x itself if `itemsize` is None or the one of x."""
@@ -378,12 +387,14 @@ class BackwardRun:
 
     def differentiate(self, node: Node) -> None:
         """Compute the gradients of an op's inputs; the gradient of its result is then freed."""
+        whole = self.autograd.new(node.whole, 1)
         made = self.gradients_along(node.gives, node, self.waiting.pop(node))
         node.keeps = []
         node.holds = []
         node.before = None
         for target, part in made:
             self.arrive(target, part)
+        del whole
 
     def arrive(self, target: Node | Weight, part: Storage) -> None:
         """Take a part of a gradient; a second one is added to the first in new memory."""

@@ -105,11 +105,12 @@ class Forward:
         """Return the rows of the embedding for the tokens."""
         embedding = self.decoder.embedding
         numel = self.tokens * self.decoder.hidden
-        # The gradient of an embedding whose tokens are split is whole until it is accumulated.
-        scratch = 0
+        x = self.autograd.op(numel, embedding.itemsize, [embedding])
+        # The gradient of an embedding whose tokens are split is whole until it is accumulated, or
+        # added to that of a head that is tied to it.
         if self.plan.tp > 1:
-            scratch = embedding.numel * self.plan.tp * embedding.itemsize
-        x = self.autograd.op(numel, embedding.itemsize, [embedding], scratch=scratch)
+            whole = embedding.numel * self.plan.tp * embedding.itemsize
+            self.autograd.give_whole(x, whole)
         return self.summed(x)
 
     def layer(self, layer: Layer, x: Tensor) -> Tensor:

@@ -174,7 +174,7 @@ def ways_on(launch: Launch, ranks: int, like: Way | None = None) -> list[Way]:
 
 def candidates_on(launch: Launch, ranks: int, like: Way | None) -> Iterator[Candidate]:
     """Yield every candidate on a number of ranks."""
-    for path, config, sizes in launches_on(launch, ranks):
+    for path, config, sizes in launches_on(launch.args, ranks, launch.machines):
         if like is None:
             for candidate in candidates_under(launch, path, config):
                 args = recipe.with_values(candidate.args, **sizes)
@@ -186,19 +186,21 @@ def candidates_on(launch: Launch, ranks: int, like: Way | None) -> Iterator[Cand
             yield Candidate(path.name, like.weights, args, config)
 
 
-def launches_on(launch: Launch, ranks: int) -> Iterator[tuple[Path, Config, dict[str, int]]]:
+def launches_on(
+    args: RecipeArguments, ranks: int, machines: int
+) -> Iterator[tuple[Path, Config, dict[str, int]]]:
     """Yield what is worth trying on a number of ranks: (file, config, sizes that are arguments).
 
     Experts are spread over groups of ranks if the recipe trains a mixture.
     """
-    size = recipe.expert_ranks_of(launch.args)
+    size = recipe.expert_ranks_of(args)
     if size == 1:
-        for path, config in configs_on(ranks, launch.machines):
+        for path, config in configs_on(ranks, machines):
             yield path, config, {}
-    if not recipe.takes(launch.args, ["ep_size"]):
+    if not recipe.takes(args, ["ep_size"]):
         return
     for path in yaml_files.expert_files():
-        for ep in expert_groups(ranks // launch.machines, size):
+        for ep in expert_groups(ranks // machines, size):
             yield path, yaml_files.read(path), {"ep_size": ep}
 
 

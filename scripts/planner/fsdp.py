@@ -20,6 +20,9 @@ Sources: torch's FSDPParamGroup and foreach_all_gather for FSDP2, its FlatParamH
 _runtime_utils.py for FSDP1, and accelerate's fsdp_utils.py, which makes each layer a unit.
 """
 
+from collections.abc import Callable
+
+from .autograd import Tensor
 from .blocks import Part
 from .ledger import Storage
 from .ranks import Gathered, Unit
@@ -61,6 +64,25 @@ class Fsdp2(Gathered):
             cast = self.autograd.new(unit.cast, 1, "communication")
             unit.buffer = self.autograd.new(unit.gathered, 1, "communication")
             del cast
+
+    def around(self, part: Part, forward: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+        """Return forward(x), with parameters gathered before it and freed after it.
+
+        Experts in a checkpointed layer are gathered when it is recomputed. FSDP2 takes that for a
+        forward pass of its own, after which it frees the buffer (FSDPState._post_forward).
+        """
+        y = super().around(part, forward, x)
+        if self.autograd.is_recomputing:
+            self.end_forward()
+        return y
+
+    def keeps(self, part: Part) -> bool:
+        """Return whether the parameters of a part stay whole after it was computed.
+
+        Those that recompute it do, for the backward pass that follows
+        (FSDPParamGroup.post_forward).
+        """
+        return super().keeps(part) or self.autograd.is_recomputing
 
     def reduce(self, unit: Unit) -> None:
         """Copy the gradients of a unit into a buffer, and reduce that."""

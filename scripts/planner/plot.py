@@ -38,24 +38,20 @@ BAR_HEIGHT = 0.72
 
 
 def draw(
-    path: str,
     title: str,
     plans: Mapping[str, Plan],
     config: PretrainedConfig,
     batch: Batch,
     card: int | None,
-) -> None:
-    """Write two pictures into one file.
+) -> Figure:
+    """Return a figure with both pictures.
 
     Args:
-        path: the file; its suffix decides the format.
         title: above the pictures.
         plans: by name.
         config: of the model.
         batch: a micro-batch of each rank.
         card: bytes, or None.
-
-    Raises matplotlib's OSError or ValueError.
     """
     heights = [0.28 * len(plans) + 0.6, 3.2]
     figure = Figure(figsize=(9, sum(heights) + 0.7), layout="constrained")
@@ -74,8 +70,17 @@ def draw(
     for axes in (bars, curves):
         axes.legend(frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5))
         axes.grid(alpha=0.25)
+        axes.set_axisbelow(True)
         axes.spines[["top", "right"]].set_visible(False)
     curves.yaxis.set_major_formatter(FormatStrFormatter("%g"))
+    return figure
+
+
+def write(figure: Figure, path: str) -> None:
+    """Write a figure to a file, whose suffix decides the format.
+
+    Raises matplotlib's OSError or ValueError.
+    """
     figure.savefig(path, dpi=150)
 
 
@@ -98,6 +103,7 @@ def draw_bars(axes: Axes, devices: Mapping[str, Sizes], order: Sequence[str]) ->
         for name, size in sizes.items():
             left[name] += size
     axes.set_xlabel("peak GiB per GPU")
+    axes.set_ylim(-0.75, len(order) - 0.25)
 
 
 def draw_curves(
@@ -113,7 +119,7 @@ def draw_curves(
         xlabel=f"tokens per row, {batch.sequences} rows per micro-batch",
         ylabel="GiB",
     )
-    axes.set_xticks(LENGTHS, [f"{length:,}" for length in LENGTHS])
+    axes.set_xticks(LENGTHS, [f"{length:,}" for length in LENGTHS], fontsize=8)
     axes.minorticks_off()
 
 

@@ -43,7 +43,7 @@ class Choice:
         launch = self.launch
         model = launch.args.model_name_or_path
         cards = f"{launch.ranks} x {launch.request.gpu}, {in_gib(launch.card)} each"
-        tokens = f"{self.batch.sequences} x {self.batch.length} tokens per rank"
+        tokens = f"{self.batch.sequences} x {self.batch.length} tokens per micro-batch"
         count = f"{len(self.fitting)} of {len(self.ways)} ways fit"
         return f"{model} on {cards}, {tokens}: {count}"
 

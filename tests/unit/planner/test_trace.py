@@ -10,7 +10,7 @@ import pytest
 import torch.distributed as dist
 
 from launching import REPO
-from planner import live_peaks
+from planner import live_peaks, recipe
 from planner.closed_form import closed_form
 from planner.fake_ranks import fake_ranks
 from planner.plan import Plan
@@ -77,6 +77,34 @@ def test_the_closed_form_gives_the_traced_peak_of_tied_weights(how, precision):
     device, _ = closed_form(plan, config, batch)
     # The tolerance of tests/launch/test_planner_trace.py
     assert sum(device.values()) == pytest.approx(traced, rel=0.02)
+
+
+@pytest.mark.parametrize("flags", [[], ["--gradient_accumulation_steps", "2"]])
+@pytest.mark.parametrize("shards", [1, 2])
+def test_the_gradient_of_a_tied_embedding_is_whole_until_it_is_added(shards, flags):
+    """With few layers and short rows it is at the peak, beside what its head adds to it."""
+    engine = "single" if shards == 1 else "fsdp2"
+    how = {"engine": engine, "ranks": 2 * shards, "shards": shards, "tp": 2}
+    config = live_peaks.model_of_row({})
+    config.num_hidden_layers = 1
+    config.tie_word_embeddings = True
+    assert_same_peak(Plan(training_arguments(flags), **how), config, Batch(2, 16, 16))
+
+
+@pytest.mark.parametrize("length", [16, 256])
+def test_checkpointed_experts_stay_whole_once_they_are_recomputed(length):
+    """They are gathered by themselves when their layer is recomputed, and only once."""
+    flags = ["--eval_strategy", "no", "--ep_size", "2", "--gradient_checkpointing"]
+    args = recipe.parse_words(flags, "mixtral.py")
+    plan = Plan(args, engine="fsdp2", ranks=4, shards=4, ep=2)
+    assert_same_peak(plan, live_peaks.model_of_row({"ep": 2}), Batch(2, length, 2 * length))
+
+
+def assert_same_peak(plan, config, batch):
+    """Assert that both methods find the same peak, to the scalars that only the trace has."""
+    traced = sum(simulate(plan, config, batch).values())
+    device, _ = closed_form(plan, config, batch)
+    assert sum(device.values()) == pytest.approx(traced, rel=CLOSE)
 
 
 def test_one_process_can_trace_equal_meshes_one_after_the_other():
