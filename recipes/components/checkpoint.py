@@ -27,7 +27,7 @@ import re
 import shutil
 import sys
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +39,7 @@ from safetensors.torch import load_file, save_file
 
 from components.exits import Exit
 from components.folder import LATEST, MANIFEST
+from components.owners import share_out
 from components.status import fail, write_file
 
 STATE = "state.safetensors"
@@ -63,7 +64,11 @@ def checkpoints_in(folder: Path) -> dict[int, Path]:
 
 
 def choose_checkpoint(
-    folder: Path, requested: str, dry_run: bool, has_copy: bool = False
+    folder: Path,
+    requested: str,
+    dry_run: bool,
+    has_copy: bool = False,
+    damage_of_checkpoint: Callable[[Path], str | None] | None = None,
 ) -> Path | None:
     """Return the checkpoint that a run continues from, or None to start over.
 
@@ -73,16 +78,15 @@ def choose_checkpoint(
     Args:
         requested: --resume_from_checkpoint: auto, none, or a checkpoint's folder.
         has_copy: return None if all are damaged, since a copy elsewhere can take their place.
+        damage_of_checkpoint: what is used in place of `find_damage`, such as what all ranks have
+            found together.
     """
-    if not dry_run:
-        finish_replacements(folder)
-        delete_unfinished(folder)
+    candidates = find_candidates(folder, requested, dry_run)
     existing = checkpoints_in(folder)
-    candidates = list_candidates(folder, requested, existing)
     passed_over = []
     found = None
     for path in candidates:
-        damage = find_damage(path)
+        damage = (damage_of_checkpoint or find_damage)(path)
         if damage is None:
             found = path
             break
@@ -111,8 +115,16 @@ def choose_checkpoint(
     return found
 
 
-def list_candidates(folder: Path, requested: str, existing: Mapping[int, Path]) -> list[Path]:
-    """Return the checkpoints to try, in order."""
+def find_candidates(folder: Path, requested: str, dry_run: bool) -> list[Path]:
+    """Return the checkpoints to try, in order. What killed saves have left is settled before.
+
+    Args:
+        requested, dry_run: as for `choose_checkpoint`.
+    """
+    if not dry_run:
+        finish_replacements(folder)
+        delete_unfinished(folder)
+    existing = checkpoints_in(folder)
     if requested == "auto":
         return list(existing.values())
     if requested == "none":
@@ -140,6 +152,11 @@ def sizes_of_state(checkpoint: Path) -> dict[str, int]:
     """Return {file: bytes} of the files of a checkpoint that have the state."""
     manifest = json.loads((checkpoint / MANIFEST).read_text())
     return {name: manifest[name]["size"] for name in state_files_of(manifest)}
+
+
+def readers_of_state(checkpoint: Path, num_ranks: int) -> dict[str, int]:
+    """Return {file: rank that reads it} of the files of a checkpoint that have the state."""
+    return share_out(sizes_of_state(checkpoint), num_ranks)
 
 
 def read_part(file: Path) -> dict[str, torch.Tensor]:
@@ -174,20 +191,26 @@ def state_files_of(manifest: Mapping[str, Any]) -> list[str]:
     return names
 
 
-def find_damage(checkpoint: Path) -> str | None:
+def find_damage(checkpoint: Path, rank: int = 0, num_ranks: int = 1) -> str | None:
     """Return why a checkpoint cannot be trusted, or None if it can.
 
     All files must have the size and the hash of the manifest, and be readable.
+
+    Args:
+        rank: look only at the files of the state that this rank of `num_ranks` reads, and, on rank
+            0, at progress.json.
     """
     written = {}
     try:
         manifest = json.loads((checkpoint / MANIFEST).read_text())
-        names = [*state_files_of(manifest), PROGRESS]
-        for name in names:
+        for name in [*state_files_of(manifest), PROGRESS]:
             written[name] = (manifest[name]["size"], manifest[name]["xxh3_128"])
+        readers = readers_of_state(checkpoint, num_ranks) | {PROGRESS: 0}
     except UNREADABLE as error:
         return in_words(MANIFEST, error)
-    for name in names:
+    for name in written:
+        if readers[name] != rank:
+            continue
         damage = damage_of(checkpoint / name, *written[name])
         if damage is not None:
             return damage

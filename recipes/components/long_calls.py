@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Work of rank 0 for which all ranks wait, however long it takes."""
+"""Work of one rank or of each, for which all ranks wait, however long it takes."""
 
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import TypeVar, cast
 
 from accelerate import Accelerator
-from accelerate.utils import broadcast_object_list
+from accelerate.utils import broadcast_object_list, gather_object
 
 T = TypeVar("T")
 SECONDS_BETWEEN_WORDS = 5  # Far less than any --ddp_timeout
@@ -33,6 +33,23 @@ def call_on_rank_0(accelerator: Accelerator, function: Callable[[], T]) -> T:
         word = None if work is None else word_of(work)
         is_done, result = broadcast_object_list([word])[0]
     return cast(T, result)
+
+
+def call_on_every_rank(accelerator: Accelerator, function: Callable[[], T]) -> list[T]:
+    """Return on every rank what a function returns on each, by rank. Every rank takes part.
+
+    It may take as long as it does in `call_on_rank_0`.
+
+    Args:
+        function: what each rank calls; it must not communicate with other ranks.
+    """
+    thread = ThreadPoolExecutor(1, "long call")
+    work = thread.submit(function)
+    thread.shutdown(wait=False)
+    words: list[tuple[bool, T | None]] = [(False, None)]
+    while not all(is_done for is_done, _ in words):
+        words = gather_object([word_of(work)])
+    return [cast(T, result) for _, result in words]
 
 
 def word_of(work: Future[T]) -> tuple[bool, T | None]:

@@ -27,7 +27,7 @@ import json
 import re
 import shutil
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from itertools import repeat
@@ -141,14 +141,11 @@ class ObjectStore:
         except Exception as error:  # Each store has a client with errors of its own.
             fail(*self.describe(error))
 
-    def choose_checkpoint(self, requested: str) -> Path | None:
-        """Return the checkpoint to continue from, as `checkpoint.choose_checkpoint` does.
+    def bring_newest(self, requested: str) -> StoredCheckpoint | None:
+        """Fetch the newest checkpoint if it is further than those of the folder, and return it.
 
-        One in the store that is further than every intact one of the folder is fetched, unless a
-        certain one is requested, and so is that of the best evaluation. If the run in the store is
-        further than that in the folder, or is done, the folder gets its files too. Ends with 64 if
-        checkpoints of later steps would be lost, and with 65, 69 or 73 if what is needed cannot be
-        fetched.
+        It is not fetched if a certain one is requested. If the run in the store is further, or is
+        done, the folder gets its files too. Ends with 65, 69 or 73 if that is not possible.
         """
         for left in self._folder.glob(f"checkpoint-*{FETCHED}"):  # from fetches that were killed
             shutil.rmtree(left, ignore_errors=True)
@@ -165,8 +162,28 @@ class ObjectStore:
             fail(*self.describe(error))
         if stored is not None and is_further:
             self.fetch(stored)
+        return stored
+
+    def choose_checkpoint(
+        self,
+        requested: str,
+        stored: StoredCheckpoint | None,
+        damage_of_checkpoint: Callable[[Path], str | None] | None = None,
+    ) -> Path | None:
+        """Return the checkpoint to continue from, as `checkpoint.choose_checkpoint` does.
+
+        If every one of the folder that is as far as that of the store is damaged, that of the store
+        is fetched, unless a certain one is requested. So is the checkpoint of the best evaluation.
+        Ends with 64 if checkpoints of later steps would be lost, and as `bring_newest` does.
+
+        Args:
+            stored: what `bring_newest` has returned.
+        """
+        may_fetch = checkpoint.takes_newest(self._folder, requested)
         has_copy = stored is not None and may_fetch
-        found = checkpoint.choose_checkpoint(self._folder, requested, False, has_copy)
+        found = checkpoint.choose_checkpoint(
+            self._folder, requested, False, has_copy, damage_of_checkpoint
+        )
         if found is not None and may_fetch:
             self._fetch_best(checkpoint.read_progress(found))
         step = checkpoint.read_progress(found)["step"] if found else 0

@@ -39,7 +39,12 @@ from components.model_checks import check_under_strategy, warn_of_long_rows
 from components.object_store import ObjectStore
 from components.optimizer import Schedule
 from components.pipeline_probe import PipelineProbe
-from components.saved_state import SavedState
+from components.saved_state import (
+    SavedState,
+    find_damage_together,
+    find_damages,
+    require_on_every_host,
+)
 from components.saving import Saver
 from components.startup import imports_are_done
 from components.state import (
@@ -49,7 +54,7 @@ from components.state import (
     restore_loss_scale,
     restore_state,
 )
-from components.status import HOST, RANK, fail, process_status, report_to_launcher
+from components.status import RANK, fail, process_status, report_to_launcher
 from components.strategy import PipelineAccelerator, ProbedAccelerator, Strategy
 from components.summary import WARNING, summarize
 from components.trackers import start_trackers
@@ -577,26 +582,25 @@ class Run:
             self._end(*problem)
 
     def _find_checkpoint(self) -> None:
-        """Choose the checkpoint to resume from, on rank 0 for all. Every host must see it."""
+        """Choose the checkpoint to resume from, on rank 0 for all. Every host must see it.
+
+        Each rank verifies the files that it will read.
+        """
         accelerator = self._accelerator
         wish = self._args.resume_from_checkpoint
         dry_run = self._args.dry_run
         choose = partial(checkpoint.choose_checkpoint, self._folder, wish, dry_run)
         if self._store is not None and not dry_run:
-            choose = partial(self._store.choose_checkpoint, wish)
-        found = call_on_rank_0(accelerator, choose)
+            stored = call_on_rank_0(accelerator, partial(self._store.bring_newest, wish))
+            choose = partial(self._store.choose_checkpoint, wish, stored)
+        find_candidates = partial(checkpoint.find_candidates, self._folder, wish, dry_run)
+        damages = find_damages(accelerator, call_on_rank_0(accelerator, find_candidates))
+        verdict = damages.__getitem__
+        found = call_on_rank_0(accelerator, partial(choose, damage_of_checkpoint=verdict))
         if found is None:
             self._keep_finished_model()
             return
-        seen = gather_object([(HOST, (found / checkpoint.PROGRESS).is_file())])
-        missing = [host for host, is_there in seen if not is_there]
-        if missing:
-            end_all_ranks(
-                accelerator,
-                Exit.USAGE,
-                f"{found} is not on {missing[0]}: --output_dir must be on a file system that all "
-                "hosts share",
-            )
+        require_on_every_host(accelerator, found)  # It may have been fetched
         self._restored = checkpoint.read_progress(found)
         if self._restored.get("only_model"):
             self._keep_finished_model()
@@ -749,10 +753,7 @@ class Run:
         if best.step == self.step:
             return
         path = self._folder / f"checkpoint-{best.step}"
-        damage = None
-        if accelerator.is_main_process:
-            damage = checkpoint.find_damage(path)
-        damage = broadcast_object_list([damage])[0]
+        damage = find_damage_together(accelerator, path)
         if damage is not None:
             self._end(
                 Exit.DATA,

@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """The state in a checkpoint as one rank after another reads it, for all of them.
 
-Each file is read by one rank of the run, which sends its tensors to the others, whole and one at a
-time. So the file system is asked for each byte once, however many ranks there are, besides rank 0,
-which has read all files before to verify their hashes. No rank needs memory for more than one
-tensor.
+Each file is read by one rank of the run, which verifies its hash, and then sends its tensors to the
+others, whole and one at a time. So the file system is asked for each byte once, however many ranks
+there are, as long as the page cache of the host keeps what was verified until it is sent. No rank
+needs memory for more than one tensor.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,10 @@ from accelerate import Accelerator
 from accelerate.utils import gather_object
 
 from components import checkpoint
-from components.owners import share_out
+from components.ending import end_all_ranks
+from components.exits import Exit
+from components.long_calls import call_on_every_rank
+from components.status import HOST
 
 
 class SavedState:
@@ -46,8 +50,7 @@ class SavedState:
     @classmethod
     def read(cls, accelerator: Accelerator, path: Path) -> "SavedState":
         """Return the state in the folder of a checkpoint. Every rank takes part."""
-        files = checkpoint.sizes_of_state(path)
-        readers = share_out(files, accelerator.num_processes)
+        readers = checkpoint.readers_of_state(path, accelerator.num_processes)
         own: dict[str, torch.Tensor] = {}
         for file, reader in readers.items():
             if reader == accelerator.process_index:
@@ -76,3 +79,41 @@ class SavedState:
             whole = torch.empty(shape, dtype=dtype, device=accelerator.device)
         dist.broadcast(whole, src=reader)
         return whole
+
+
+def find_damages(accelerator: Accelerator, candidates: Sequence[Path]) -> dict[Path, str | None]:
+    """Return {checkpoint: why it cannot be trusted, or None}, up to the first that can be.
+
+    Every rank takes part. All ranks end with 64 if a host does not see a checkpoint of rank 0's.
+
+    Args:
+        candidates: the same on every rank, in the order in which they are tried.
+    """
+    found: dict[Path, str | None] = {}
+    for path in candidates:
+        require_on_every_host(accelerator, path)
+        found[path] = find_damage_together(accelerator, path)
+        if found[path] is None:
+            break
+    return found
+
+
+def find_damage_together(accelerator: Accelerator, path: Path) -> str | None:
+    """Return why a checkpoint cannot be trusted, or None. Each rank looks at what it reads."""
+    rank, num_ranks = accelerator.process_index, accelerator.num_processes
+    look = partial(checkpoint.find_damage, path, rank, num_ranks)
+    damages = call_on_every_rank(accelerator, look)
+    return next((damage for damage in damages if damage is not None), None)
+
+
+def require_on_every_host(accelerator: Accelerator, path: Path) -> None:
+    """End all ranks with 64 if rank 0 sees the folder of a checkpoint and another host does not."""
+    seen = gather_object([(HOST, path.is_dir())])
+    missing = [host for host, is_there in seen if not is_there]
+    if seen[0][1] and missing:
+        end_all_ranks(
+            accelerator,
+            Exit.USAGE,
+            f"{path} is not on {missing[0]}: --output_dir must be on a file system that all hosts "
+            "share",
+        )

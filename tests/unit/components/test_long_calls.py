@@ -9,7 +9,7 @@ import torch.distributed as dist
 from accelerate import Accelerator
 
 from components import long_calls
-from components.long_calls import call_on_rank_0
+from components.long_calls import call_on_every_rank, call_on_rank_0
 from fakes import fake_accelerator
 from ranks import on_ranks
 
@@ -34,6 +34,23 @@ def test_work_may_take_longer_than_a_collective_call(monkeypatch):
         return call_on_rank_0(Accelerator(), work_longer_than_a_collective_call)
 
     assert on_ranks(wait_for_rank_0, 2) == ["done", "done"]
+
+
+def test_work_of_each_rank_may_take_longer_than_a_collective_call(monkeypatch):
+    monkeypatch.setattr(long_calls, "SECONDS_BETWEEN_WORDS", LIMIT / 8)
+
+    def work():
+        set_limit()
+        accelerator = Accelerator()
+
+        def work_long_on_rank_1():
+            if accelerator.process_index == 1:
+                work_longer_than_a_collective_call()
+            return accelerator.process_index
+
+        return call_on_every_rank(accelerator, work_long_on_rank_1)
+
+    assert on_ranks(work, 2) == [[0, 1], [0, 1]]
 
 
 def test_without_it_the_other_ranks_give_up():

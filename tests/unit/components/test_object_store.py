@@ -48,6 +48,11 @@ def finish_uploads(store):
     wait([upload.work for upload in store._uploads])
 
 
+def choose(store, requested):
+    """The checkpoint that a run continues from, as rank 0 chooses it."""
+    return store.choose_checkpoint(requested, store.bring_newest(requested))
+
+
 def stored_steps(store):
     return sorted({int(path.split("-")[1]) for path in store._checkpoints()})
 
@@ -58,21 +63,21 @@ class TestContinuing:
         upload(store, made)
         before = {path.name: path.read_bytes() for path in made.iterdir()}
         shutil.rmtree(made)
-        found = store.choose_checkpoint("auto")
+        found = choose(store, "auto")
         assert found == made and find_damage(found) is None
         assert {path.name: path.read_bytes() for path in found.iterdir()} == before
 
     def test_a_newer_one_in_the_folder_is_preferred(self, store, tmp_path):
         upload(store, make_checkpoint(tmp_path, 5))
         newer = make_checkpoint(tmp_path, 7)
-        assert store.choose_checkpoint("auto") == newer
+        assert choose(store, "auto") == newer
 
     def test_a_damaged_one_in_the_folder_is_fetched_again(self, store, tmp_path):
         make_checkpoint(tmp_path, 3)
         made = make_checkpoint(tmp_path, 5)
         upload(store, made)
         (made / "progress.json").write_text("{")
-        found = store.choose_checkpoint("auto")
+        found = choose(store, "auto")
         assert found == made and find_damage(found) is None
 
     @pytest.mark.parametrize("stored_step", [3, 5])
@@ -83,7 +88,7 @@ class TestContinuing:
         shutil.rmtree(tmp_path / f"checkpoint-{stored_step}")
         damaged = make_checkpoint(tmp_path, 5)
         (damaged / "progress.json").write_text("{")
-        found = store.choose_checkpoint("auto")
+        found = choose(store, "auto")
         assert found == tmp_path / f"checkpoint-{stored_step}" and find_damage(found) is None
         [aside] = tmp_path.glob("checkpoint-5.damaged-*")
         assert (aside / "progress.json").read_text() == "{"
@@ -95,7 +100,7 @@ class TestContinuing:
         upload(store, made)
         (made / "progress.json").write_text("{")
         with pytest.raises(SystemExit, match="65"):
-            store.choose_checkpoint(str(made))
+            choose(store, str(made))
         assert "no checkpoint can be trusted" in capsys.readouterr().err
 
     def test_files_of_a_checkpoint_are_fetched_at_the_same_time(
@@ -112,7 +117,7 @@ class TestContinuing:
             get_file(path, to)
 
         monkeypatch.setattr(files, "get_file", get_with_others)
-        assert find_damage(store.choose_checkpoint("auto")) is None
+        assert find_damage(choose(store, "auto")) is None
 
     def test_a_damaged_one_in_the_store_ends_with_65(self, store, files, tmp_path, capsys):
         made = make_checkpoint(tmp_path, 5)
@@ -120,7 +125,7 @@ class TestContinuing:
         shutil.rmtree(made)
         files.pipe_file(f"{store.newest().path}/progress.json", b"{")
         with pytest.raises(SystemExit, match="65"):
-            store.choose_checkpoint("auto")
+            choose(store, "auto")
         assert "cannot be trusted: progress.json has 1 bytes" in capsys.readouterr().err
 
     def test_starting_over_beside_later_checkpoints_is_refused(self, store, tmp_path, capsys):
@@ -128,7 +133,7 @@ class TestContinuing:
         upload(store, made)
         shutil.rmtree(made)
         with pytest.raises(SystemExit, match="64"):
-            store.choose_checkpoint("none")
+            choose(store, "none")
         assert "of a run that went further" in capsys.readouterr().err
 
     def test_the_result_of_a_run_that_is_done_is_fetched(self, store, tmp_path):
@@ -144,7 +149,7 @@ class TestContinuing:
             (tmp_path / name).unlink()
         store.begin(dry_run=False)
         assert not (tmp_path / "model.safetensors").exists()
-        assert store.choose_checkpoint("auto") is None
+        assert choose(store, "auto") is None
         assert {name: (tmp_path / name).read_text() for name in contents} == contents
 
     @pytest.mark.parametrize("is_done", [True, False])
@@ -162,7 +167,7 @@ class TestContinuing:
         before = {"status.json": '{"state": "done", "step": 4}', "metrics.jsonl": "4"}
         for name, content in (before | {"model.safetensors": "of step 4"}).items():
             (tmp_path / name).write_text(content)
-        assert store.choose_checkpoint("auto") == tmp_path / "checkpoint-8"
+        assert choose(store, "auto") == tmp_path / "checkpoint-8"
         for name, content in (further | result).items():
             assert (tmp_path / name).read_text() == content
         assert store.upload_result() is None
@@ -175,7 +180,7 @@ class TestContinuing:
         upload(store, make_checkpoint(tmp_path, 6, best={"step": 2}), kept_step=2, limit=1)
         for step in (2, 6):
             shutil.rmtree(tmp_path / f"checkpoint-{step}")
-        assert store.choose_checkpoint("auto") == tmp_path / "checkpoint-6"
+        assert choose(store, "auto") == tmp_path / "checkpoint-6"
         assert find_damage(tmp_path / "checkpoint-2") is None
         assert (tmp_path / "latest").read_text() == "checkpoint-6"
 
@@ -189,10 +194,10 @@ class TestContinuing:
         with monkeypatch.context() as patched:
             patched.setattr(files, "get_file", lambda path, to: Path(to).write_text("wei"))
             with pytest.raises(SystemExit):
-                store.choose_checkpoint("auto")
+                choose(store, "auto")
         assert "not all of 7 bytes" in capsys.readouterr().err
         assert not (tmp_path / "model.safetensors").exists()
-        store.choose_checkpoint("auto")
+        choose(store, "auto")
         assert (tmp_path / "model.safetensors").read_text() == "weights"
 
     def test_weights_of_an_earlier_result_do_not_stay_beside_others(self, store, files, tmp_path):
@@ -277,7 +282,7 @@ class TestLongUploads:
         upload(store, replacement)
         shutil.rmtree(replacement)
         assert len(store._checkpoints()) == 1
-        assert find_damage(store.choose_checkpoint("auto")) is None
+        assert find_damage(choose(store, "auto")) is None
 
     def test_the_status_of_a_stopped_run_follows_its_last_checkpoint(
         self, store, files, tmp_path, held_back
@@ -310,7 +315,7 @@ class TestKeeping:
         upload(store, make_checkpoint(tmp_path, 5, numbers=20), limit=1)
         assert len(store._checkpoints()) == 1
         shutil.rmtree(tmp_path / "checkpoint-5")
-        assert store.choose_checkpoint("auto").is_dir()
+        assert choose(store, "auto").is_dir()
 
     def test_the_same_checkpoint_is_uploaded_once(
         self, store, files, tmp_path, monkeypatch, capsys
@@ -338,7 +343,7 @@ class TestKeeping:
             is_complete = "warning" not in capsys.readouterr().err
             monkeypatch.undo()
             shutil.rmtree(tmp_path)
-            found = store.choose_checkpoint("auto")
+            found = choose(store, "auto")
             assert found is not None and find_damage(found) is None
             cut_at += 1
         assert cut_at > 5  # two parts, progress, manifest, and what is deleted
