@@ -41,7 +41,8 @@ def call_on_every_rank(accelerator: Accelerator, function: Callable[[], T]) -> l
     It may take as long as it does in `call_on_rank_0`.
 
     Args:
-        function: what each rank calls; it must not communicate with other ranks.
+        function: what each rank calls; it must not communicate with other ranks. If it raises on
+            one of them, that rank raises, and the launcher ends the others.
     """
     thread = ThreadPoolExecutor(1, "long call")
     work = thread.submit(function)

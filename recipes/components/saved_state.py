@@ -20,6 +20,7 @@ from accelerate.utils import gather_object
 from components import checkpoint
 from components.ending import end_all_ranks
 from components.exits import Exit
+from components.folder import MANIFEST
 from components.long_calls import call_on_every_rank
 from components.status import HOST
 
@@ -107,8 +108,8 @@ def find_damage_together(accelerator: Accelerator, path: Path) -> str | None:
 
 
 def require_on_every_host(accelerator: Accelerator, path: Path) -> None:
-    """End all ranks with 64 if rank 0 sees the folder of a checkpoint and another host does not."""
-    seen = gather_object([(HOST, path.is_dir())])
+    """End all ranks with 64 if rank 0 sees a checkpoint's manifest and another host does not."""
+    seen = gather_object([(HOST, (path / MANIFEST).is_file())])
     missing = [host for host, is_there in seen if not is_there]
     if seen[0][1] and missing:
         end_all_ranks(
