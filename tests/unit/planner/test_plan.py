@@ -66,7 +66,7 @@ REFUSED = [
     ("tp", ["--load_in_8bit", "--use_peft"]),
     ("fsdp2_cp", ["--packing"]),
     ("fsdp2_cp", ["--attn_implementation", "eager"]),
-    ("deepspeed_ulysses", ["--padding_free"]),
+    ("fsdp2_cp", ["--padding_free"]),
     ("deepspeed_ulysses", ["--attn_implementation", "eager"]),
 ]
 
