@@ -13,7 +13,8 @@ from components import upstream
 from components.deepspeed_state import clean_name
 from components.ending import end_all_ranks
 from components.exits import Exit
-from components.shards import gather_share, write_shards
+from components.folder import CARD
+from components.shards import gather_share, write_on_rank_0, write_shards
 from components.stop_tokens import add_stop_tokens
 from components.strategy import Strategy
 
@@ -44,19 +45,24 @@ def save_model(
     unwrapped = extract_model_from_parallel(model, keep_torch_compile=False)
     if hasattr(unwrapped, "peft_config"):
         weights = adapter_weights(accelerator, model)
+
+        def write_all(folder: Path) -> None:
+            write_adapters(model, weights, folder)
+            if Path(output_dir, CARD).is_file():
+                (folder / CARD).unlink()  # That of peft, which may take the place of the user's
+            write_processor(processor, config, folder)
+
+        problem = write_on_rank_0(accelerator, Path(output_dir), write_all)
+    else:
         if accelerator.is_main_process:
-            write_adapters(model, weights, output_dir)
-            write_processor(processor, config, output_dir)
-        return
-    if accelerator.is_main_process:
-        list_stop_tokens(unwrapped, processor, stop_tokens)
+            list_stop_tokens(unwrapped, processor, stop_tokens)
 
-    def write_rest(folder: Path) -> None:
-        write_configs(unwrapped, folder)
-        write_processor(processor, config, folder)
+        def write_rest(folder: Path) -> None:
+            write_configs(unwrapped, folder)
+            write_processor(processor, config, folder)
 
-    share = gather_share(accelerator, model, unwrapped)
-    problem = write_shards(accelerator, Path(output_dir), share, write_rest)
+        share = gather_share(accelerator, model, unwrapped)
+        problem = write_shards(accelerator, Path(output_dir), share, write_rest)
     if problem is not None:
         end_all_ranks(accelerator, Exit.CANNOT_WRITE, f"the model could not be written: {problem}")
 
@@ -91,7 +97,7 @@ def list_stop_tokens(model: Any, tokenizer: Any, stop_tokens: Collection[int]) -
         )
 
 
-def write_adapters(model: Any, weights: Mapping[str, Any], output_dir: str) -> None:
+def write_adapters(model: Any, weights: Mapping[str, Any], output_dir: Path) -> None:
     """Write the folder of a model's adapters.
 
     Args:
@@ -100,11 +106,7 @@ def write_adapters(model: Any, weights: Mapping[str, Any], output_dir: str) -> N
     unwrapped: Any = extract_model_from_parallel(model, keep_torch_compile=False)
     upstream.remove_fsdp1_wrappers(unwrapped)
     exported = {clean_name(name): weight for name, weight in weights.items()}
-    readme = Path(output_dir, "README.md")
-    before = readme.read_bytes() if readme.is_file() else None
     unwrapped.save_pretrained(output_dir, state_dict=exported)
-    if before is not None:  # peft writes into a README.md that may be the user's own.
-        readme.write_bytes(before)
 
 
 def adapter_weights(accelerator: Accelerator, model: Any) -> dict[str, Any]:

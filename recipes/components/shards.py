@@ -213,6 +213,25 @@ def write_shards(
     return broadcast_object_list([problem])[0]
 
 
+def write_on_rank_0(
+    accelerator: Accelerator, folder: Path, write_rest: Callable[[Path], None]
+) -> str | None:
+    """Write a result of which rank 0 has everything, such as adapters. Every rank takes part.
+
+    Args:
+        write_rest: writes its files into the folder that it is given, on rank 0.
+
+    Returns:
+        As `write_shards` does.
+    """
+    problem = None
+    if accelerator.is_main_process:
+        problem = begin(folder / STAGING)
+        if problem is None:
+            problem = complete(folder, [], write_rest)
+    return broadcast_object_list([problem])[0]
+
+
 def files_of_share(share: Mapping[str, torch.Tensor]) -> list[list[str]]:
     """Return the names of the tensors of each of this rank's files."""
     if not share:
@@ -283,7 +302,7 @@ def complete(
     try:
         rest.mkdir()
         write_rest(rest)
-        if list(files) != [SINGLE]:
+        if len(files) > 1:
             write_file(staging / INDEX, index_of(files, reports))
     except Exception as error:  # The tokenizers package raises no other kind if the disk is full.
         shutil.rmtree(staging, ignore_errors=True)

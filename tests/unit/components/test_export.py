@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The exported folder has each weight once, under the name that `from_pretrained` knows."""
 
+import errno
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -13,7 +15,7 @@ from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 from transformers import AutoModelForCausalLM, LlamaConfig
 
-from components import upstream
+from components import export, upstream
 from components.export import adapter_weights, save_model
 from fakes import fake_accelerator
 from harm import shows_harm_without
@@ -104,6 +106,29 @@ def test_of_adapters_only_they_are_exported_and_peft_loads_them(tmp_path):
     files = saved(model, tmp_path)
     assert "adapter_model.safetensors" in files and "model.safetensors" not in files
     assert_same_weights(model, PeftModel.from_pretrained(model_of(), tmp_path))
+
+
+def test_a_full_disk_leaves_the_adapters_that_are_there(tmp_path, monkeypatch):
+    saved(with_adapters(), tmp_path)
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+
+    def refuse(*arguments):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def end(accelerator, code, message):
+        raise SystemExit(f"{code}: {message}")
+
+    monkeypatch.setattr(export, "write_processor", refuse)
+    monkeypatch.setattr(export, "end_all_ranks", end)
+    with pytest.raises(SystemExit, match="73: the model could not be written: .*No space left"):
+        saved(with_adapters(), tmp_path)
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+def test_a_card_that_is_there_is_not_replaced_by_that_of_peft(tmp_path):
+    (tmp_path / "README.md").write_text("mine")
+    saved(with_adapters(), tmp_path)
+    assert (tmp_path / "README.md").read_text() == "mine"
 
 
 def listed_ends(folder):
