@@ -24,6 +24,13 @@ from components.yaml_text import UNREADABLE, KeyPath, Positions, find_positions
 # The most entries and levels that a config may have; all known keys together have fewer.
 ENTRIES = 500
 DEPTH = 20
+# Keys by which files of other programs are known, if they have none of accelerate's
+OWN = ("compute_environment", "distributed_type")
+FOREIGN = {
+    "base_model": "axolotl",
+    "finetuning_type": "LLaMA-Factory",
+    "model_name_or_path": "a training script, as TRL's and transformers' read them",
+}
 
 
 @dataclass
@@ -70,6 +77,9 @@ def load(path: str | Path) -> ConfigFile:
     file = read(path, as_json=path.suffix == ".json")
     if file.content.get("compute_environment") == "AMAZON_SAGEMAKER":
         raise ValueError(f"{path} is for SageMaker, whose configs are not checked here")
+    for key, program in FOREIGN.items():
+        if key in file.content and not any(own in file.content for own in OWN):
+            raise ValueError(f"{path} is not an accelerate config: {key} is of {program}")
     is_for_deepspeed = "zero_optimization" in file.content
     if path.suffix == ".json" and (is_for_deepspeed or "distributed_type" not in file.content):
         file.deepspeed = file

@@ -90,6 +90,25 @@ def test_what_is_no_config_is_bad_data(text, tmp_path, check, capsys):
     assert "config.yaml: error: file: " in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(
+    ("text", "program"),
+    [
+        ("base_model: m\ndatasets: []\nfsdp_version: 2\nfsdp_config: {}\n", "axolotl"),
+        ("model_name_or_path: m\nstage: sft\nfinetuning_type: lora\n", "LLaMA-Factory"),
+        ("model_name_or_path: m\ndataset_name: rows\n", "a training script"),
+    ],
+)
+def test_a_file_of_another_program_is_named_and_never_changed(
+    text, program, tmp_path, check, capsys
+):
+    path = tmp_path / "config.yaml"
+    path.write_text(text)
+    assert check(path, "--fix") == 65
+    said = capsys.readouterr().out
+    assert f" is of {program}" in said and said.count("error: ") == 1
+    assert path.read_text() == text and [*tmp_path.iterdir()] == [path]
+
+
 EMPTY_SECTIONS = FULL2 + "parallelism_config:\ndeepspeed_config: null\nmpirun_config: ~\n"
 ODD_KEYS = (
     DDP + "1: a\n2020-01-01: b\nnull: c\ntrue: d\n",
