@@ -49,7 +49,15 @@ REPLACED = ".replaced"  # Ends the name of a folder whose checkpoint another one
 STAGING = ".staging"  # Ends the name of a checkpoint that is being written
 NAME = re.compile(r"checkpoint-([0-9]{1,18})")
 # What reading a damaged file raises
-UNREADABLE = (OSError, ValueError, LookupError, TypeError, RecursionError, SafetensorError)
+UNREADABLE = (
+    OSError,
+    ValueError,
+    LookupError,
+    TypeError,
+    ArithmeticError,
+    RecursionError,
+    SafetensorError,
+)
 
 
 # ---- Finding ----

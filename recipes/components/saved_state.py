@@ -15,13 +15,14 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from accelerate import Accelerator
-from accelerate.utils import gather_object
+from accelerate.utils import broadcast_object_list, gather_object
 
 from components import checkpoint
 from components.ending import end_all_ranks
 from components.exits import Exit
 from components.folder import MANIFEST
 from components.long_calls import call_on_every_rank
+from components.shared_folder import appears
 from components.status import HOST
 
 
@@ -109,9 +110,12 @@ def find_damage_together(accelerator: Accelerator, path: Path) -> str | None:
 
 def require_on_every_host(accelerator: Accelerator, path: Path) -> None:
     """End all ranks with 64 if rank 0 sees a checkpoint's manifest and another host does not."""
-    seen = gather_object([(HOST, (path / MANIFEST).is_file())])
+    manifest = path / MANIFEST
+    if not broadcast_object_list([manifest.is_file()])[0]:
+        return
+    seen = gather_object([(HOST, appears(manifest))])
     missing = [host for host, is_there in seen if not is_there]
-    if seen[0][1] and missing:
+    if missing:
         end_all_ranks(
             accelerator,
             Exit.USAGE,

@@ -65,6 +65,15 @@ class TestDamage:
             checkpoint.choose_checkpoint(tmp_path, "auto", dry_run=False)
         assert "progress.json" in capsys.readouterr().err and (tmp_path / "checkpoint-5").is_dir()
 
+    def test_sizes_that_cannot_be_added_are_damage(self, tmp_path):
+        made = damage.make_checkpoint(tmp_path, 5)
+        manifest = read_json(made / checkpoint.MANIFEST)
+        sizes = iter([10**400, 1.5, 1])
+        for facts in manifest.values():
+            facts["size"] = next(sizes)
+        (made / checkpoint.MANIFEST).write_text(json.dumps(manifest))
+        assert checkpoint.find_damage(made) == "manifest.json is damaged"
+
     @pytest.mark.parametrize("name", damage.FILES)
     def test_a_pickle_with_a_manifest_that_fits_is_not_run(self, name, tmp_path):
         forged, mark = damage.make_checkpoint(tmp_path, 5), tmp_path / "mark"

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Ranks verify a checkpoint together: each of them the files that it reads."""
 
-from pathlib import Path
-
 import pytest
 from accelerate import Accelerator
 
@@ -57,7 +55,7 @@ def test_a_host_that_does_not_see_a_checkpoint_ends_all_ranks_and_it_is_not_take
         accelerator = Accelerator()
         monkeypatch.setattr(saved_state, "HOST", f"host-{accelerator.process_index}")
         if not accelerator.is_main_process:
-            monkeypatch.setattr(Path, "is_file", lambda path: False)
+            monkeypatch.setattr(saved_state, "appears", lambda file: False)
         with pytest.raises(SystemExit) as ended:
             require_on_every_host(accelerator, made)
         return ended.value.code
