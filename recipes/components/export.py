@@ -43,28 +43,53 @@ def save_model(
             there. A folder of adapters has none: what loads it adds them.
     """
     unwrapped = extract_model_from_parallel(model, keep_torch_compile=False)
+    folder = Path(output_dir)
     if hasattr(unwrapped, "peft_config"):
-        weights = adapter_weights(accelerator, model)
-
-        def write_all(folder: Path) -> None:
-            write_adapters(model, weights, folder)
-            if Path(output_dir, CARD).is_file():
-                (folder / CARD).unlink()  # That of peft, which may take the place of the user's
-            write_processor(processor, config, folder)
-
-        problem = write_on_rank_0(accelerator, Path(output_dir), write_all)
+        problem = save_adapters(accelerator, model, processor, folder, config)
     else:
-        if accelerator.is_main_process:
-            list_stop_tokens(unwrapped, processor, stop_tokens)
-
-        def write_rest(folder: Path) -> None:
-            write_configs(unwrapped, folder)
-            write_processor(processor, config, folder)
-
-        share = gather_share(accelerator, model, unwrapped)
-        problem = write_shards(accelerator, Path(output_dir), share, write_rest)
+        problem = save_whole_model(accelerator, model, processor, folder, config, stop_tokens)
     if problem is not None:
         end_all_ranks(accelerator, Exit.CANNOT_WRITE, f"the model could not be written: {problem}")
+
+
+def save_adapters(
+    accelerator: Accelerator, model: Any, processor: Any, output_dir: Path, config: Any
+) -> str | None:
+    """Write the folder of adapters as `save_model` does. Every rank takes part.
+
+    Returns:
+        On every rank why it could not be written, or None. An earlier result is then unchanged.
+    """
+    weights = adapter_weights(accelerator, model)
+
+    def write_all(folder: Path) -> None:
+        write_adapters(model, weights, folder)
+        if (output_dir / CARD).is_file():
+            (folder / CARD).unlink()  # That of peft, which may take the place of the user's
+        write_processor(processor, config, folder)
+
+    return write_on_rank_0(accelerator, output_dir, write_all)
+
+
+def save_whole_model(
+    accelerator: Accelerator,
+    model: Any,
+    processor: Any,
+    output_dir: Path,
+    config: Any,
+    stop_tokens: Collection[int],
+) -> str | None:
+    """Write the folder of a whole model as `save_model` does. Returns as `save_adapters` does."""
+    unwrapped = extract_model_from_parallel(model, keep_torch_compile=False)
+    if accelerator.is_main_process:
+        list_stop_tokens(unwrapped, processor, stop_tokens)
+
+    def write_rest(folder: Path) -> None:
+        write_configs(unwrapped, folder)
+        write_processor(processor, config, folder)
+
+    share = gather_share(accelerator, model, unwrapped)
+    return write_shards(accelerator, output_dir, share, write_rest)
 
 
 def write_processor(processor: Any, config: Any, output_dir: str | Path) -> None:
