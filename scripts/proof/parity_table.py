@@ -21,6 +21,7 @@ HEADER = [
     "bytes",
     "verdict",
 ]
+FEW_NAMES = 3  # YAML files that are named one by one when a bound is explained
 ERROR = "error: "  # start of the line in which a recipe says why it does not run
 
 
@@ -167,7 +168,11 @@ def reasons(rows: list[dict]) -> list[str]:
             places = places_of.setdefault(reason, [])
             if where not in places:
                 places.append(where)
-    return [f"- {', '.join(places)}: {reason}." for reason, places in places_of.items()]
+    lines = []
+    for reason, places in places_of.items():
+        where = ", ".join(places) if len(places) <= FEW_NAMES else "full weights, sharded"
+        lines.append(f"- {where}: {reason}.")
+    return lines
 
 
 def reasons_of(row: dict) -> dict[str, str]:

@@ -72,12 +72,27 @@ def is_reference(row: Row) -> bool:
 
 
 def lines_of(text: str, weights: str, measured: Sequence[Row]) -> list[list[str]]:
-    """Return the row for the runs of one kind, and none if there are no such runs."""
-    runs = []
+    """Return a row for the runs of one kind with the usual bounds, and one for wider bounds."""
+    usual = []
+    wider = []
     for row in measured:
         if GROUPS[row["group"]] == text and row["weights"] == weights:
-            runs.append(row)
-    return [summary_line(text, weights, runs)] if runs else []
+            if has_wider_norm(row):
+                wider.append(row)
+            else:
+                usual.append(row)
+    lines = []
+    if usual:
+        lines.append(summary_line(text, weights, usual))
+    if wider:
+        lines.append(summary_line(f"{text}, sharded", weights, wider))
+    return lines
+
+
+def has_wider_norm(row: Row) -> bool:
+    """Return whether a run in fp32 has a wider bound for the gradient norm than usual."""
+    bound = row["bounds"]["grad_norm"]
+    return row["precision"] == "no" and bound is not None and bound != BOUNDS["grad_norm"]
 
 
 def summary_line(text: str, weights: str, rows: Sequence[Row]) -> list[str]:

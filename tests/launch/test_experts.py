@@ -21,13 +21,15 @@ from components.weights import load_pretrained
 from fakes import mixture_of_two
 from harm import shows_harm_without
 from launching import REPO, data_of, read_json, read_metrics, rehearse
-from proof.compare import BOUNDS, compare, within
+from proof.compare import SHARDED_GRAD_NORM, compare
 from proof.jobs import JOB, MESH_CUT, run_on_mesh
 from proof.trials.outcome import hash_of_state
 from ranks import on_ranks
 from tiny import makers
 
 MIXTRAL = REPO / "recipes" / "mixtral.py"
+# As in proof/compare.py, where the bounds are justified
+BOUNDS = {"loss": 1e-6, "grad_norm": SHARDED_GRAD_NORM, "weights": 1e-5}
 EVERY_TEN = ["--save_steps", 10, "--save_total_limit", 3]
 # Has accelerate take CPU ranks for GPUs also without an engine, and DDP for those of no device
 AS_ON_GPUS = {
@@ -77,7 +79,7 @@ def trained(once, mixture):
 
 def assert_agrees(folder, whole):
     found = compare(folder, whole)
-    assert within(found, BOUNDS), found
+    assert all(found[name] <= bound for name, bound in BOUNDS.items()), found
     for ours, theirs in zip(read_metrics(folder)[0], read_metrics(whole)[0], strict=True):
         assert ours["aux_loss"] == pytest.approx(theirs["aux_loss"], rel=1e-6)
         assert ours["max_expert_load"] == pytest.approx(theirs["max_expert_load"], rel=1e-6)
