@@ -79,7 +79,10 @@ def load(path: str | Path) -> ConfigFile:
         raise ValueError(f"{path} is for SageMaker, whose configs are not checked here")
     for key, program in FOREIGN.items():
         if key in file.content and not any(own in file.content for own in OWN):
-            raise ValueError(f"{path} is not an accelerate config: {key} is of {program}")
+            raise ValueError(
+                f"{path} is not an accelerate config: {key} is of {program}: pass the file that "
+                "`accelerate launch --config_file` gets"
+            )
     is_for_deepspeed = "zero_optimization" in file.content
     if path.suffix == ".json" and (is_for_deepspeed or "distributed_type" not in file.content):
         file.deepspeed = file
