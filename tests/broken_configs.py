@@ -833,9 +833,9 @@ broken("no such ZeRO stage", ZERO + "  zero_stage: 4\n", "error", "zero_stage", 
 broken(
     "ZeRO-3 that cannot save",
     ZERO + "  zero_stage: 3\n",
-    "error",
+    "warning",
     "zero3_save_16bit_model",
-    "fails at the final save",
+    "the recipes save without it",
     fixed={"zero3_save_16bit_model": True},
 )
 broken(

@@ -12,8 +12,7 @@ STOPS = "stops"  # they end with an error
 IGNORED = "ignored"  # what runs is not what is written, without a message
 COSTS = "costs"  # it works, but has a cost or a surprise
 ADVICE = "advice"
-# Kinds of findings that say what the recipes need, the most severe first
-UNSAVED = "unsaved"  # accelerator.get_state_dict, which the recipes save with, fails
+# Kinds of findings that say what the recipes need, the more severe first
 RECIPE = "recipe"  # the recipes refuse it or fail with it
 UNTESTED = "untested"  # the recipes are not tested with it
 WISHES = (RECIPE, UNTESTED)  # these say nothing about other scripts
@@ -21,13 +20,12 @@ WISHES = (RECIPE, UNTESTED)  # these say nothing about other scripts
 FOR_ANYBODY = {
     STOPS: "error",
     IGNORED: "error",
-    UNSAVED: "warning",
-    RECIPE: "info",
     COSTS: "warning",
+    RECIPE: "info",
     UNTESTED: "info",
     ADVICE: "info",
 }
-FOR_THE_RECIPES = FOR_ANYBODY | {UNSAVED: "error", RECIPE: "error", UNTESTED: "warning"}
+FOR_THE_RECIPES = FOR_ANYBODY | {RECIPE: "error", UNTESTED: "warning"}
 SEVERITIES = ("error", "warning", "info")
 
 

@@ -11,7 +11,6 @@ from components.config_findings import (
     IGNORED,
     RECIPE,
     STOPS,
-    UNSAVED,
     Finding,
     delete,
     finding,
@@ -26,7 +25,8 @@ SAVE = "deepspeed_config.zero3_save_16bit_model"
 INIT = "deepspeed_config.zero3_init_flag"
 LOST_SAVE = (
     "without it accelerator.get_state_dict fails at the final save, after the training; "
-    "transformers' Trainer then saves a checkpoint of ZeRO's shards instead"
+    "transformers' Trainer then saves a checkpoint of ZeRO's shards instead; the recipes save "
+    "without it"
 )
 
 
@@ -163,7 +163,7 @@ def zero3_can_save(config: Config) -> Iterator[Finding]:
     """ZeRO-3 only gathers the weights for a save if the config requests it."""
     if config.zero["zero_stage"] == 3 and not config.zero.get("zero3_save_16bit_model"):
         fix = [set_value(SAVE, True)]
-        yield finding(UNSAVED, SAVE, LOST_SAVE, fix)
+        yield finding(COSTS, SAVE, LOST_SAVE, fix)
 
 
 def zero3_loads_in_parts(config: Config) -> Iterator[Finding]:

@@ -13,7 +13,6 @@ from components.config_findings import (
     IGNORED,
     RECIPE,
     STOPS,
-    UNSAVED,
     UNTESTED,
     Edit,
     Finding,
@@ -230,7 +229,7 @@ def zero3_can_save_by_json(data: dict) -> Iterator[Finding]:
     if zero_stage_of(data) == 3 and not any(gathers(data, section, name) for name in names):
         written = [name for name in names if json_value(data, f"{section}.{name}") is not None]
         path = (section, *written[:1]) if written else (section, alias)
-        yield finding(UNSAVED, path, f"{LOST_SAVE} (auto is false)", [set_value(path, True)])
+        yield finding(COSTS, path, f"{LOST_SAVE} (auto is false)", [set_value(path, True)])
 
 
 def gathers(data: dict, section: str, name: str) -> bool:

@@ -160,7 +160,7 @@ def gather_zero_tensor(
 
 
 def zero3_weight_entries(weights: Mapping[str, Any]) -> Iterator[Entry]:
-    """Yield an entry for each weight of ZeRO-3's model, whether it is trained or frozen.
+    """Yield an entry for each of these weights of ZeRO-3, whether it is trained or frozen.
 
     Every rank takes part.
 

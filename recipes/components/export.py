@@ -5,18 +5,18 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
 from accelerate import Accelerator
 from accelerate.utils.other import extract_model_from_parallel
-from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 
 from components import upstream
 from components.deepspeed_state import clean_name
 from components.ending import end_all_ranks
 from components.exits import Exit
 from components.folder import CARD
-from components.shards import gather_share, write_on_rank_0, write_shards
+from components.shards import entries_to_save, gather_share, write_on_rank_0, write_shards
+from components.state import free_whole_weights
 from components.stop_tokens import add_stop_tokens
-from components.strategy import Strategy
 
 
 def save_model(
@@ -130,22 +130,26 @@ def write_adapters(model: Any, weights: Mapping[str, Any], output_dir: Path) -> 
     """
     unwrapped: Any = extract_model_from_parallel(model, keep_torch_compile=False)
     upstream.remove_fsdp1_wrappers(unwrapped)
-    exported = {clean_name(name): weight for name, weight in weights.items()}
-    unwrapped.save_pretrained(output_dir, state_dict=exported)
+    unwrapped.save_pretrained(output_dir, state_dict=weights)
 
 
-def adapter_weights(accelerator: Accelerator, model: Any) -> dict[str, Any]:
-    """Return the weights of a model with adapters by name, whole and on the host of rank 0.
+def adapter_weights(accelerator: Accelerator, model: Any) -> dict[str, torch.Tensor]:
+    """Return the adapters of a model by name, with the modules that are trained whole beside them.
 
-    Every rank takes part. FSDP2 and ZeRO-3 gather only what is trained: gathering the frozen base
-    as well would take as much host memory as the whole model.
+    Every rank takes part. The frozen base is not gathered: that would take as much memory of the
+    host as the whole model.
+
+    Returns:
+        {name: whole tensor on the host} on rank 0, {} on the others.
     """
-    strategy = Strategy.of(accelerator)
-    if strategy.fsdp_version == 2 or strategy.is_split:
-        options = StateDictOptions(
-            full_state_dict=True, cpu_offload=True, ignore_frozen_params=True
-        )
-        return get_model_state_dict(model, options=options)
-    if strategy.zero_stage == 3:
-        return model._zero3_consolidated_16bit_state_dict(exclude_frozen_parameters=True)
-    return accelerator.get_state_dict(model)
+    free_whole_weights(model)
+    trained = {}
+    for name, weight in model.named_parameters():
+        if weight.requires_grad:
+            trained[clean_name(name)] = weight
+    weights = {}
+    for entry in entries_to_save(accelerator, model, trained):
+        tensor = entry.gather(0)
+        if accelerator.is_main_process:
+            weights[entry.name] = tensor.cpu()
+    return weights

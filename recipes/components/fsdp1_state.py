@@ -86,7 +86,7 @@ def fsdp1_entries(
 def fsdp1_weight_entries(
     model: torch.nn.Module, weights: Mapping[str, torch.Tensor]
 ) -> Iterator[Entry]:
-    """Yield an entry for each of FSDP1's weights, whether it is trained or frozen.
+    """Yield an entry for each of these weights of FSDP1, whether it is trained or frozen.
 
     Every rank takes part.
 
@@ -96,8 +96,9 @@ def fsdp1_weight_entries(
     names = {weight: name for name, weight in weights.items()}
     lengths = lengths_of_parts(model)
     for weight, handle, shape in flat_weights(model):
-        gather = partial(join_parts, handle, lengths[weight], shape, weight)
-        yield Entry(names[weight], shape.numel() * weight.element_size(), gather)
+        if weight in names:
+            gather = partial(join_parts, handle, lengths[weight], shape, weight)
+            yield Entry(names[weight], shape.numel() * weight.element_size(), gather)
 
 
 def lengths_of_parts(model: torch.nn.Module) -> dict[torch.Tensor, list[int]]:

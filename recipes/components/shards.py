@@ -90,6 +90,19 @@ def entries_of_model(accelerator: Accelerator, model: Any, unwrapped: Any) -> It
     for name, weight in model.named_parameters(remove_duplicate=False):
         if clean_name(name) not in tied:
             weights[clean_name(name)] = weight
+    yield from entries_to_save(accelerator, model, weights)
+
+
+def entries_to_save(
+    accelerator: Accelerator, model: Any, weights: Mapping[str, torch.Tensor]
+) -> Iterator[Entry]:
+    """Yield an entry for each of these weights of a model, and for each buffer that is saved.
+
+    Every rank takes part.
+
+    Args:
+        weights: by name, tied ones once.
+    """
     if is_fsdp1(model):
         yield from fsdp1_weight_entries(model, weights)
     elif Strategy.of(accelerator).zero_stage == 3:

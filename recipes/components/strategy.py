@@ -237,7 +237,6 @@ def set_up_engine(args: CommonArguments, accelerator: Accelerator) -> None:
     upstream.let_batches_differ_in_size(accelerator)
     keep_rows_apart(accelerator)
     upstream.silence_old_names_of_collectives()
-    upstream.silence_old_way_of_reading_fsdp1()
     upstream.silence_flattened_meshes()
     upstream.silence_sums_over_two_meshes()
     upstream.silence_views_of_split_embeddings()

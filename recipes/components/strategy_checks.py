@@ -251,14 +251,6 @@ def find_adapter_misfits(
 def find_deepspeed_misfits(accelerator: Accelerator, strategy: Strategy) -> Iterator[str]:
     """Yield a problem if DeepSpeed's config lacks a key, or sets what the command line owns."""
     config = deepspeed_config(accelerator)
-    if strategy.zero_stage == 3:
-        zero = config["zero_optimization"]
-        if zero.get("stage3_gather_16bit_weights_on_model_save") is not True:
-            yield (
-                f"{strategy.name} could not save the weights at the end: set "
-                "zero3_save_16bit_model: true in the YAML, or "
-                "stage3_gather_16bit_weights_on_model_save in the DeepSpeed config"
-            )
     size = (config.get("tensor_parallel") or {}).get("autotp_size")
     if isinstance(size, int) and size > 1:
         yield (

@@ -213,12 +213,6 @@ def silence_old_names_of_collectives() -> None:
     )
 
 
-@workaround("accelerate/accelerator.py, get_state_dict", seen="accelerate 1.15")
-def silence_old_way_of_reading_fsdp1() -> None:
-    """Stop torch from warning, on each save, that accelerate reads FSDP1's weights the old way."""
-    warnings.filterwarnings("ignore", message=r"FSDP.state_dict_type\(\)", category=FutureWarning)
-
-
 # ---- Model ----
 @workaround("bitsandbytes/nn/modules.py, Linear4bit", seen="bitsandbytes 0.50")
 def keep_4bit_weights_as_loaded(model: "torch.nn.Module") -> None:

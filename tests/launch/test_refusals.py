@@ -115,7 +115,6 @@ def test_combinations_that_cannot_work_refuse(config, flags, says, tiny, tmp_pat
 
 
 ZERO_3_FAULTS = {
-    "zero3_save_16bit_model": False,
     "gradient_accumulation_steps": 4,
     "gradient_clipping": 1.0,
 }

@@ -400,24 +400,11 @@ def step_under_zero_3():
     accelerator.backward(model(torch.ones(1, 2)).sum())
 
 
-def read_weights_of_fsdp1():
-    accelerator = fsdp(1)
-    model, _ = prepared(accelerator, llama())
-    accelerator.get_state_dict(model)
-
-
 @shows_harm_without("silence_old_names_of_collectives")
 def test_zero_3_warns_of_old_names_of_collectives(cured):
     silence = upstream.silence_old_names_of_collectives if cured else None
     told = partial(warns, "_tensor` is deprecated", step_under_zero_3, silence)
     assert on_ranks(told, 2, **ZERO) == [not cured] * 2
-
-
-@shows_harm_without("silence_old_way_of_reading_fsdp1")
-def test_fsdp1_warns_that_its_weights_are_read_the_old_way(cured):
-    silence = upstream.silence_old_way_of_reading_fsdp1 if cured else None
-    told = partial(warns, "FSDP.state_dict_type()", read_weights_of_fsdp1, silence)
-    assert on_ranks(told, 2, **FSDP1) == [not cured] * 2
 
 
 # ---- Model ----

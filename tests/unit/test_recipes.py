@@ -61,7 +61,7 @@ COLLECTIVES = set(
     sum_over_pipelines sum_over_stages compute_once_a_host
     compare_answers compute_once conclude end_all_ranks end_as_done evaluate evaluate_classifier
     evaluate_perplexity evaluate_tags evaluation_loader find_cause finish finish_step gather
-    gather_for_metrics gather_object gather_state generate get_model_state_dict get_state_dict
+    gather_for_metrics gather_object gather_state generate 
     interruptible self._watch.join self._watch.vote self._saver.start self._saver.advance
     self._saver.finish _take_further lay_out load_on_rank_0 load_state losses losses_and_output
     mean_losses mean_metrics measure new_group next_step ordered_loader pack_rows predict prepare

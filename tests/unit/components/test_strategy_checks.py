@@ -131,7 +131,6 @@ def test_what_has_no_effect_is_refused(version, strategy, reshard, runs, monkeyp
 @pytest.mark.parametrize(
     ("strategy", "config", "says"),
     [
-        (ZERO3, {"zero_optimization": {}}, "set zero3_save_16bit_model: true"),
         (
             ZERO2,
             {"gradient_accumulation_steps": 4},

@@ -132,7 +132,7 @@ WRITTEN = {
         "DeepSpeed ZeRO-3",
         {
             "gradient_accumulation_steps": "error",
-            "zero3_save_16bit_model": "error",
+            "zero3_save_16bit_model": "warning",
             "zero3_init_flag": "warning",
         },
     ),
