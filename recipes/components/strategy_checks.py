@@ -239,7 +239,8 @@ def find_adapter_misfits(
     if name == "FSDP1 NO_SHARD":
         yaml = "single.yaml" if accelerator.num_processes == 1 else "ddp.yaml"
         yield (
-            f"{name} loses frozen weights when adapters are saved: use {yaml}, which holds the same"
+            f"{name} no longer lists frozen weights after the first step: use {yaml}, which "
+            "holds the same"
         )
     if isinstance(args, ExpertAdapterArguments) and args.lora_target_parameters:
         yield (
