@@ -33,7 +33,12 @@ def parse_args() -> argparse.Namespace:
         "--configs", nargs="+", choices=names, default=names, help="YAML files [all]"
     )
     parser.add_argument("--ranks", type=int, default=4, help="number of ranks [%(default)s]")
-    parser.add_argument("--json", type=Path, metavar="PATH.json", help="write the results here")
+    parser.add_argument(
+        "--json",
+        type=Path,
+        metavar="PATH.json",
+        help="write the results here; rows of other YAMLs stay",
+    )
     return parser.parse_args()
 
 
@@ -61,7 +66,7 @@ def main() -> int:
             print(json.dumps(row), flush=True)
             rows.append(row)
             if args.json:
-                save_memory.write_table(args.json, rows, planned)
+                save_memory.write_table(args.json, row, planned)
     print(checkpoint_memory_table(rows))
     print(checkpoint_plan_table(planned))
     return 1 if has_failed or not all(is_within(row) for row in rows) else 0

@@ -42,7 +42,12 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument(
         "--ranks", nargs="+", type=int, default=[2, 4], help="numbers of ranks (default: 2 4)"
     )
-    parser.add_argument("--json", type=Path, metavar="PATH.json", help="write the table here")
+    parser.add_argument(
+        "--json",
+        type=Path,
+        metavar="PATH.json",
+        help="write the table here; other rows there stay",
+    )
     return parser.parse_args()
 
 
@@ -56,7 +61,6 @@ def launches(args: argparse.Namespace) -> Iterator[tuple[str, int]]:
 def main() -> None:
     """Measure each launch, and print and write its row."""
     args = parse_args()
-    rows = []
     with tempfile.TemporaryDirectory(prefix="host_memory_") as name:
         folder = Path(name)
         tiny = folder / "tiny"
@@ -67,9 +71,8 @@ def main() -> None:
                 config, ranks, tiny, parameters, folder=folder, resumes=resumes
             )
             print(json.dumps(row), flush=True)
-            rows.append(row)
             if args.json:
-                host_memory.write_table(args.json, parameters, rows)
+                host_memory.write_table(args.json, parameters, row)
 
 
 if __name__ == "__main__":

@@ -7,11 +7,13 @@ every rank host_probe.py measures.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from .rehearsals import Mesh, make_model, rehearse, versions, words_of
+from proof.results import read_rows
+
+from .rehearsals import Mesh, config_names, make_model, rehearse, versions, words_of
 
 Row = dict[str, Any]
 
@@ -94,8 +96,14 @@ def launch(config: str, ranks: int, flags: Mapping[str, Any], folder: Path) -> l
     )
 
 
-def write_table(path: Path, parameters: int, rows: Sequence[Row]) -> None:
-    """Write the rows measured so far as JSON, one a line."""
+def write_table(path: Path, parameters: int, row: Row) -> None:
+    """Write a row in place of that of the same launch, as JSON, one a line.
+
+    The other rows stay, but for those that other versions of the libraries measured.
+    """
+    by_launch = {(kept["config"], kept["ranks"]): kept for kept in [*read_rows(path), row]}
+    names = config_names()
+    rows = sorted(by_launch.values(), key=lambda kept: (names.index(kept["config"]), kept["ranks"]))
     lines = ",\n".join(json.dumps(row) for row in rows)
     head = f'{{"versions": {json.dumps(versions())}, "parameters": {parameters}, "rows": [\n'
     path.write_text(f"{head}{lines}\n]}}\n")

@@ -13,10 +13,13 @@ from typing import Any
 from safetensors import safe_open
 from transformers import AutoConfig
 
+from proof.results import read_rows
+
 from .host_memory import MALLOC_THRESHOLD
 from .plan import Plan
 from .rehearsals import (
     Mesh,
+    all_names,
     expert_names,
     make_model,
     meshes,
@@ -140,9 +143,14 @@ def sizes_in(file: Path) -> list[int]:
     return sizes
 
 
-def write_table(path: Path, rows: Sequence[Row], planned: Sequence[Row]) -> None:
-    """Write what was worked out, and the rows measured so far, as JSON, one a line."""
+def write_table(path: Path, row: Row, planned: Sequence[Row]) -> None:
+    """Write what was worked out, and a measured row in place of that of the same YAML, as JSON.
+
+    The other rows stay, but for those that other versions of the libraries measured.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
+    by_config = {kept["config"]: kept for kept in read_rows(path)} | {row["config"]: row}
+    rows = [by_config[name] for name in all_names() if name in by_config]
     parts = [f'"versions": {json.dumps(versions())}']
     for name, found in (("planned", planned), ("rows", rows)):
         lines = ",\n".join(json.dumps(row) for row in found)

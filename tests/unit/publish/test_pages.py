@@ -1,9 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """The published pages: their marks, and tables of what was measured."""
 
+import json
+
 import pytest
 
 from bench.quickstarts import read_rows, read_taught, write_rows
+from planner import host_memory, save_memory
+from planner.rehearsals import all_names, config_names
 from proof import markdown
 from publish import memory, pages, proof, strategies
 
@@ -26,6 +30,36 @@ def test_each_table_is_in_one_document(copies, places, tmp_path, monkeypatch):
     monkeypatch.setattr(pages, "documents", lambda: found)
     with pytest.raises(ValueError, match=rf"proof --> belongs in one document, and is in {places}"):
         pages.fill_documents(pages.read_results())
+
+
+@pytest.mark.parametrize(
+    ("table", "names"),
+    [
+        ("checkpoint_memory", all_names()),
+        ("host_memory", config_names()),
+        ("loading", all_names()),
+        ("planner_ranks", all_names()),
+    ],
+)
+def test_what_is_measured_under_each_yaml_has_all_of_them(table, names):
+    rows = pages.read_results()[table]["rows"]
+    assert {row["config"] for row in rows} == set(names)
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda path, row: save_memory.write_table(path, row, []),
+        lambda path, row: host_memory.write_table(path, 1, row),
+    ],
+    ids=["checkpoint_memory", "host_memory"],
+)
+def test_measuring_one_yaml_again_keeps_the_rows_of_the_others(write, tmp_path):
+    path = tmp_path / "results.json"
+    for config, value in (("fsdp2_full_shard", 1), ("ddp", 2), ("fsdp2_full_shard", 3)):
+        write(path, {"config": config, "ranks": 2, "value": value})
+    rows = json.loads(path.read_text())["rows"]
+    assert [(row["config"], row["value"]) for row in rows] == [("ddp", 2), ("fsdp2_full_shard", 3)]
 
 
 def test_a_yaml_has_its_place_by_its_kind():
