@@ -29,6 +29,7 @@ from components.changes import find_changes
 from components.deepspeed_state import master_weights
 from components.ending import Problem, conclude, end_all_ranks, end_as_done, leave_group
 from components.exits import Exit
+from components.folder_lock import FolderLock
 from components.gradient_probe import GradientProbe
 from components.host_checks import check_hosts
 from components.long_calls import call_on_rank_0
@@ -105,12 +106,15 @@ class Run:
         folder.check_overwrites_no_model(args.output_dir, args.model_name_or_path)
         self._args = args
         self._folder = Path(args.output_dir)
+        self._lock = FolderLock(self._folder)
+        self._other_run = self._lock_folder()
+        leaves_no_trace = args.dry_run or self._other_run is not None
         self._store = ObjectStore(args.output_url, self._folder) if args.output_url else None
         if self._store is not None and RANK == 0:
-            self._store.begin(args.dry_run)
+            self._store.begin(leaves_no_trace)
         self._saver = Saver(self._folder, args.save_total_limit, self._store)
         self._status = process_status()
-        self._status.open(None if args.dry_run else self._folder)
+        self._status.open(None if leaves_no_trace else self._folder)
         self._watch = Watch(args.output_dir)
         self._hosts = ""  # The summary's line about them
         self._watch.take_signals()
@@ -136,16 +140,35 @@ class Run:
 
     # ---- Before the loop ----
     def start(self, accelerator: Accelerator) -> None:
-        """Watch the other ranks, create the output folder, and find the newest checkpoint."""
+        """Watch the other ranks, create the output folder, and find the newest checkpoint.
+
+        Ends with 64, changing nothing, if another run is writing into the folder.
+        """
         self._accelerator = accelerator
         self._mesh = Mesh.of(accelerator)
         self._watch.join(accelerator, self._args.ddp_timeout)
+        self._end_if_folder_is_taken()
         found = gather_object([folder.find_problem(self._folder, self._args.dry_run)])
         problems = [problem for problem in found if problem]
         if problems:
             end_all_ranks(accelerator, Exit.CANNOT_WRITE, problems[0])
+        self._other_run = self._lock_folder()
+        self._end_if_folder_is_taken()
         self._hosts = check_hosts(accelerator, self._watch.hosts.hosts, self._args)
         self._find_checkpoint()
+
+    def _lock_folder(self) -> str | None:
+        """Lock the output folder, if it exists, on rank 0. Returns which other run has it."""
+        if self._args.dry_run or RANK != 0:
+            return None
+        return self._lock.take()
+
+    def _end_if_folder_is_taken(self) -> None:
+        """End all ranks with 64 if another run has the folder. They leave its status alone."""
+        problem = broadcast_object_list([self._other_run])[0]
+        if problem is not None:
+            self._status.open(None)
+            end_all_ranks(self._accelerator, Exit.USAGE, problem)
 
     def check_plan(self, total_steps: int, **identity: Any) -> None:
         """Compare this run's plan with the run that wrote the checkpoint.

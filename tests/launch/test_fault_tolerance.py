@@ -6,12 +6,15 @@ the one of step 7, meet their fault, are resumed by the same command, and have t
 lines of metrics.jsonl and final weights.
 """
 
+import os
 import shutil
 import signal
 
 import pytest
 
 from components.checkpoint import read_progress
+from components.folder_lock import NAME, FolderLock
+from components.status import HOST
 from exits import Exit
 from launching import starting_cold
 from proof.faults import Fault
@@ -100,6 +103,23 @@ def test_what_is_lost_is_computed_again(config, ranks, lab, tmp_path):
     whole = lab.uninterrupted(job, flags=SAVES)
     folder = lost_after(7, whole, tmp_path / "run")
     check(resume_and_compare(lab, folder, job, whole=whole))
+
+
+def test_a_second_run_in_the_folder_of_a_first_one_ends_and_changes_nothing(lab, tmp_path):
+    job = make_job("ddp")
+    whole = lab.uninterrupted(job, flags=SAVES)
+    folder = shutil.copytree(whole, tmp_path / "run")
+    (folder / "checkpoint-20.staging").mkdir()  # as while the first one saves
+    files = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    first = FolderLock(folder)
+    assert first.take() is None
+    second = lab.run(job, folder, flags=SAVES)
+    assert second.code == Exit.USAGE, second.output[-3000:]
+    assert f"process {os.getpid()} on {HOST} is writing there" in second.output
+    assert (folder / "checkpoint-20.staging").is_dir()
+    (folder / NAME).unlink()
+    files.pop(folder / NAME, None)
+    assert files == {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 def test_adapters_of_an_int8_base_go_on(lab, tmp_path):

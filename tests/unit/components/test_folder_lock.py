@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One output folder has one run at a time, and a run that was killed does not block the next."""
+
+import errno
+import fcntl
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from components import folder_lock
+from components.folder_lock import NAME, FolderLock
+from components.status import HOST
+
+RECIPES = Path(folder_lock.__file__).parents[1]
+HOLD = """
+import pathlib, sys
+sys.path.insert(0, sys.argv[1])
+from components.folder_lock import FolderLock
+lock = FolderLock(pathlib.Path(sys.argv[2]))
+print(lock.take(), flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def other_run(tmp_path):
+    """Another process that has the folder."""
+    command = [sys.executable, "-c", HOLD, RECIPES, tmp_path]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen([str(word) for word in command], text=True, **pipes) as process:
+        assert process.stdout.readline() == "None\n"
+        yield process
+        process.kill()
+
+
+def test_a_folder_that_another_run_has_is_refused_with_its_process(
+    other_run, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.setattr(folder_lock, "SECONDS_ON_THIS_HOST", 0.5)
+    problem = FolderLock(tmp_path).take()
+    assert f"the run of process {other_run.pid} on {HOST} is writing there" in problem
+    assert "choose another --output_dir" in problem
+    assert capsys.readouterr().out.startswith("waiting up to 0.5 s until the run of process")
+
+
+def test_the_folder_of_a_killed_run_is_free(other_run, tmp_path):
+    other_run.kill()
+    other_run.wait()
+    assert (tmp_path / NAME).is_file()
+    assert FolderLock(tmp_path).take() is None
+
+
+def test_a_run_that_is_ending_is_waited_for(other_run, tmp_path):
+    lock = FolderLock(tmp_path)
+    other_run.stdin.close()
+    assert lock.take() is None
+
+
+def test_a_host_that_may_be_lost_is_waited_for_longer(other_run, tmp_path, monkeypatch, capsys):
+    (tmp_path / NAME).write_text('{"host": "gone", "process": 7}')
+    monkeypatch.setattr(folder_lock, "SECONDS_ON_THIS_HOST", 0)
+    monkeypatch.setattr(folder_lock, "SECONDS_ON_ANOTHER_HOST", 0.5)
+    assert "process 7 on gone" in FolderLock(tmp_path).take()
+    assert "waiting up to 0.5 s" in capsys.readouterr().out
+
+
+def test_a_folder_that_is_not_there_yet_is_locked_once_it_is(tmp_path):
+    lock = FolderLock(tmp_path / "run")
+    assert lock.take() is None and not (tmp_path / "run").exists()
+    (tmp_path / "run").mkdir()
+    assert lock.take() is None and (tmp_path / "run" / NAME).is_file()
+
+
+def test_a_file_system_without_locks_locks_nothing(tmp_path, monkeypatch):
+    def refuse(*arguments):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "lockf", refuse)
+    assert FolderLock(tmp_path).take() is None
+
+
+def test_a_lock_that_names_nobody_is_still_a_lock(other_run, tmp_path, monkeypatch):
+    monkeypatch.setattr(folder_lock, "SECONDS_ON_THIS_HOST", 0)
+    (tmp_path / NAME).write_text("damaged")
+    assert ": another run is writing there" in FolderLock(tmp_path).take()
