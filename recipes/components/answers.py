@@ -27,6 +27,7 @@ from components.generation import generate
 from components.lines import Line
 from components.mesh import gather_rows
 from components.predictions import NUM_SHOWN, SHOWN_LETTERS, show_prediction, write_predictions
+from components.row_attention import heeding_masks
 from components.rows import TRUNCATED, Rows
 from components.run import Run
 from components.status import fail
@@ -280,7 +281,10 @@ class Predictor:
         unwrapped: Any = self._accelerator.unwrap_model(model)
         options = self._options(unwrapped)
         answers: list[tuple[int, list[int]]] = []
-        with attending_to_padded_rows(unwrapped):
+        with (
+            attending_to_padded_rows(unwrapped),
+            heeding_masks(self._accelerator, unwrapped),
+        ):
             for batch in self._run.interruptible(self._loader):
                 tokens = generate(self._accelerator, model, batch["inputs"], **options)
                 width = batch["inputs"]["input_ids"].shape[1]

@@ -79,6 +79,7 @@ FLAGS = (
 # fp32 rounds at 6e-8; sums of another order, over other parts, differ by a few times that
 BOUNDS = {"loss": 1e-6, "grad_norm": 1e-5, "learning_rate": 0.0, "weights": 1e-5}
 LOSS = 1e-6
+PREDICT = "--predict_with_generate --num_predictions 9 --generation_max_new_tokens 8".split()
 # An int8 base rounds its activations, and a last bit can tip one over
 INT8_LOSS = 1e-4
 # Files with times, or with the name of the folder
@@ -210,6 +211,15 @@ def test_a_mesh_gives_the_numbers_of_one_process(config, kind, finished, tiny_of
     assert json.loads((folder / "report.json").read_text())["verdict"] == "ok"
     if kind == "full":
         assert max(line["grad_norm"] for line in read_metrics(folder)[0]) > 0.5  # It was clipped
+
+
+@pytest.mark.parametrize("config", ["tp", "deepspeed_ulysses"])
+def test_ranks_that_share_rows_answer_as_one_process(config, finished):
+    """Prompts of different lengths are padded on the left, and each rank has them whole."""
+    ours, expected = (finished(name, flags=PREDICT) for name in (config, "single"))
+    for step in range(2, STEPS + 1, 2):
+        name = f"predictions-{step}.jsonl"
+        assert (ours / name).read_bytes() == (expected / name).read_bytes()
 
 
 @pytest.mark.parametrize(("config", "kind"), RUN_HERE)

@@ -31,6 +31,7 @@ from components.answers import (
 from components.chat_template import ChatTemplate
 from components.cli import parse_arguments
 from components.rows import Rows
+from fakes import fake_accelerator
 
 NO = -100
 TALK = [
@@ -187,9 +188,7 @@ def predictor_of(tokenizer, tmp_path, monkeypatch):
         words = ["--predict_with_generate", "--output_dir", str(tmp_path), *map(str, flags)]
         args = parse_arguments(llama.Arguments, words=words)
         run = SimpleNamespace(step=5, interruptible=iter)
-        accelerator = SimpleNamespace(
-            unwrap_model=lambda model: model, is_main_process=True, trackers=[]
-        )
+        accelerator = fake_accelerator(unwrap_model=lambda model: model, trackers=[])
 
         def loader(rows, collate, numbers):
             lines = [[number] for number in numbers]
