@@ -35,8 +35,8 @@ def find_changes(
 
     Args:
         before: arguments and identity of the checkpoint's run.
-        identity: rows_per_step, the rows per optimizer step over all ranks; and data, a hash of the
-            training rows.
+        identity: rows_per_step, the rows per optimizer step over all ranks; data, a hash of the
+            training rows; and with adapters base_weights, a hash of what they are added to.
     """
     now = vars(args) | dict(identity)
     changed = [name for name, value in now.items() if value != before.get(name, value)]

@@ -24,6 +24,7 @@ from safetensors.torch import load_file, save_file
 
 from components import checkpoint, folder, nonfinite, shuffling, upstream
 from components.arguments import CommonArguments, EvalOnStartArguments
+from components.base_files import fingerprint_of_weights
 from components.best import BestEvaluation, is_better, metric_name
 from components.changes import find_changes
 from components.deepspeed_state import master_weights
@@ -173,8 +174,8 @@ class Run:
     def check_plan(self, total_steps: int, **identity: Any) -> None:
         """Compare this run's plan with the run that wrote the checkpoint.
 
-        Ends with 64 if that run had other rows, batches or arguments, and with 0, writing nothing,
-        if it is done and none of `total_steps` is left.
+        Ends with 64 if that run had other rows, batches or arguments, or adapters of another base,
+        and with 0, writing nothing, if it is done and none of `total_steps` is left.
 
         Args:
             identity: `rows_per_step`, the rows of an optimizer step over all ranks, and `data`, a
@@ -182,6 +183,8 @@ class Run:
         """
         self._total_steps = total_steps
         self._identity = identity
+        if self._args.use_peft:  # The checkpoint has only the adapters.
+            self._identity["base_weights"] = self._fingerprint_of_base()
         if self._checkpoint is None:
             return
         changes = find_changes(
@@ -192,6 +195,14 @@ class Run:
         if changes.refusal:
             end_all_ranks(self._accelerator, Exit.USAGE, changes.refusal)
         self._end_if_done()
+
+    def _fingerprint_of_base(self) -> str | None:
+        """Return the fingerprint of the base model's weights, as rank 0 sees them."""
+        found = None
+        if self._accelerator.is_main_process:
+            args = self._args
+            found = fingerprint_of_weights(args.model_name_or_path, args.model_revision)
+        return broadcast_object_list([found])[0]
 
     def summarize(
         self,

@@ -28,7 +28,6 @@ from components.arguments import (
     LigerArguments,
     QuantizationArguments,
 )
-from components.base_files import fingerprint_of_weights
 from components.ending import conclude, end_all_ranks, leave_group
 from components.exits import Exit
 from components.launch_command import find_readable_launch
@@ -325,9 +324,6 @@ def write_run_json(
         "launch": launchers_variables(),
         "versions": versions(),
     }
-    if args.use_peft:  # Adapters are of use only with the weights that they were trained on
-        fingerprint = fingerprint_of_weights(args.model_name_or_path, args.model_revision)
-        run["base_weights"] = fingerprint
     Path(args.output_dir, folder.RUN).write_text(json.dumps(run, indent=2))
 
 

@@ -62,6 +62,8 @@ class Watch:
         self.hosts = HostWatch(self._status)
         self._output_dir = output_dir
         self._woken = -1
+        # torchrun, which ends its ranks unless it is killed
+        self._launcher = os.getppid() if "TORCHELASTIC_RUN_ID" in os.environ else None
         # On a GPU: the answer of the previous vote, which needs no waiting, and its event
         self._last_vote: tuple[torch.Tensor, torch.Event] | None = None
 
@@ -168,6 +170,8 @@ class Watch:
         while self._status.is_training:
             ready = wait([*self.peers, self._woken], SECONDS_BETWEEN_LOOKS)
             gone = [self.peers[descriptor] for descriptor in ready if descriptor in self.peers]
+            if self._launcher not in (None, os.getppid()):
+                self._stop_without_launcher()
             if self._woken in ready and not gone:
                 self._take_signal_for_main_thread()
             hangs = time.monotonic() - self.sign_of_life > timeout
@@ -176,6 +180,17 @@ class Watch:
             lost = self.hosts.lost()
             if lost or self.hosts.report:
                 self._end_with_other_hosts(lost)
+
+    def _stop_without_launcher(self) -> None:
+        """Request a stop once the launcher was killed.
+
+        This rank would continue, and hold the device and the folder that the next call needs.
+        """
+        print(
+            f"error: the launcher (process {self._launcher}) is gone", file=sys.stderr, flush=True
+        )
+        self._launcher = None
+        self.on_signal(signal.SIGTERM, None)
 
     def _take_signal_for_main_thread(self) -> None:
         """Handle a signal while the main thread is in C++, where Python runs no handlers."""

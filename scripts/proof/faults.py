@@ -16,7 +16,7 @@ It happens on `rank`, by default on all. `do`:
 
     SIGTERM, SIGKILL, SIGSTOP, ...   the rank sends this signal to itself before the call; with
                                      `group` to its whole process group, as torchrun, a terminal and
-                                     some schedulers do
+                                     some schedulers do; with `launcher` to what has started it
     wait, with `file`, `seconds`     make the file and sleep, until it is removed at the latest
     nan, inf                         the call returns its result times this
     inf gradient                     its result has an infinite gradient
@@ -80,6 +80,7 @@ class Fault:
     after: bool = False
     lasting: bool = False
     group: bool = False
+    launcher: bool = False
     file: str | Path = ""
     seconds: float = 0
     change: int = 0
@@ -208,11 +209,13 @@ def wait(path: str | Path, seconds: float) -> None:
             time.sleep(0.05)
 
 
-def send_signal(name: str, to_group: bool) -> None:
-    """Send a signal to this process, or to its process group."""
-    number = getattr(signal, name)
-    if to_group:
+def send_signal(fault: Fault) -> None:
+    """Send the signal of a fault to this process, to its process group, or to its launcher."""
+    number = getattr(signal, fault.do)
+    if fault.group:
         os.killpg(os.getpid(), number)
+    elif fault.launcher:
+        os.kill(os.getppid(), number)
     else:
         os.kill(os.getpid(), number)
 
@@ -288,7 +291,7 @@ class PlantedFault:
         elif fault.do == "wait":
             wait(fault.file, fault.seconds)
         elif fault.do.startswith("SIG"):
-            send_signal(fault.do, fault.group)
+            send_signal(fault)
 
     def record_rows(self, arguments: tuple) -> None:
         """Append the step and the rows of a training batch to the rank's file."""

@@ -19,7 +19,7 @@ from exits import Exit
 from launching import starting_cold
 from proof.faults import Fault
 from proof.trials import nonfinite, signals, writes
-from proof.trials.dead_ranks import Place, kill_a_rank, stop_a_rank
+from proof.trials.dead_ranks import Place, kill_a_rank, kill_the_launcher, stop_a_rank
 from proof.trials.lab import Lab
 from proof.trials.outcome import (
     difference_in_loss,
@@ -134,6 +134,13 @@ def test_a_signal_to_one_rank_in_evaluation_stops_all_and_saves(lab, tmp_path):
     whole = lab.uninterrupted(job, flags=SAVES)
     folder = lost_after(7, whole, tmp_path / "run")
     check(signals.stop_by_signal(lab, folder, job, "SIGTERM", 1, "evaluation", whole))
+
+
+@pytest.mark.cold("a warm process has another parent")
+def test_ranks_whose_launcher_is_killed_save_and_stop(lab, tmp_path):
+    job = make_job("ddp")
+    whole = lab.uninterrupted(job, flags=SAVES)
+    check(kill_the_launcher(lab, tmp_path / "run", job, SAVES, whole))
 
 
 def test_a_stopped_rank_ends_all_with_their_stacks(lab, tmp_path):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""If a rank is killed, or hangs, all ranks end within seconds and say why."""
+"""If a rank or the launcher is killed, or a rank hangs, all ranks end within seconds and say why."""
 
 import itertools
 import os
@@ -11,7 +11,7 @@ from pathlib import Path
 from proof.faults import Fault
 from proof.jobs import Run
 from proof.trials.lab import TIMEOUT, Lab, Launch
-from proof.trials.outcome import status_of
+from proof.trials.outcome import resume_and_compare, status_of
 from proof.trials.processes import is_gone, ranks_of, state_of
 from proof.trials.trial import Group, Result, Trial, make_job
 
@@ -67,14 +67,45 @@ def stop_a_rank(lab: Lab, folder: Path, job: Run, rank: int, place: Place) -> Re
     return ended_with_reason(launch, why, seconds, stacks=job.ranks)
 
 
+def kill_the_launcher(
+    lab: Lab, folder: Path, job: Run, flags: tuple = (), whole: Path | None = None
+) -> Result:
+    """kill -9 of the launcher: the ranks save and stop, and the same command continues the run.
+
+    Args:
+        whole: the run to compare with, if it is not that of the lab.
+    """
+    fault = Fault("SIGKILL", "summed_loss", rank=0, step=7, launcher=True)
+    launch = lab.start(job, folder, [fault], flags)
+    processes = wait_for_ranks(launch, job.ranks)
+    while launch.is_running():
+        time.sleep(0.01)
+    seconds = seconds_until_gone(processes)
+    ended = launch.kill()
+    status = status_of(folder)
+    wrong = ""
+    if seconds > MOST_SECONDS or status["state"] != "stopped":
+        wrong = f"after {seconds} s {status}: {ended.output[-2500:]}"
+    if "the launcher (process " not in ended.output:
+        wrong += f" no rank named the launcher: {ended.output[-2500:]}"
+    result = resume_and_compare(lab, folder, job, wrong, flags=flags, whole=whole)
+    return Result(result.ok and not wrong, seconds, result.note or wrong)
+
+
 def wait_for_loss(launch: Launch, ranks: int, lost: int) -> dict[int, int]:
     """Wait until a rank is killed or stopped; return {rank: process id} of all."""
+    processes = wait_for_ranks(launch, ranks)
+    while launch.is_running() and state_of(processes[lost]) not in "ZTX":
+        time.sleep(0.01)
+    return processes
+
+
+def wait_for_ranks(launch: Launch, ranks: int) -> dict[int, int]:
+    """Wait until all ranks have started; return {rank: process id}."""
     processes = {}
     while len(processes) < ranks and launch.is_running():
         processes = ranks_of(launch.folder)
         time.sleep(0.05)
-    while launch.is_running() and state_of(processes[lost]) not in "ZTX":
-        time.sleep(0.01)
     return processes
 
 
@@ -118,6 +149,8 @@ def trials() -> list[Trial]:
         job = make_job(config, ranks)
         for rank in range(ranks):
             found += kills_of(job, rank)
+        attempt = partial(kill_the_launcher, job=job)
+        found.append(Trial("kill -9 of the launcher", f"{config}, {ranks} ranks", attempt))
         for rank in (0, ranks - 1):
             attempt = partial(stop_a_rank, job=job, rank=rank, place=TRAINING)
             detail = f"{config}, rank {rank} of {ranks}"

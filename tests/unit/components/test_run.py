@@ -4,6 +4,7 @@
 import dataclasses
 import importlib
 import json
+import shutil
 import sys
 import time
 from types import SimpleNamespace
@@ -11,6 +12,7 @@ from types import SimpleNamespace
 import pytest
 
 from components import shuffling
+from components.base_files import fingerprint_of_weights
 from components.cli import may_change
 from components.ending import end_all_ranks
 from components.run import describe_maker
@@ -116,6 +118,19 @@ class TestChanges:
         with pytest.raises(SystemExit, match="64"):
             run.check_plan(9, rows_per_step=7, data="abc")
         assert fix in capsys.readouterr().err
+
+    def test_adapters_of_another_base_are_refused(self, arguments, resumed, tiny, tmp_path, capsys):
+        base = shutil.copytree(tiny / "model", tmp_path / "base")
+        arguments.use_peft = True
+        arguments.model_name_or_path = str(base)
+        recorded = fingerprint_of_weights(str(tiny / "model"), "main")
+        run = resumed(3, vars(arguments) | FACTS | {"base_weights": recorded})
+        run.check_plan(9, **FACTS)
+        assert run._identity["base_weights"] == recorded is not None
+        (base / "model.safetensors").write_bytes(b"other weights")
+        with pytest.raises(SystemExit, match="64"):
+            run.check_plan(9, **FACTS)
+        assert "--allow_change base_weights" in capsys.readouterr().err
 
     def test_a_checkpoint_keeps_the_order_of_rows_that_its_run_began_with(self, arguments, resumed):
         run = resumed(3, {})

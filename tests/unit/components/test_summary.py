@@ -12,7 +12,6 @@ from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, MixtralConfig
 
 from components import launch_command, summary
-from components.base_files import fingerprint_of_weights
 from components.status import process_status
 from components.strategy import Strategy
 from components.summary import (
@@ -264,12 +263,6 @@ class TestRunJson:
         assert run["launch"]["FSDP_VERSION"] == "2"
         assert not {"ACCELERATE_API_TOKEN", "HOME_OF"} & set(run["launch"])
         assert run["versions"]["torch"] == torch.__version__
-
-    def test_a_run_of_adapters_records_the_weights_of_its_base(self, start, tiny, tmp_path):
-        start(LLAMA, ["--use_peft", "--model_name_or_path", str(tiny / "model")])
-        run = json.loads((tmp_path / "run.json").read_text())
-        expected = fingerprint_of_weights(str(tiny / "model"), "main")
-        assert run["base_weights"] == expected is not None
 
     def test_only_the_main_process_writes_and_prints(self, tmp_path, capsys):
         args = language_model_arguments("--output_dir", str(tmp_path))

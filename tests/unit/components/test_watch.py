@@ -39,6 +39,26 @@ def test_a_rank_in_a_container_of_its_own_does_not_stop_the_others(become_rank, 
     assert [*ours.peers.values()] == [(2, os.getppid())]
 
 
+@pytest.mark.parametrize("has_launcher", [True, False], ids=["launched", "started by hand"])
+def test_a_rank_whose_launcher_is_gone_asks_for_a_stop(has_launcher, monkeypatch, capsys):
+    if has_launcher:
+        monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
+    else:
+        monkeypatch.delenv("TORCHELASTIC_RUN_ID", raising=False)
+    ours = Watch("runs/llama")
+    ours.take_signals()
+    status = process_status()
+    status.state = "running"
+    launcher = os.getppid()
+    monkeypatch.setattr(watch.os, "getppid", lambda: 1)
+    look_once = iter([True, False])
+    monkeypatch.setattr(type(status), "is_training", property(lambda _: next(look_once)))
+    ours._look_after_ranks(timeout=60)
+    assert ours.stop_requested == has_launcher
+    told = f"error: the launcher (process {launcher}) is gone\n"
+    assert capsys.readouterr().err == (told if has_launcher else "")
+
+
 @pytest.mark.parametrize(("restarts", "is_killed"), [("0", True), ("100", False)])
 def test_a_blocked_launcher_is_killed_unless_it_may_restart(restarts, is_killed, monkeypatch):
     launcher = subprocess.Popen(["sleep", "60"])
