@@ -3,6 +3,8 @@
 
     URL/checkpoint-STEP-HASH/    the files of OUTPUT_DIR/checkpoint-STEP; HASH is of its manifest
     URL/FILE                     every other file of OUTPUT_DIR
+    URL/weights.sha256           what the weights of the result are to be, as sha256sum writes it
+    URL/.run_id                  which run this is the copy of, as in OUTPUT_DIR/.run_id
 
 An object store cannot rename, but an object is there as a whole or not at all. So nothing that a
 checkpoint is made of is ever overwritten: the manifest is uploaded last and makes the checkpoint
@@ -23,10 +25,12 @@ fsspec (https://filesystem-spec.readthedocs.io) speaks to the store, with the cr
 store's own tools use.
 """
 
+import hashlib
 import json
 import re
 import shutil
 import sys
+import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
@@ -65,6 +69,12 @@ NO_CREDENTIALS = ("DefaultCredentialsError", "NoCredentialsError", "PartialCrede
 FILES_AT_ONCE = 4
 FETCHED = ".fetched"  # Ends the name of what is being fetched, a checkpoint's folder or a file
 WRITE_TEST = ".write_test"
+RUN_ID = ".run_id"
+CHECKSUMS = "weights.sha256"
+
+
+class OtherRunError(Exception):
+    """The store has the copy of another run."""
 
 
 @dataclass(frozen=True)
@@ -119,13 +129,14 @@ class ObjectStore:
         self._folder = output_dir
         self._uploader = ThreadPoolExecutor(1, "uploader")
         self._uploads: list[Upload] = []  # One that is under way, and one that waits
+        self._damages: dict[str, str] = {}  # of checkpoints in the store, by their names
 
     # ---- At the start ----
     def begin(self, dry_run: bool) -> None:
         """Check that the store can be used, and bring what an earlier call has left there.
 
         A folder without a run gets the files that say how far the run is. Ends with 64, 69 or 73
-        if the store cannot be used.
+        if the store cannot be used, or has the copy of another run.
 
         Args:
             dry_run: only look whether the store answers, and write nothing.
@@ -138,14 +149,49 @@ class ObjectStore:
             self._files.rm_file(self._path(WRITE_TEST))
             if not folder.is_of_a_run(self._folder):
                 self._bring(include_weights=False)
+            self._claim()
         except Exception as error:  # Each store has a client with errors of its own.
             fail(*self.describe(error))
+
+    def _claim(self) -> None:
+        """Note in the store, and in the folder, which run the copy is of.
+
+        Raises:
+            OtherRunError: if it is of another one.
+        """
+        stored = self._stored_run()
+        file = self._folder / RUN_ID
+        if file.is_file():
+            self._check_run()
+        else:
+            write_file(file, stored or uuid.uuid4().hex)
+        if stored is None:
+            self._put_content(file.read_bytes(), self._path(RUN_ID))
+
+    def _stored_run(self) -> str | None:
+        """Return the id of the run in the store, None if it has none yet."""
+        path = self._path(RUN_ID)
+        if path not in self._list(self._root):
+            return None
+        return self._files.cat_file(path).decode()
+
+    def _check_run(self) -> None:
+        """Raise OtherRunError if the store has the copy of another run than the folder's.
+
+        Two runs that begin at the same time both find an empty store. The later one has it then,
+        and the other one notices that with its next upload.
+        """
+        file = self._folder / RUN_ID
+        stored = self._stored_run()
+        if file.is_file() and stored not in (None, file.read_text()):
+            raise OtherRunError(f"has the copy of another run than {self._folder}: choose another")
 
     def bring_newest(self, requested: str) -> StoredCheckpoint | None:
         """Fetch the newest checkpoint if it is further than those of the folder, and return it.
 
-        It is not fetched if a certain one is requested. If the run in the store is further, or is
-        done, the folder gets its files too. Ends with 65, 69 or 73 if that is not possible.
+        It is not fetched if a certain one is requested. One that is damaged is passed over with a
+        warning. If the run in the store is further, or is done, the folder gets its files too. Ends
+        with 65, 69 or 73 if that is not possible.
         """
         for left in self._folder.glob(f"checkpoint-*{FETCHED}"):  # from fetches that were killed
             shutil.rmtree(left, ignore_errors=True)
@@ -160,9 +206,11 @@ class ObjectStore:
                 self._bring(include_weights=True)
         except Exception as error:
             fail(*self.describe(error))
-        if stored is not None and is_further:
-            self.fetch(stored)
-        return stored
+        if stored is None or not is_further:
+            return stored
+        if self._fetch_newest(here) is None and here == 0:
+            fail(Exit.DATA, self._describe_damage(stored))
+        return self.newest()
 
     def choose_checkpoint(
         self,
@@ -195,13 +243,21 @@ class ObjectStore:
                 f"--resume_from_checkpoint {requested}: {self.url} has {stored.name} of a run that "
                 "went further: continue from that with auto, or choose another --output_url",
             )
-        fetched = self.fetch(stored)  # The newest of the folder was damaged.
+        fetched = self._fetch_newest(step)  # The newest of the folder was damaged.
+        if fetched is None:
+            return found
         self._fetch_best(checkpoint.read_progress(fetched))
         return fetched
 
     def newest(self) -> StoredCheckpoint | None:
-        """Return the complete checkpoint of the latest step; of two of one step, the later."""
-        complete = self._complete_checkpoints()
+        """Return the complete checkpoint of the latest step; of two of one step, the later.
+
+        Those that were found damaged are left out.
+        """
+        complete = []
+        for path in self._complete_checkpoints():
+            if PurePosixPath(path).name not in self._damages:
+                complete.append(path)
         if not complete:
             return None
         return self._latest_of_step(max(map(step_of, complete)), complete)
@@ -244,13 +300,29 @@ class ObjectStore:
             stored = self._latest_of_step(best["step"], self._complete_checkpoints())
         except Exception as error:
             fail(*self.describe(error))
-        if stored is not None:
-            self.fetch(stored)
+        if stored is not None and self.fetch(stored) is None:
+            fail(Exit.DATA, self._describe_damage(stored))
 
-    def fetch(self, stored: StoredCheckpoint) -> Path:
+    def _fetch_newest(self, step: int) -> Path | None:
+        """Fetch the newest whole checkpoint after a step, and return its folder; None without one.
+
+        Ends as `fetch` does.
+        """
+        while True:
+            try:
+                stored = self.newest()
+            except Exception as error:
+                fail(*self.describe(error))
+            if stored is None or stored.step <= step:
+                return None
+            fetched = self.fetch(stored)
+            if fetched is not None:
+                return fetched
+
+    def fetch(self, stored: StoredCheckpoint) -> Path | None:
         """Copy a checkpoint into the output folder, and return its folder there.
 
-        Ends with 65, 69 or 73 if that is not possible.
+        Returns None, with a warning, if it is damaged. Ends with 69 or 73 if it cannot be copied.
         """
         print(f"Fetching {stored.name} from {self.url}", flush=True)
         final = self._folder / f"checkpoint-{stored.step}"
@@ -262,17 +334,24 @@ class ObjectStore:
             fail(*self.describe(error))
         damage = checkpoint.find_damage(fetched)
         if damage is not None:
-            fail(
-                Exit.DATA,
-                f"{self.url}/{stored.name} cannot be trusted: {damage}: delete it to continue "
-                "without it",
-            )
+            self._damages[stored.name] = damage
+            print(f"warning: {self._describe_damage(stored)}", file=sys.stderr, flush=True)
+            shutil.rmtree(fetched)
+            return None
         checkpoint.flush(fetched)
         fetched.rename(final)
         checkpoint.flush(self._folder)
         newest = max(checkpoint.checkpoints_in(self._folder))
         write_file(self._folder / folder.LATEST, f"checkpoint-{newest}")
         return final
+
+    def _describe_damage(self, stored: StoredCheckpoint) -> str:
+        """Return what is wrong with a checkpoint in the store that was found damaged."""
+        damage = self._damages[stored.name]
+        return (
+            f"{self.url}/{stored.name} cannot be trusted: {damage}: delete it to continue without "
+            "it"
+        )
 
     # ---- During training ----
     def start_upload(self, path: Path, limit: int, kept_step: int | None = None) -> None:
@@ -330,10 +409,13 @@ class ObjectStore:
             The exit code for the failure and why, or None.
         """
         try:
+            self._check_run()
             if self._has_same(folder.STATUS):
                 return None
             self._delete_replaced()
-            for file in sorted(self._own_files(), key=lambda file: order_of_result(file.name)):
+            files = sorted(self._own_files(), key=lambda file: order_of_result(file.name))
+            self._put_content(checksums_of(files).encode(), self._path(CHECKSUMS))
+            for file in files:
                 self._put(file, self._path(file.name))
         except Exception as error:
             return self.describe(error)
@@ -350,7 +432,7 @@ class ObjectStore:
         own = {file.name for file in self._own_files()}
         names = {PurePosixPath(path).name for path in self._list(self._root)}
         old_weights = {name for name in names if is_weights(name)} - own
-        for name in (folder.STATUS, folder.INDEX, *sorted(old_weights)):
+        for name in (folder.STATUS, CHECKSUMS, folder.INDEX, *sorted(old_weights)):
             if name in names:
                 self._files.rm_file(self._path(name))
 
@@ -374,7 +456,8 @@ class ObjectStore:
         self._upload_small_files()
         manifest = (path / folder.MANIFEST).read_bytes()
         place = self._path(f"{path.name}-{xxhash.xxh3_64_hexdigest(manifest)}")
-        if not self._has_manifest(place):
+        is_there = self._has_manifest(place)
+        if not is_there or PurePosixPath(place).name in self._damages:
             for name in sorted(json.loads(manifest)):
                 self._put(path / name, f"{place}/{name}")
             if (path / folder.MANIFEST).read_bytes() != manifest:
@@ -384,6 +467,7 @@ class ObjectStore:
 
     def _upload_small_files(self) -> None:
         """Upload the files beside the checkpoints, without weights."""
+        self._check_run()
         for file in self._own_files():
             if not is_weights(file.name):
                 self._put(file, self._path(file.name))
@@ -460,9 +544,30 @@ class ObjectStore:
             name = PurePosixPath(path).name
             is_wanted = include_weights or not is_weights(name)
             is_missing = replace or not (self._folder / name).exists()
-            if is_wanted and is_missing and self._files.isfile(path):
+            is_about_copy = name in (CHECKSUMS, RUN_ID)
+            if is_wanted and is_missing and not is_about_copy and self._files.isfile(path):
                 wanted.append(path)
         self._get(wanted, self._folder)
+        if include_weights:
+            self._remove_damaged_weights()
+
+    def _remove_damaged_weights(self) -> None:
+        """Remove weights that are not what the store says of them, with a warning.
+
+        The run then makes its result again from its last checkpoint.
+        """
+        path = self._path(CHECKSUMS)
+        if path not in self._list(self._root):  # Older versions did not upload it.
+            return
+        for line in self._files.cat_file(path).decode().splitlines():
+            digest, _, name = line.partition("  ")
+            file = self._folder / name
+            if file.is_file() and sha256_of(file) != digest:
+                file.unlink()
+                problem = (
+                    f"{self.url}/{name} cannot be trusted: its SHA-256 differs: it is left out"
+                )
+                print(f"warning: {problem}", file=sys.stderr, flush=True)
 
     def _get(self, paths: Sequence[str], into: Path) -> None:
         """Fetch files into a folder, some at a time. Raises as `_get_file` does."""
@@ -523,6 +628,8 @@ class ObjectStore:
 
     def describe(self, error: BaseException) -> tuple[Exit, str]:
         """Return why an operation on the store failed, in words, and the exit code for that."""
+        if isinstance(error, OtherRunError):
+            return Exit.USAGE, f"--output_url {self.url}: {error}"
         kind = type(error).__name__
         problem = f"--output_url {self.url}: "
         if kind in OUT_OF_REACH or isinstance(error, ConnectionError | TimeoutError):
@@ -535,6 +642,21 @@ class ObjectStore:
             # The store's own words say whether that is a bucket or an object.
             return Exit.CANNOT_WRITE, f"{problem}not found: {error}"
         return Exit.CANNOT_WRITE, f"{problem}{kind}: {error}"
+
+
+def checksums_of(files: Iterable[Path]) -> str:
+    """Return the SHA-256 of each file with weights, a line each, as sha256sum writes them."""
+    lines = []
+    for file in files:
+        if is_weights(file.name):
+            lines.append(f"{sha256_of(file)}  {file.name}\n")
+    return "".join(lines)
+
+
+def sha256_of(file: Path) -> str:
+    """Return the SHA-256 of a file, in hexadecimal digits."""
+    with open(file, "rb") as content:
+        return hashlib.file_digest(content, "sha256").hexdigest()
 
 
 def step_of(path: str) -> int:

@@ -27,7 +27,6 @@ LEFT_OUT = (
     "nonfinite_rows.jsonl",
     "metrics.jsonl",
     "status.json",
-    ".run.lock",
     "run.json",  # It has the paths of this machine; copies.public_record is pushed instead.
     "optimizer*",
     "scheduler*",

@@ -16,7 +16,13 @@ import pytest
 
 from components.checkpoint import find_damage
 from components.folder import MANIFEST, has_result
-from components.object_store import FILES_AT_ONCE, ObjectStore, find_url_problem
+from components.object_store import (
+    CHECKSUMS,
+    FILES_AT_ONCE,
+    RUN_ID,
+    ObjectStore,
+    find_url_problem,
+)
 from proof.damage import make_checkpoint
 
 pytestmark = pytest.mark.usefixtures("new_process")
@@ -128,6 +134,30 @@ class TestContinuing:
             choose(store, "auto")
         assert "cannot be trusted: progress.json has 1 bytes" in capsys.readouterr().err
 
+    def test_a_damaged_one_in_the_store_is_passed_over_for_one_before_it(
+        self, store, files, tmp_path, capsys
+    ):
+        for step in (3, 5):
+            upload(store, make_checkpoint(tmp_path, step))
+            shutil.rmtree(tmp_path / f"checkpoint-{step}")
+        damaged = store.newest()
+        progress = files.cat_file(f"{damaged.path}/progress.json")
+        files.pipe_file(f"{damaged.path}/progress.json", b"{")
+        assert choose(store, "auto") == tmp_path / "checkpoint-3"
+        assert f"warning: {URL}/{damaged.name} cannot be trusted" in capsys.readouterr().err
+        upload(store, make_checkpoint(tmp_path, 5))  # with the same bytes as before the damage
+        assert files.cat_file(f"{damaged.path}/progress.json") == progress
+
+    def test_a_damaged_result_in_the_store_is_left_out(self, store, files, tmp_path, capsys):
+        (tmp_path / "model.safetensors").write_text("weights")
+        (tmp_path / "status.json").write_text('{"state": "done"}')
+        assert store.upload_result() is None
+        files.pipe_file(f"{store._root}/model.safetensors", b"Weights")
+        (tmp_path / "model.safetensors").unlink()
+        choose(store, "auto")
+        assert not (tmp_path / "model.safetensors").exists()
+        assert "model.safetensors cannot be trusted" in capsys.readouterr().err
+
     def test_starting_over_beside_later_checkpoints_is_refused(self, store, tmp_path, capsys):
         made = make_checkpoint(tmp_path, 5)
         upload(store, made)
@@ -211,7 +241,8 @@ class TestContinuing:
         for name in now:
             (tmp_path / name).write_text("{}")
         assert store.upload_result() is None
-        assert {PurePosixPath(path).name for path in files.ls(store._root, detail=False)} == now
+        there = {PurePosixPath(path).name for path in files.ls(store._root, detail=False)}
+        assert there == now | {CHECKSUMS}
 
     def test_an_upload_that_is_cut_leaves_no_mixture_of_two_results(
         self, store, files, tmp_path, monkeypatch
@@ -236,6 +267,31 @@ class TestContinuing:
                 assert len({(fetched / name).read_text() for name in names}) == 1
             cut_at += 1
         assert cut_at > 5  # what is deleted, two shards, index and status
+
+
+class TestTwoRuns:
+    def test_the_copy_of_another_run_is_refused(self, files, tmp_path, capsys):
+        folders = [tmp_path / name for name in ("first", "second", "returned")]
+        ObjectStore(URL, folders[0]).begin(dry_run=False)
+        ObjectStore("memory://bucket/other", folders[1]).begin(dry_run=False)
+        with pytest.raises(SystemExit, match="64"):
+            ObjectStore(URL, folders[1]).begin(dry_run=False)
+        assert "has the copy of another run" in capsys.readouterr().err
+        ObjectStore(URL, folders[0]).begin(dry_run=False)
+        ObjectStore(URL, folders[2]).begin(dry_run=False)  # A new folder continues the run.
+
+    def test_a_run_that_began_at_the_same_time_overwrites_nothing(self, files, tmp_path, capsys):
+        folders = [tmp_path / name for name in ("first", "second")]
+        first, second = (ObjectStore(URL, folder) for folder in folders)
+        first.begin(dry_run=False)
+        files.rm_file(f"{first._root}/{RUN_ID}")  # The second one looked before it was there.
+        second.begin(dry_run=False)
+        upload(second, make_checkpoint(folders[1], 3))
+        upload(first, make_checkpoint(folders[0], 5))
+        assert "checkpoint-5 is only in" in capsys.readouterr().err
+        code, problem = first.upload_result()
+        assert code == 64 and "has the copy of another run" in problem
+        assert stored_steps(second) == [3]
 
 
 class TestLongUploads:
