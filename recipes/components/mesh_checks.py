@@ -224,7 +224,21 @@ def find_misfits_of_config(config: Any, mesh: Mesh) -> Iterator[str]:
         return
     for kind in ("tp", "sp"):
         yield from find_indivisible_sizes(config, kind, getattr(mesh, kind))
+    if mesh.cp * mesh.sp > 1 and not attends_by_sdpa(config):
+        kind, yaml = "cp", "fsdp2_full_shard.yaml"
+        if mesh.sp > 1:
+            kind, yaml = "sp", "deepspeed_zero3.yaml"
+        yield (
+            f"a {config.model_type} model does not attend by transformers' sdpa, in whose place "
+            f"ranks that share rows exchange their parts: set {kind}_size to 1, or use {yaml}"
+        )
+        return
     others = attention_other_than_full(config)
+    if mesh.sp > 1 and not has_separate_heads(config):
+        yield (
+            f"sequence parallelism exchanges whole heads, which a {config.model_type} model does "
+            "not name: set sp_size to 1, or use deepspeed_zero3.yaml"
+        )
     if mesh.cp > 1 and others:
         yield (
             "the ring of context parallelism knows only full attention, and this model has "
@@ -264,6 +278,30 @@ def largest_common_size(config: Any, names: list[str], size: int) -> int:
         if all(number % smaller == 0 for number in numbers):
             return smaller
     return 1
+
+
+def attends_by_sdpa(config: Any) -> bool:
+    """Return whether all attention of a causal language model is transformers' sdpa.
+
+    Models that compute it themselves, with biases for example, would see only the tokens of their
+    own rank, without an error. Of classes that transformers does not have, nothing is known.
+    """
+    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
+
+    model_class: Any = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
+    if model_class is None:
+        return True
+    return model_class._supports_attention_backend and model_class._supports_sdpa
+
+
+def has_separate_heads(config: Any) -> bool:
+    """Return whether queries, keys and values have the heads that DeepSpeed-Ulysses exchanges.
+
+    It reads the number of key-value heads from the config, and takes all heads to be of one size,
+    unlike those of latent attention (DeepSeek's MLA).
+    """
+    is_latent = getattr(config, "kv_lora_rank", None) is not None
+    return getattr(config, "num_key_value_heads", None) is not None and not is_latent
 
 
 def attention_other_than_full(config: Any) -> list[str]:

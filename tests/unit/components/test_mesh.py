@@ -7,7 +7,18 @@ from unittest import mock
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, MistralConfig
+from transformers import (
+    AutoModelForCausalLM,
+    BloomConfig,
+    DeepseekV3Config,
+    Gemma2Config,
+    GPT2Config,
+    GPTJConfig,
+    LlamaConfig,
+    MistralConfig,
+    MixtralConfig,
+    Qwen3Config,
+)
 
 import llama
 from components import mesh, mesh_checks, upstream
@@ -142,6 +153,29 @@ def test_the_size_of_pipelines_is_known_with_and_without_sizes_in_the_yaml(sizes
 
 
 # ---- Refusals ----
+@pytest.mark.parametrize("config", [GPT2Config, DeepseekV3Config])
+def test_heads_that_cannot_be_exchanged_are_refused_under_sequence_parallelism(config):
+    (problem,) = mesh_checks.find_misfits_of_config(config(), mesh.Mesh(sp=2))
+    assert "exchanges whole heads" in problem and "set sp_size to 1" in problem
+
+
+@pytest.mark.parametrize("kind", ["cp", "sp"])
+@pytest.mark.parametrize(
+    ("config", "fits"),
+    [
+        (LlamaConfig, True),
+        (Qwen3Config, True),
+        (MixtralConfig, True),
+        (GPTJConfig, False),  # has attention of its own
+        (BloomConfig, False),  # adds biases to scores
+        (Gemma2Config, False),  # caps scores
+    ],
+)
+def test_attention_of_a_models_own_is_refused_where_rows_are_shared(config, fits, kind):
+    problems = [*mesh_checks.find_misfits_of_config(config(), mesh.Mesh(**{kind: 2}))]
+    assert any(f"set {kind}_size to 1" in problem for problem in problems) != fits
+
+
 @pytest.mark.parametrize("kind", ["cp", "sp"])
 def test_a_window_is_refused_where_masks_are_dropped(kind):
     config = MistralConfig(num_attention_heads=4, num_key_value_heads=4, sliding_window=8)
