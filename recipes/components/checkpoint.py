@@ -48,6 +48,9 @@ PROGRESS = "progress.json"
 REPLACED = ".replaced"  # Ends the name of a folder whose checkpoint another one replaces
 STAGING = ".staging"  # Ends the name of a checkpoint that is being written
 NAME = re.compile(r"checkpoint-([0-9]{1,18})")
+# It can only be read by setting it, which is not safe while other threads make files.
+UMASK = os.umask(0o077)
+os.umask(UMASK)
 # What reading a damaged file raises
 UNREADABLE = (
     OSError,
@@ -278,6 +281,7 @@ def write_part(file: Path, state: Mapping[str, torch.Tensor]) -> dict[str, Any]:
         OSError, SafetensorError: if it cannot be written.
     """
     save_file(dict(state), file)
+    give_usual_mode(file)
     flush(file)
     return facts_of(file)
 
@@ -386,6 +390,14 @@ def staging_folder(folder: Path, step: int) -> Path:
 def size_of_state(state: Mapping[str, torch.Tensor]) -> int:
     """Return the number of bytes of all tensors."""
     return sum(tensor.nbytes for tensor in state.values())
+
+
+def give_usual_mode(file: Path) -> None:
+    """Let others read a file that safetensors has written, as far as the umask lets them.
+
+    safetensors writes into a temporary file, which only its owner may read.
+    """
+    file.chmod(0o666 & ~UMASK)
 
 
 def flush(path: Path | str) -> None:

@@ -115,7 +115,9 @@ def list_stop_tokens(model: Any, tokenizer: Any, stop_tokens: Collection[int]) -
         return
     listed = add_stop_tokens(model, stop_tokens)
     if listed is not None:
-        names = ", ".join(tokenizer.convert_ids_to_tokens(listed))
+        # A model may list a token that its tokenizer does not have.
+        tokens = tokenizer.convert_ids_to_tokens(listed)
+        names = ", ".join(token or "unknown" for token in tokens)
         print(
             f"generation_config.json: the base did not list every token that ends an answer; "
             f"eos_token_id is now {listed} ({names})"

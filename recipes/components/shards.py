@@ -27,7 +27,7 @@ from safetensors.torch import save_file
 from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import WeightConverter, revert_weight_conversion
 
-from components.checkpoint import flush
+from components.checkpoint import flush, give_usual_mode
 from components.deepspeed_state import clean_name, zero3_weight_entries
 from components.folder import INDEX, SINGLE
 from components.fsdp1_state import fsdp1_weight_entries, is_fsdp1
@@ -287,6 +287,7 @@ def write_files(
     try:
         for file, names in files.items():
             save_file({name: share[name] for name in names}, staging / file, {"format": "pt"})
+            give_usual_mode(staging / file)
             flush(staging / file)
     except (OSError, SafetensorError) as error:
         problem = str(error)
@@ -315,6 +316,8 @@ def complete(
     try:
         rest.mkdir()
         write_rest(rest)
+        for weights in rest.glob("*.safetensors"):  # of adapters
+            give_usual_mode(weights)
         if len(files) > 1:
             write_file(staging / INDEX, index_of(files, reports))
     except Exception as error:  # The tokenizers package raises no other kind if the disk is full.

@@ -37,7 +37,7 @@ class Processor:
         Path(folder, "tokenizer.json").write_text("{}")
 
     def convert_ids_to_tokens(self, ids):
-        return [f"<{number}>" for number in ids]
+        return [f"<{number}>" if number < SHAPE["vocab_size"] else None for number in ids]
 
 
 def model_of(tied=False):
@@ -103,6 +103,13 @@ def test_of_adapters_only_they_are_exported_and_peft_loads_them(tmp_path):
     assert_same_weights(model, PeftModel.from_pretrained(model_of(), tmp_path))
 
 
+@pytest.mark.parametrize("make", [model_of, with_adapters])
+def test_the_weights_can_be_read_by_whoever_can_read_the_config(make, tmp_path):
+    saved(make(), tmp_path)
+    modes = {path.suffix: path.stat().st_mode for path in tmp_path.iterdir()}
+    assert modes[".safetensors"] == modes[".json"]
+
+
 def test_a_full_disk_leaves_the_adapters_that_are_there(tmp_path, monkeypatch):
     saved(with_adapters(), tmp_path)
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
@@ -135,6 +142,14 @@ def test_a_whole_model_lists_the_tokens_that_it_learned_to_end_with(tmp_path, ca
     assert listed_ends(tmp_path) == [2, 9]
     (line,) = capsys.readouterr().out.splitlines()
     assert line.startswith("generation_config.json: ") and line.endswith("[2, 9] (<2>, <9>)")
+
+
+def test_a_listed_token_that_the_tokenizer_does_not_have_is_no_error(tmp_path, capsys):
+    model = model_of()
+    model.generation_config.eos_token_id = 50256
+    saved(model, tmp_path, stop_tokens={2})
+    assert listed_ends(tmp_path) == [2, 50256]
+    assert "(<2>, unknown)" in capsys.readouterr().out
 
 
 def test_a_model_that_lists_them_is_saved_as_it_was_without_a_word(tmp_path, capsys):
