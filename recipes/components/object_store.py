@@ -125,7 +125,8 @@ class ObjectStore:
         if problem is not None:
             fail(Exit.USAGE, problem)
         self.url = url.rstrip("/")
-        self._files, self._root = fsspec.core.url_to_fs(url)
+        options = {"auto_mkdir": True} if url.startswith(("file://", "local://")) else {}
+        self._files, self._root = fsspec.core.url_to_fs(url, **options)
         self._folder = output_dir
         self._uploader = ThreadPoolExecutor(1, "uploader")
         self._uploads: list[Upload] = []  # One that is under way, and one that waits

@@ -53,6 +53,9 @@ class Request:
             raise UnplannableError(
                 f"--supervised_share {self.supervised_share}: must be above 0 and at most 1"
             )
+        for key, size in self.sizes.items():
+            if size < 1 and not (key == "dp_shard_size" and size == -1):  # accelerate's "the rest"
+                raise UnplannableError(f"--parallelism_config_{key} {size}: must be at least 1")
         if self.longest is not None and self.longest < 1:
             raise UnplannableError(f"--longest {self.longest}: must be at least 1")
         if self.sizes and not self.config_file:

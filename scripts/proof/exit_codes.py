@@ -48,6 +48,8 @@ class Rank:
 
     def agree(self, code: int) -> int:
         """Record how this rank ends, and return the code to end it with."""
+        if not self.folder.is_dir():  # The rehearsal has ended before its ranks.
+            return code
         (self.folder / f"exit.{self.number}").write_text(str(code))
         if code not in CLEAN_EXITS:
             return code

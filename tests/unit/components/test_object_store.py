@@ -60,7 +60,7 @@ def choose(store, requested):
 
 
 def stored_steps(store):
-    return sorted({int(path.split("-")[1]) for path in store._checkpoints()})
+    return sorted({int(PurePosixPath(path).name.split("-")[1]) for path in store._checkpoints()})
 
 
 class TestContinuing:
@@ -267,6 +267,13 @@ class TestContinuing:
                 assert len({(fetched / name).read_text() for name in names}) == 1
             cut_at += 1
         assert cut_at > 5  # what is deleted, two shards, index and status
+
+
+def test_a_folder_of_this_machine_is_made(tmp_path):
+    store = ObjectStore(f"file://{tmp_path}/new/store", tmp_path / "run")
+    store.begin(dry_run=False)
+    upload(store, make_checkpoint(tmp_path / "run", 3))
+    assert stored_steps(store) == [3]
 
 
 class TestTwoRuns:

@@ -55,6 +55,7 @@ REFUSED = {
     "{model} --config_file {deepspeed_ulysses} --simulate": "or trace fsdp2_cp.yaml",
     f"--config_file {{fsdp2_cp}} {MIXTRAL} --simulate": "looks for padding by its values",
     "{model} --config_file {tp} --parallelism_config_tp_size 3 --simulate": "heads",
+    "{model} --config_file {tp} --parallelism_config_tp_size 0": "must be at least 1",
     "{mixture} --config_file {ddp} --use_peft": "plan recipes/mixtral.py",
     "{mixture} --config_file {tp}": "tensor parallelism of a mixture",
     f"--config_file {{ep}} --num_processes 3 {MIXTRAL} --ep_size 2": "does not divide 3 ranks",
