@@ -55,14 +55,14 @@ class Mesh:
         if config is None:
             return cls(dp_shard=accelerator.num_processes // pp, rank=rank, pp=pp, ep=ep)
         return cls(
-            config.dp_replicate_size,
-            config.dp_shard_size,
-            config.cp_size,
-            config.sp_size,
-            config.tp_size,
-            rank,
-            pp,
-            ep,
+            dp_replicate=config.dp_replicate_size,
+            dp_shard=config.dp_shard_size,
+            cp=config.cp_size,
+            sp=config.sp_size,
+            tp=config.tp_size,
+            rank=rank,
+            pp=pp,
+            ep=ep,
         )
 
     def describe(self, engine: str) -> str:
@@ -244,18 +244,37 @@ def part_of(
     targets = torch.full_like(ids, NOT_TRAINED_ON)
     targets.view(-1)[batch["positions"]] = batch["targets"]
     places = torch.arange(ids.shape[1], device=ids.device).expand(ids.shape).contiguous()
-    whole = [ids, targets, places]
     if mesh.sp > 1:
-        own = mesh.rank // mesh.tp % mesh.sp
-        whole.append(batch["inputs"].get("position_ids", places))
-        *parts, positions = [tensor.chunk(mesh.sp, 1)[own].contiguous() for tensor in whole]
-        part = rejoined(batch, *parts)
-        # Where rows share a line, positions are those in a row, and the lengths are given too
-        part["inputs"] = batch["inputs"] | part["inputs"] | {"position_ids": positions}
-        yield part
+        yield piece_of(batch, mesh, ids, targets, places)
         return
-    with accelerator.maybe_context_parallel(whole, [1, 1, 1], no_restore_buffers=set(whole)):
-        yield rejoined(batch, *whole)  # The tensors are now those of this rank's tokens
+    tensors = [ids, targets, places]
+    with accelerator.maybe_context_parallel(tensors, [1, 1, 1], no_restore_buffers=set(tensors)):
+        # The tensors are now those of this rank's tokens.
+        yield rejoined(batch, ids, targets, places)
+
+
+def piece_of(
+    batch: Mapping[str, Any],
+    mesh: Mesh,
+    ids: torch.Tensor,
+    targets: torch.Tensor,
+    places: torch.Tensor,
+) -> dict[str, Any]:
+    """Return a batch with one of the equal pieces of each line, under sequence parallelism.
+
+    Args:
+        ids, targets, places: of the whole lines, as `rejoined` takes those of a part.
+    """
+    own = mesh.rank // mesh.tp % mesh.sp
+
+    def cut(whole: torch.Tensor) -> torch.Tensor:
+        return whole.chunk(mesh.sp, 1)[own].contiguous()
+
+    part = rejoined(batch, cut(ids), cut(targets), cut(places))
+    # Where rows share a line, positions are those in a row, and the lengths are given too.
+    positions = cut(batch["inputs"].get("position_ids", places))
+    part["inputs"] = batch["inputs"] | part["inputs"] | {"position_ids": positions}
+    return part
 
 
 def tell_attention_the_rows(batch: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -54,7 +54,10 @@ def why_not_scheduled(name: str, num_ranks: int, num_microbatches: int) -> str:
     if num_microbatches % rounds == 0:
         return ""
     fitting = num_ranks * rounds
-    return f"{name} runs them in rounds of {num_ranks}: use {fitting} or {fitting + num_ranks}"
+    return (
+        f"{name} runs them in equal rounds of at least {num_ranks}: use {fitting} or "
+        f"{fitting + num_ranks}"
+    )
 
 
 def num_microbatches(args: PipelineTrainingArguments) -> int:

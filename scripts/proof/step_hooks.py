@@ -24,9 +24,14 @@ OF_EXPERTS = "grouped_gemm"
 SPLIT_DIMENSION = {
     "colwise": -2,
     "colwise_gather_output": -2,
+    "colwise_rep": -2,
+    "embedding_colwise": -1,
     "embedding_rowwise": -2,
     "packed_colwise": -2,
+    "packed_rowwise": -1,
     "rowwise": -1,
+    "rowwise_rep": -1,
+    "rowwise_split_input": -1,
 }
 # The matrix of an adapter that is split with a weight's dimension; the other one is whole
 SPLIT_MATRIX = {-2: "lora_B", -1: "lora_A"}

@@ -213,7 +213,7 @@ FOUND_BY_PARITY_OF_MESHES = {
         "loss",
         MESH,
         POSITIONS,
-        '{"input_ids": parts[0]}',
+        '{"input_ids": cut(ids)}',
     ),
     "targets that are not shifted before a row is cut": (
         SPLIT_ROWS,

@@ -3,9 +3,17 @@
 
 import json
 
+import pytest
 import torch
 from accelerate import Accelerator
-from transformers import AutoModelForCausalLM, MixtralConfig
+from transformers import (
+    AutoModelForCausalLM,
+    LlamaConfig,
+    MixtralConfig,
+    Olmo2Config,
+    Phi3Config,
+    Qwen3Config,
+)
 
 from proof import step_hooks
 from proof.live_tensors import held, live_state, master_weights, measure_first_step
@@ -119,3 +127,10 @@ def test_a_rank_is_promised_its_part_of_experts():
         experts.replace("gate_up", "down")
     )
     assert whole == spread
+
+
+@pytest.mark.parametrize("config", [LlamaConfig, Olmo2Config, Phi3Config, Qwen3Config])
+def test_the_promise_knows_each_style_by_which_a_plan_splits_a_matrix(config):
+    styles = {*config.base_model_tp_plan.values()}
+    whole = {style for style in styles if style.startswith("replicated")}
+    assert styles - whole <= step_hooks.SPLIT_DIMENSION.keys()
