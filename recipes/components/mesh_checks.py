@@ -225,12 +225,12 @@ def find_misfits_of_config(config: Any, mesh: Mesh) -> Iterator[str]:
     for kind in ("tp", "sp"):
         yield from find_indivisible_sizes(config, kind, getattr(mesh, kind))
     if mesh.cp * mesh.sp > 1 and not attends_by_sdpa(config):
-        kind, yaml = "cp", "fsdp2_full_shard.yaml"
+        cure = "set cp_size to 1, or use fsdp2_full_shard.yaml"
         if mesh.sp > 1:
-            kind, yaml = "sp", "deepspeed_zero3.yaml"
+            cure = "set sp_size to 1, or use deepspeed_zero3.yaml"
         yield (
             f"a {config.model_type} model does not attend by transformers' sdpa, in whose place "
-            f"ranks that share rows exchange their parts: set {kind}_size to 1, or use {yaml}"
+            f"ranks that share rows exchange their parts: {cure}"
         )
         return
     others = attention_other_than_full(config)

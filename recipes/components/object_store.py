@@ -130,7 +130,7 @@ class ObjectStore:
         self._folder = output_dir
         self._uploader = ThreadPoolExecutor(1, "uploader")
         self._uploads: list[Upload] = []  # One that is under way, and one that waits
-        self._damages: dict[str, str] = {}  # of checkpoints in the store, by their names
+        self._damages: dict[str, str] = {}  # By the name of a checkpoint that has one
 
     # ---- At the start ----
     def begin(self, dry_run: bool) -> None:

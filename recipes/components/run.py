@@ -160,12 +160,11 @@ class Run:
 
     def _lock_folder(self) -> str | None:
         """Lock the output folder, if it exists, on rank 0. Returns which other run has it."""
-        if self._args.dry_run or RANK != 0:
-            return None
-        return self._lock.take()
+        is_writing = RANK == 0 and not self._args.dry_run
+        return self._lock.take() if is_writing else None
 
     def _end_if_folder_is_taken(self) -> None:
-        """End all ranks with 64 if another run has the folder. They leave its status alone."""
+        """End all ranks with 64 if another run has the folder. They do not change its status."""
         problem = broadcast_object_list([self._other_run])[0]
         if problem is not None:
             self._status.open(None)

@@ -316,7 +316,7 @@ def complete(
     try:
         rest.mkdir()
         write_rest(rest)
-        for weights in rest.glob("*.safetensors"):  # of adapters
+        for weights in rest.glob("*.safetensors"):  # Those of adapters
             give_usual_mode(weights)
         if len(files) > 1:
             write_file(staging / INDEX, index_of(files, reports))

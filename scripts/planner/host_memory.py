@@ -96,14 +96,20 @@ def launch(config: str, ranks: int, flags: Mapping[str, Any], folder: Path) -> l
     )
 
 
+def place_of(row: Row) -> tuple[int, int]:
+    """Return where the row of a launch belongs in the table: by its YAML, then by its ranks."""
+    return config_names().index(row["config"]), row["ranks"]
+
+
 def write_table(path: Path, parameters: int, row: Row) -> None:
     """Write a row in place of that of the same launch, as JSON, one a line.
 
     The other rows stay, but for those that other versions of the libraries measured.
     """
-    by_launch = {(kept["config"], kept["ranks"]): kept for kept in [*read_rows(path), row]}
-    names = config_names()
-    rows = sorted(by_launch.values(), key=lambda kept: (names.index(kept["config"]), kept["ranks"]))
+    by_launch = {}
+    for kept in (*read_rows(path), row):
+        by_launch[place_of(kept)] = kept
+    rows = [by_launch[place] for place in sorted(by_launch)]
     lines = ",\n".join(json.dumps(row) for row in rows)
     head = f'{{"versions": {json.dumps(versions())}, "parameters": {parameters}, "rows": [\n'
     path.write_text(f"{head}{lines}\n]}}\n")

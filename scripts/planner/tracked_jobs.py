@@ -58,7 +58,7 @@ def jobs_under(mesh: Mesh) -> list[str]:
     LoRA is where its adapters are split like their matrices, or beside experts that are spread.
     """
     if mesh.pp > 1:
-        return ["plain", "checkpointed", "accumulation", "short bf16"]
+        return ["plain"]
     if mesh.ep > 1:
         return ["plain", "short", "LoRA"]
     jobs = ["plain", "short", "checkpointed"]

@@ -128,7 +128,7 @@ def test_what_no_restart_cures_ends_the_agents_of_all_hosts(words, code, message
         text = log.read_text()
         assert f"ended with exit code {code}: " in text
         assert text.count("error: ") == 1 and message in text, text
-    assert not list((tmp_path / "run").glob(".*"))
+    assert not list((tmp_path / "run").glob(".began*"))
 
 
 @pytest.mark.parametrize(("setting", "joins"), [("0", False), ("1", True)])

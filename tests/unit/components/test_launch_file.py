@@ -69,11 +69,6 @@ def test_a_misspelt_key_is_found_with_its_line_and_the_fix(tmp_path):
             "--zero_stage 3 --zero3_save_16bit_model true",
             "offload_param_device",
         ),
-        (
-            ZERO_WITHOUT_PRECISION + "  zero_stage: 3\n",
-            "--zero3_save_16bit_model true",
-            "zero3_save_16bit_model",
-        ),
         ("distributed_type: 'NO'\nnum_processes: 2\n", "--num_processes 1", "distributed_type"),
         ("distributed_type: 'NO'\nnum_processes: 2\n", "--cpu", "distributed_type"),
         (

@@ -65,7 +65,7 @@ def problems_of(monkeypatch):
             2,
             ["--per_device_train_batch_size", "5", "--pipeline_schedule", "interleaved"],
             "--per_device_train_batch_size 5 makes 5 micro-batches: interleaved runs them in "
-            "rounds of 2: use 4 or 6",
+            "equal rounds of at least 2: use 4 or 6",
         ),
         (
             4,
