@@ -20,8 +20,8 @@ WISHES = (RECIPE, UNTESTED)  # these say nothing about other scripts
 FOR_ANYBODY = {
     STOPS: "error",
     IGNORED: "error",
-    COSTS: "warning",
     RECIPE: "info",
+    COSTS: "warning",
     UNTESTED: "info",
     ADVICE: "info",
 }

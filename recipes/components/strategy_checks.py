@@ -250,7 +250,7 @@ def find_adapter_misfits(
 
 
 def find_deepspeed_misfits(accelerator: Accelerator, strategy: Strategy) -> Iterator[str]:
-    """Yield a problem if DeepSpeed's config lacks a key, or sets what the command line owns."""
+    """Yield a problem for each key of DeepSpeed's config that the recipes cannot run with."""
     config = deepspeed_config(accelerator)
     size = (config.get("tensor_parallel") or {}).get("autotp_size")
     if isinstance(size, int) and size > 1:

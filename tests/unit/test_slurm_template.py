@@ -7,6 +7,7 @@ tests/cluster runs it on a real Slurm.
 import os
 import shlex
 import subprocess
+import time
 from pathlib import Path
 
 import pytest
@@ -81,6 +82,15 @@ def test_a_job_is_requeued_if_the_next_attempt_is_worth_it(code, attempt, saves,
     assert is_requeued == requeues
     assert (f"requeued: attempt {attempt + 1} continues" in told) == requeues
     assert ("give the job a longer --time" in told) == (code == 75 and not requeues)
+
+
+def test_an_early_stop_after_attempts_that_made_checkpoints_is_requeued(job, tmp_path):
+    (tmp_path / "run" / "logs" / "attempt-6").mkdir(parents=True)
+    time.sleep(0.01)
+    (tmp_path / "run" / "latest").write_text("checkpoint-2")
+    time.sleep(0.01)
+    _, is_requeued = job(attempt=9)
+    assert is_requeued
 
 
 @pytest.mark.parametrize(("task", "seed"), [(None, "%a"), ("2", "2")])
