@@ -11,6 +11,7 @@ import shutil
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from statistics import median
 
 import pytest
 import torch.distributed as dist
@@ -19,6 +20,7 @@ from transformers import AutoConfig
 
 import llama
 from accelerate_judge import launched
+from components import folder_lock
 from components.checks import find_problems
 from components.cli import parse_arguments
 from components.strategy import new_accelerator
@@ -80,12 +82,13 @@ FLAGS = (
 BOUNDS = {"loss": 1e-6, "grad_norm": 1e-5, "learning_rate": 0.0, "weights": 1e-5}
 LOSS = 1e-6
 PREDICT = "--predict_with_generate --num_predictions 9 --generation_max_new_tokens 8".split()
-# An int8 base rounds its activations, and a last bit can tip one over
-INT8_LOSS = 1e-4
-# Files with times, or with the name of the folder
+# An int8 base rounds its activations, and a last bit can tip one over. A single one moved the loss
+# of these few rows by 1.5e-4, with the kernels of AVX2 but not with those of AVX-512.
+INT8_LOSS = 5e-4
+# Files with times, with the name of the folder, or with the number of a process
 RECORDS = (
     *("README.md", "metrics.jsonl", "progress.json", "run.json", "status.json"),
-    *("manifest.json", "report.json"),
+    *("manifest.json", "report.json", folder_lock.NAME),
 )
 
 
@@ -142,14 +145,20 @@ def continue_under(config, tiny, folder, weights):
     assert code == 0 and "Continuing from" in output, output[-3000:]
 
 
-def assert_agrees(folder, whole, loss=LOSS):
-    """The steps, evaluations and result of a run are those of another one."""
+def assert_agrees(folder, whole, worst=LOSS):
+    """The steps, evaluations and result of a run are those of another one.
+
+    Most evaluations are within LOSS, and all within `worst`.
+    """
     found = compare(folder, whole)
     assert within(found, BOUNDS), found
     evaluations, expected = read_metrics(folder)[1], read_metrics(whole)[1]
     assert [line["step"] for line in evaluations] == [line["step"] for line in expected]
-    for ours, theirs in zip(evaluations, expected, strict=True):
-        assert ours["eval_loss"] == pytest.approx(theirs["eval_loss"], rel=loss)
+    differences = [
+        abs(ours["eval_loss"] / theirs["eval_loss"] - 1)
+        for ours, theirs in zip(evaluations, expected, strict=True)
+    ]
+    assert median(differences) <= LOSS and max(differences) <= worst, differences
 
 
 # ---- The table ----
@@ -207,7 +216,7 @@ def test_a_refusal_comes_before_the_model_is_loaded(
 @pytest.mark.parametrize(("config", "kind"), RUN_HERE)
 def test_a_mesh_gives_the_numbers_of_one_process(config, kind, finished, tiny_of_meshes):
     folder, whole = finished(config, kind), finished("single", kind)
-    assert_agrees(folder, whole, loss=INT8_LOSS if kind == "int8 LoRA" else LOSS)
+    assert_agrees(folder, whole, worst=INT8_LOSS if kind == "int8 LoRA" else LOSS)
     assert json.loads((folder / "report.json").read_text())["verdict"] == "ok"
     if kind == "full":
         assert max(line["grad_norm"] for line in read_metrics(folder)[0]) > 0.5  # It was clipped
