@@ -338,7 +338,7 @@ FOUND_BY_THE_RUN = {
 FOUND_BY_A_TEST_OF_MESHES = {
     "an evaluation under sequence parallelism of parts of rows": (
         "test_a_mesh_gives_the_numbers_of_one_process[deepspeed_ulysses-full]",
-        r"assert \d\.\d+ == \d\.\d+ ± ",
+        r"assert 0\.\d+ <= 1e-06",
         MESH,
         "return self.cp * (self.sp if is_training else 1)",
         "return self.cp * self.sp",
