@@ -230,13 +230,15 @@ def evaluate(
 ) -> None:
     """Log the loss and the perplexity of the evaluation batches. Every rank takes part."""
     pipeline.eval()
-    total = torch.zeros(2, device=accelerator.device)
+    loss = torch.zeros((), device=accelerator.device)
+    num_trained_on = torch.zeros((), dtype=torch.long, device=accelerator.device)
     for batch in run.interruptible(batches):
-        loss = pipeline.evaluate(batch)
-        total += torch.stack([loss, batch["counts"][0] / pipeline.mesh.num_ranks])
+        loss += pipeline.evaluate(batch)
+        num_trained_on += batch["counts"][0]
     pipeline.train()
-    loss, num_trained_on = accelerator.reduce(total).tolist()
-    log_perplexity(run, loss / num_trained_on)
+    loss = accelerator.reduce(loss)  # 0 on ranks without the last stage
+    num_trained_on = pipeline.mesh.sum_over_pipelines([num_trained_on])
+    log_perplexity(run, loss.item() / num_trained_on.item())
 
 
 def main(args: Arguments) -> None:

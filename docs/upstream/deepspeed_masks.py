@@ -26,7 +26,7 @@ def compare(rank: int) -> None:
     torch.manual_seed(0)
     model = LlamaForCausalLM(LlamaConfig(hidden_size=64, num_hidden_layers=1, use_cache=False))
     ids = torch.arange(16)[None]
-    packed = {"input_ids": ids, "position_ids": ids % 8}  # of two documents
+    packed = {"input_ids": ids, "position_ids": ids % 8}  # two documents
     padded = {"input_ids": ids, "position_ids": ids, "attention_mask": (ids > 3).long()}
     expected = [model(**batch).logits[0, -1, 0] for batch in (packed, padded)]
     engine, _ = accelerator.prepare(model, torch.optim.AdamW(model.parameters()))

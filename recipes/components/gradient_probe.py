@@ -19,7 +19,7 @@ wrong; an engine that changes its mind after the first step.
 """
 
 import math
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from importlib.metadata import version
 from typing import Any
@@ -126,29 +126,48 @@ class GradientProbe:
 
     # ---- What the engine makes of it ----
     def _compare(self) -> None:
-        """Compare each weight; end all ranks if one differs."""
-        accelerator = self._accelerator
+        """Compare each weight, and end all ranks if one differs.
+
+        A weight that some rank did not use cannot be compared. Where a gradient is zero or not
+        finite, the next step is watched instead.
+        """
         sums = [watched.take() for watched in self._watched]
-        are_used = torch.tensor([float(own is not None) for own in sums], device=accelerator.device)
-        used = accelerator.reduce(are_used).tolist()
-        for watched, ranks in zip(self._watched, used, strict=True):
-            if ranks < accelerator.num_processes:
-                self._stop_watching()
-                accelerator.print(
-                    f"warning: not every rank used {watched.name} in the first step: the "
-                    "gradient probe has compared nothing"
-                )
-                return
-        products = []
-        for watched, own in zip(self._watched, sums, strict=True):
-            compare = self._parts_of_experts if watched in self._experts else self._parts_of_shared
-            products.append(products_of(*compare(watched.weight, own)))
-        found = accelerator.reduce(torch.stack(products)).tolist()
-        if not all(square != 0 and math.isfinite(square + off) for _, square, off in found):
+        unused = self._unused_by_a_rank(sums)
+        if unused is not None:
+            self._stop_watching()
+            self._accelerator.print(
+                f"warning: not every rank used {unused.name} in the first step: the gradient probe "
+                "has compared nothing"
+            )
+            return
+        found = self._products(sums)
+        if any(square == 0 or not math.isfinite(square + off) for _, square, off in found):
             return
         self._stop_watching()
-        for watched, products_of_weight in zip(self._watched, found, strict=True):
-            self._judge(watched, *products_of_weight)
+        for watched, (along, square, off) in zip(self._watched, found, strict=True):
+            self._judge(watched, along, square, off)
+
+    def _unused_by_a_rank(self, sums: Sequence[Any]) -> WatchedWeight | None:
+        """Return the first weight that some rank did not use. Every rank takes part.
+
+        Args:
+            sums: of this rank's gradients of each watched weight; None where it used it nowhere.
+        """
+        accelerator = self._accelerator
+        are_used = torch.tensor([float(own is not None) for own in sums], device=accelerator.device)
+        users = accelerator.reduce(are_used).tolist()
+        for watched, num_ranks in zip(self._watched, users, strict=True):
+            if num_ranks < accelerator.num_processes:
+                return watched
+        return None
+
+    def _products(self, sums: Sequence[Any]) -> list[list[float]]:
+        """Return what `_judge` is given for each watched weight. Every rank takes part."""
+        products = []
+        for watched, own in zip(self._watched, sums, strict=True):
+            parts_of = self._parts_of_experts if watched in self._experts else self._parts_of_shared
+            products.append(products_of(*parts_of(watched.weight, own)))
+        return self._accelerator.reduce(torch.stack(products)).tolist()
 
     def _judge(self, watched: WatchedWeight, along: float, square: float, off: float) -> None:
         """End all ranks if the gradient of a weight is off by more than its bound.

@@ -6,7 +6,7 @@ here, since DistributedDataParallel fails in the second micro-batch (torch 2.13,
 2003), and shards are FSDP2's, within each stage.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -105,25 +105,20 @@ class Pipeline:
         self._accelerator = accelerator
         self._has_first = stages[0].is_first
         self._has_last = stages[-1].is_last
-        self._made_for: tuple[Shape, bool] | None = None
-        self._schedule: Any = None
-        self._count: Any = 1
-        dtype = model.dtype
         self._is_sharded = args.shard_stages and mesh.num_pipelines > 1
-        self._averaged = 1  # by how much FSDP2 divides gradients
-        if self._is_sharded:
-            self._averaged = mesh.num_pipelines
-        if self._is_sharded and mixed_dtype(accelerator):
-            dtype = getattr(torch, str(mixed_dtype(accelerator)))
-        self._stages: dict[int, StageModule] = {}
+        # FSDP2 divides gradients by the number of ranks that share the weights
+        self._averaged = mesh.num_pipelines if self._is_sharded else 1
+        precision = mixed_dtype(accelerator) if self._is_sharded else None
+        dtype = getattr(torch, precision) if precision else model.dtype
         token_loss = None
         if self._has_last:
             # EDIT: another loss of a token is one line of token_losses in components/head_loss.py
             token_loss = LossInHead(model, args.max_logits_mib, accelerator.device)
+        self._stages: dict[int, StageModule] = {}
         for stage in stages:
             module = StageModule(stage, model, token_loss, accelerator, dtype)
             if self._is_sharded:
-                shard(module, mesh, mixed_dtype(accelerator))
+                shard(module, mesh, precision)
             self._stages[stage.index] = module
         self._schedules = ScheduleMaker(
             args.pipeline_schedule,
@@ -134,6 +129,8 @@ class Pipeline:
             group=mesh.over_stages,
             loss=self._part_of_loss,
         )
+        self._made_for: tuple[Shape, bool] | None = None
+        self._schedule: Any = None
 
     def train(self, is_training: bool = True) -> None:
         """Turn on what is only done in training, such as dropout, or turn it off."""
@@ -152,51 +149,68 @@ class Pipeline:
             batch: as PipelineCollator makes it, the same on all ranks of a pipeline.
             count: by which the sum of the losses of the tokens is divided.
         """
-        self._count = count
-        return self._run("step", batch)
+        schedule = self._schedule_for(batch, is_training=True)
+        return self._run(schedule.step, batch, count)
 
     @torch.no_grad()
     def evaluate(self, batch: Mapping[str, Any]) -> torch.Tensor:
         """Return this rank's part of the summed losses of the tokens of a batch."""
-        self._count = 1
-        loss = self._run("eval", batch)
+        schedule = self._schedule_for(batch, is_training=False)
+        loss = self._run(schedule.eval, batch, torch.ones((), device=self._accelerator.device))
         for stage in self._stages.values():
             for module in stage.modules():
                 if isinstance(module, FSDPModule):
                     module.reshard()  # Without a backward pass the weights stay whole
         return loss
 
-    def _run(self, what: str, batch: Mapping[str, Any]) -> torch.Tensor:
-        """Have the schedule run a batch; return the loss on the rank that has it, 0 elsewhere."""
-        tokens = batch["inputs"]["input_ids"]
-        number = len(batch["targets"])
-        shape = Shape(len(tokens) // number, tokens.shape[1], number)
-        is_training = what == "step"
+    def _schedule_for(self, batch: Mapping[str, Any], is_training: bool) -> Any:
+        """Return the schedule for batches of this shape; only the newest one is kept."""
+        num_rows, width = batch["inputs"]["input_ids"].shape
+        num_microbatches = len(batch["targets"])
+        shape = Shape(num_rows // num_microbatches, width, num_microbatches)
         if (shape, is_training) != self._made_for:
             self._made_for = (shape, is_training)
             self._schedule = self._schedules.make(shape, is_training)
+        return self._schedule
+
+    def _run(
+        self, run_schedule: Callable[..., Any], batch: Mapping[str, Any], count: torch.Tensor
+    ) -> torch.Tensor:
+        """Have a schedule run a batch; return the loss on the rank that has it, 0 elsewhere.
+
+        Args:
+            run_schedule: its step or eval. The rank of the first stage gives it the tokens, and
+                that of the last one what `_part_of_loss` is called with.
+            count: by which the sum of the losses of the tokens is divided.
+        """
         for stage in self._stages.values():
             stage.micro_batches = micro_batches_of(batch)
+        tokens = batch["inputs"]["input_ids"]
         losses: list[torch.Tensor] = []
         given = []
         wanted: dict[str, Any] = {}
         if self._has_first:
             given.append(tokens)
         if self._has_last:
-            wanted = {"target": torch.arange(number), "losses": losses}
-        getattr(self._schedule, what)(*given, return_outputs=False, **wanted)
+            counts = count.expand(len(batch["targets"]))  # one for each micro-batch
+            wanted = {"target": counts, "losses": losses}
+        run_schedule(*given, return_outputs=False, **wanted)
         if not self._has_last:
             return torch.zeros((), device=tokens.device)
         return torch.stack(losses).sum().detach() / self._averaged
 
-    def _part_of_loss(self, loss: torch.Tensor, _: torch.Tensor) -> torch.Tensor:
+    def _part_of_loss(self, loss: torch.Tensor, count: torch.Tensor) -> torch.Tensor:
         """Return the part of a micro-batch in the loss of the step.
 
         FSDP2 averages gradients, which is undone here. An infinite loss may have finite gradients.
         As NaN they spread to all ranks, as in `backward_of_sum` of components/strategy.py.
+
+        Args:
+            loss: the sum of the losses of the tokens of a micro-batch.
+            count: by which it is divided, [1].
         """
         nan_unless_finite = 0 * loss.detach()
-        return loss / self._count * (self._averaged + nan_unless_finite)
+        return loss / count.squeeze() * (self._averaged + nan_unless_finite)
 
     # ---- Gradients ----
     def reduce_gradients(self) -> None:

@@ -42,7 +42,7 @@ class ScheduleMaker:
         hidden: the hidden state of a token, [features], on the meta device.
         device: of this rank.
         group: the process group of the pipeline.
-        loss: called with what the last stage returns, and a number that says nothing.
+        loss: called for each micro-batch with what the last stage returns and its part of "target".
     """
 
     name: str

@@ -11,7 +11,7 @@ import contextlib
 import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
@@ -157,13 +157,17 @@ class PartOfModel:
         whole: Any = AutoModelForCausalLM._model_mapping[type(config)]
         stages = self._stages
 
-        def init(self: Any, *args: Any, **kwargs: Any) -> None:
-            whole.__init__(self, *args, **kwargs)
-            keep_only(self, stages)
+        class Part(whole):
+            _keys_to_ignore_on_load_unexpected: ClassVar[list[str]] = [".*"]
 
-        # Its name is the model's own, since config.json names the class
-        changes = {"__init__": init, "_keys_to_ignore_on_load_unexpected": [".*"]}
-        return type(whole.__name__, (whole,), {"__module__": whole.__module__} | changes)
+            def __init__(self, *args: Any, **kwargs: Any) -> None:
+                super().__init__(*args, **kwargs)
+                keep_only(self, stages)
+
+        # config.json names the class of a model, and the part is saved as the whole model
+        Part.__name__ = whole.__name__
+        Part.__module__ = whole.__module__
+        return Part
 
 
 # ---- Can a model be cut? ----
@@ -196,43 +200,69 @@ def check_stages(args: PipelineTrainingArguments, model: Any) -> list[Stage]:
     Args:
         model: of transformers, whole; its parameters may be on the meta device.
     """
-    if takes_one_line(args.attn_implementation):
-        fail(
-            Exit.USAGE,
-            f"--attn_implementation {args.attn_implementation} takes the rows of a batch in one "
-            "line, which cannot be cut into micro-batches: use sdpa",
-        )
-    kind = type(model).__name__
-    reason = why_not_cut(copy.deepcopy(model))
-    if reason:
-        fail(
-            Exit.USAGE,
-            f"--model_name_or_path {args.model_name_or_path}: {kind} cannot be cut into stages, "
-            f"since {reason}: train it with recipes/llama.py under fsdp2_full_shard.yaml",
-        )
-    per_rank = KINDS[args.pipeline_schedule].stages_per_rank
-    num_stages = args.pp_size * per_rank
-    num_layers = len(model.base_model.layers)
-    if num_stages > num_layers:
-        cure = f"use --pp_size {num_layers} and --pipeline_schedule 1f1b"
-        if num_layers >= args.pp_size:
-            cure = "use --pipeline_schedule 1f1b, which has one stage per rank"
-        if num_layers < 2:
-            cure = "use recipes/llama.py"
-        fail(
-            Exit.USAGE,
-            f"--pp_size {args.pp_size} with {args.pipeline_schedule} makes {num_stages} stages, "
-            f"and the model has {num_layers} layers: {cure}",
-        )
-    if args.shard_stages and KINDS[args.pipeline_schedule].is_folded:
-        if model.config.tie_word_embeddings:
-            fail(
-                Exit.USAGE,
-                "--shard_stages: embedding and output head of this model share their weight, which "
-                f"{args.pipeline_schedule} has in two stages of one rank: use "
-                "--pipeline_schedule interleaved_zero_bubble",
-            )
+    num_layers = len(getattr(model.base_model, "layers", []))
+    num_stages = args.pp_size * KINDS[args.pipeline_schedule].stages_per_rank
+    problem = (
+        lines_that_hold_rows(args)
+        or model_that_is_not_cut(args, model)
+        or too_few_layers(args, num_layers, num_stages)
+        or shards_of_a_shared_weight(args, model)
+    )
+    if problem:
+        fail(Exit.USAGE, problem)
     return cut_into_stages(num_layers, num_stages)
+
+
+def lines_that_hold_rows(args: PipelineTrainingArguments) -> str:
+    """Return why a batch cannot be cut into micro-batches with this attention, or ""."""
+    if not takes_one_line(args.attn_implementation):
+        return ""
+    return (
+        f"--attn_implementation {args.attn_implementation} takes the rows of a batch in one "
+        "line, which cannot be cut into micro-batches: use sdpa"
+    )
+
+
+def model_that_is_not_cut(args: PipelineTrainingArguments, model: Any) -> str:
+    """Return why a model of this kind cannot be cut into stages, or ""."""
+    reason = why_not_cut(copy.deepcopy(model))
+    if not reason:
+        return ""
+    return (
+        f"--model_name_or_path {args.model_name_or_path}: {type(model).__name__} cannot be cut "
+        f"into stages, since {reason}: train it with recipes/llama.py under fsdp2_full_shard.yaml"
+    )
+
+
+def too_few_layers(args: PipelineTrainingArguments, num_layers: int, num_stages: int) -> str:
+    """Return why a model has too few layers for its stages, or ""."""
+    if num_stages <= num_layers:
+        return ""
+    # What divides --pp_size also divides the ranks
+    smaller = [size for size in range(2, num_layers + 1) if args.pp_size % size == 0]
+    cure = "use recipes/llama.py under fsdp2_full_shard.yaml"
+    if smaller:
+        cure = f"use --pp_size {smaller[-1]} and --pipeline_schedule 1f1b"
+    if num_layers >= args.pp_size:
+        cure = "use --pipeline_schedule 1f1b, which has one stage per rank"
+    return (
+        f"--pp_size {args.pp_size} with {args.pipeline_schedule} makes {num_stages} stages, "
+        f"and the model has {num_layers} layers: {cure}"
+    )
+
+
+def shards_of_a_shared_weight(args: PipelineTrainingArguments, model: Any) -> str:
+    """Return why the stages of a rank cannot be sharded, or ""."""
+    is_shared_by_stages = (
+        KINDS[args.pipeline_schedule].is_folded and model.config.tie_word_embeddings
+    )
+    if not (args.shard_stages and is_shared_by_stages):
+        return ""
+    return (
+        "--shard_stages: embedding and output head of this model share their weight, which "
+        f"{args.pipeline_schedule} has in two stages of one rank: use "
+        "--pipeline_schedule interleaved_zero_bubble"
+    )
 
 
 def describe_pipeline(args: PipelineTrainingArguments, stages: Sequence[Stage]) -> str:

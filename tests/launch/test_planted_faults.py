@@ -330,8 +330,8 @@ FOUND_BY_THE_RUN = {
         in_groups("pp", 4, "--pp_size", "--shard_stages"),
         OF_A_LAYER,
         PIPELINE,
-        "            self._averaged = mesh.num_pipelines\n",
-        "            self._averaged = 1\n",
+        "self._averaged = mesh.num_pipelines if self._is_sharded else 1",
+        "self._averaged = 1",
     ),
 }
 # scripts/parity.py compares neither evaluations nor dropout
