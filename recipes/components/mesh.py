@@ -3,6 +3,15 @@
 
 accelerate orders the ranks by dp_replicate, dp_shard, cp, sp and tp, the last one fastest
 (accelerate/parallelism_config.py). Without a mesh, every rank has rows of its own.
+
+A sum over all ranks counts what several of them have once for each, and is divided by their number:
+
+    function          sums up what belongs to          ranks that have the same
+    sum_over_rows     the rows of a rank               cp * sp * tp, which share rows
+    sum_over_tokens   its tokens of them, in training  tp, which share tokens
+                      and in evaluation                sp * tp, since rows are whole under SP
+
+`sum_over_parts` stays within rows: it adds up the parts of those that share their tokens.
 """
 
 import contextlib
