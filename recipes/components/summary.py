@@ -7,6 +7,7 @@ disk space that is needed and the command that plans the memory.
 
 import contextlib
 import json
+import math
 import os
 import shutil
 import sys
@@ -32,6 +33,7 @@ from components.ending import conclude, end_all_ranks, leave_group
 from components.exits import Exit
 from components.launch_command import find_readable_launch
 from components.learning_rate import is_low_for_adapters, rate_for_adapters
+from components.mesh import Mesh
 from components.model_checks import share_of_experts, size_of
 from components.optimizer import warmup_steps
 from components.plugins import mixed_dtype
@@ -46,6 +48,7 @@ LAST_NOTES = ("sample", "packing")  # A sample may take several lines.
 LIBRARIES = ("torch", "accelerate", "transformers", "datasets", "peft", "bitsandbytes", "deepspeed")
 LAUNCHERS_VARIABLES = ("ACCELERATE_", "FSDP_", "PARALLELISM_")
 SECRETS = ("TOKEN", "KEY", "SECRET", "PASS")
+NOTABLE_PADDING = 0.05  # A larger share of padding in shards is a warning
 WEIGHT_BYTES = 4  # Per trained element in a checkpoint without optimizer state
 CHECKPOINT_BYTES = 12  # Per trained element: the weight and two moments, in fp32
 
@@ -147,6 +150,7 @@ def summary_lines(
     warnings = [notes[WARNING]] if notes.get(WARNING) else []
     warnings += find_hints(accelerator, args, strategy)
     warnings += find_slow_paths(accelerator, args, model)
+    warnings += find_larger_shards(accelerator, model, strategy)
     if warnings:
         lines[WARNING] = "\n".join(warnings)
     return lines
@@ -308,6 +312,33 @@ def find_slow_paths(
         f"SLOW: the experts are multiplied in {computes_in}, for which torch has no grouped"
         " kernel, and so one after another: use --dtype bfloat16 --use_peft, or, to train all"
         " weights, an fsdp2 YAML, also on one GPU: its mixed precision casts them to bf16"
+    ]
+
+
+def find_larger_shards(
+    accelerator: Accelerator, model: torch.nn.Module, strategy: Strategy
+) -> list[str]:
+    """Return a line if shards are notably larger than the ranks that share the weights promise.
+
+    FSDP2 cuts each weight along its first dimension, and fills all parts up to one size
+    (torch/distributed/fsdp/_fully_shard/_fsdp_param.py, _init_sharded_param). The first dimension
+    of experts is their number, and ranks beyond it hold as much again.
+    """
+    mesh = Mesh.of(accelerator)
+    num_ranks = mesh.dp_shard * mesh.cp
+    if strategy.fsdp_version != 2 or mesh.pp > 1 or num_ranks == 1:
+        return []
+    whole = held = 0
+    for weight in model.parameters():
+        if weight.dim() and weight.numel():
+            whole += weight.numel()
+            held += math.ceil(len(weight) / num_ranks) * weight[0].numel()
+    if held * num_ranks <= (1 + NOTABLE_PADDING) * whole:
+        return []
+    return [
+        f"each rank holds 1/{whole / held:.1f} of the weights and not 1/{num_ranks}, since FSDP2"
+        " cuts a weight along its first dimension, and that of experts is their number:"
+        " fsdp1_full_shard.yaml and deepspeed_zero3.yaml cut all weights evenly"
     ]
 
 

@@ -305,6 +305,20 @@ class TestExperts:
         assert "experts" not in lines.get("warning", "")
 
 
+class TestLargerShards:
+    """FSDP2 cuts experts by their number, and ranks beyond it hold as much again."""
+
+    @pytest.mark.parametrize(("ranks", "says"), [(8, ""), (16, "holds 1/8.1 of")])
+    def test_they_are_told_with_what_cuts_evenly(self, ranks, says, start):
+        lines = start(MIXTURE, strategy=FSDP2, num_processes=ranks)
+        assert says in lines.get("warning", "")
+        assert bool(says) == ("fsdp1_full_shard.yaml" in lines.get("warning", ""))
+
+    @pytest.mark.parametrize("strategy", [ZERO3, Strategy("FSDP1 FULL_SHARD", fsdp_version=1)])
+    def test_other_engines_cut_evenly(self, strategy, start):
+        assert "warning" not in start(MIXTURE, strategy=strategy, num_processes=16)
+
+
 class TestUnusedGpus:
     """Shipped YAMLs ask for one process: on a host with several GPUs that is said loudly."""
 
