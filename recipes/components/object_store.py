@@ -31,7 +31,7 @@ import re
 import shutil
 import sys
 import uuid
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from itertools import repeat
@@ -187,8 +187,8 @@ class ObjectStore:
         if file.is_file() and stored not in (None, file.read_text()):
             raise OtherRunError(f"has the copy of another run than {self._folder}: choose another")
 
-    def bring_newest(self, requested: str) -> StoredCheckpoint | None:
-        """Fetch the newest checkpoint if it is further than those of the folder, and return it.
+    def bring_newest(self, requested: str) -> None:
+        """Fetch the newest checkpoint if it is further than those of the folder.
 
         It is not fetched if a certain one is requested. One that is damaged is passed over with a
         warning. If the run in the store is further, or is done, the folder gets its files too. Ends
@@ -208,35 +208,34 @@ class ObjectStore:
         except Exception as error:
             fail(*self.describe(error))
         if stored is None or not is_further:
-            return stored
+            return
         if self._fetch_newest(here) is None and here == 0:
             fail(Exit.DATA, self._describe_damage(stored))
-        return self.newest()
 
-    def choose_checkpoint(
-        self,
-        requested: str,
-        stored: StoredCheckpoint | None,
-        damage_of_checkpoint: Callable[[Path], str | None] | None = None,
-    ) -> Path | None:
-        """Return the checkpoint to continue from, as `checkpoint.choose_checkpoint` does.
+    def has_one_for(self, requested: str) -> bool:
+        """Return whether a checkpoint of the store can take the place of damaged ones.
 
-        If every one of the folder that is as far as that of the store is damaged, that of the store
-        is fetched, unless a certain one is requested. So is the checkpoint of the best evaluation.
-        Ends with 64 if checkpoints of later steps would be lost, and as `bring_newest` does.
+        None does if a certain one is requested. Ends with 69 or 73 if the store cannot be read.
+        """
+        if not checkpoint.takes_newest(self._folder, requested):
+            return False
+        return self._newest_or_end() is not None
+
+    def bring_if_further(self, requested: str, found: Path | None) -> Path | None:
+        """Return the checkpoint to continue from: that of the store if it is further, and fetched.
+
+        So is the checkpoint of the best evaluation. Ends with 64 if a certain one is requested and
+        checkpoints of later steps would be lost, and as `bring_newest` does.
 
         Args:
-            stored: what `bring_newest` has returned.
+            found: the newest of the folder that can be trusted, or None.
         """
         may_fetch = checkpoint.takes_newest(self._folder, requested)
-        has_copy = stored is not None and may_fetch
-        found = checkpoint.choose_checkpoint(
-            self._folder, requested, False, has_copy, damage_of_checkpoint
-        )
-        if found is not None and may_fetch:
-            self._fetch_best(checkpoint.read_progress(found))
-        step = checkpoint.read_progress(found)["step"] if found else 0
-        if stored is None or stored.step <= step:
+        progress = checkpoint.read_progress(found) if found else {"step": 0}
+        if may_fetch:
+            self._fetch_best(progress)
+        stored = self._newest_or_end()
+        if stored is None or stored.step <= progress["step"]:
             return found
         if not may_fetch:
             fail(
@@ -244,11 +243,18 @@ class ObjectStore:
                 f"--resume_from_checkpoint {requested}: {self.url} has {stored.name} of a run that "
                 "went further: continue from that with auto, or choose another --output_url",
             )
-        fetched = self._fetch_newest(step)  # The newest of the folder was damaged.
+        fetched = self._fetch_newest(progress["step"])  # The newest of the folder was damaged.
         if fetched is None:
             return found
         self._fetch_best(checkpoint.read_progress(fetched))
         return fetched
+
+    def _newest_or_end(self) -> StoredCheckpoint | None:
+        """Return what `newest` does. Ends with 69 or 73 if the store cannot be read."""
+        try:
+            return self.newest()
+        except Exception as error:
+            fail(*self.describe(error))
 
     def newest(self) -> StoredCheckpoint | None:
         """Return the complete checkpoint of the latest step; of two of one step, the later.
@@ -310,10 +316,7 @@ class ObjectStore:
         Ends as `fetch` does.
         """
         while True:
-            try:
-                stored = self.newest()
-            except Exception as error:
-                fail(*self.describe(error))
+            stored = self._newest_or_end()
             if stored is None or stored.step <= step:
                 return None
             fetched = self.fetch(stored)

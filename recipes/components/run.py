@@ -620,16 +620,9 @@ class Run:
         Each rank verifies the files that it will read.
         """
         accelerator = self._accelerator
-        wish = self._args.resume_from_checkpoint
-        dry_run = self._args.dry_run
-        choose = partial(checkpoint.choose_checkpoint, self._folder, wish, dry_run)
-        if self._store is not None and not dry_run:
-            stored = call_on_rank_0(accelerator, partial(self._store.bring_newest, wish))
-            choose = partial(self._store.choose_checkpoint, wish, stored)
-        find_candidates = partial(checkpoint.find_candidates, self._folder, wish, dry_run)
-        damages = find_damages(accelerator, call_on_rank_0(accelerator, find_candidates))
-        verdict = damages.__getitem__
-        found = call_on_rank_0(accelerator, partial(choose, damage_of_checkpoint=verdict))
+        candidates = call_on_rank_0(accelerator, self._find_candidates)
+        damages = find_damages(accelerator, candidates)
+        found = call_on_rank_0(accelerator, partial(self._choose_checkpoint, damages))
         if found is None:
             self._keep_finished_model()
             return
@@ -652,6 +645,31 @@ class Run:
         self._nonfinite.left_out = self._restored["nonfinite_steps"]
         self._status.step = self.step
         self._find_best()
+
+    def _find_candidates(self) -> list[Path]:
+        """Return the checkpoints to try, in order, in a tidy folder. Rank 0 calls it."""
+        requested = self._args.resume_from_checkpoint
+        if not self._args.dry_run:
+            checkpoint.clean_up_after_killed_saves(self._folder)
+            if self._store is not None:
+                self._store.bring_newest(requested)
+        return checkpoint.find_candidates(self._folder, requested)
+
+    def _choose_checkpoint(self, damages: Mapping[Path, str | None]) -> Path | None:
+        """Return the checkpoint to continue from, or None to start over. Rank 0 calls it.
+
+        Args:
+            damages: as for `checkpoint.choose_checkpoint`.
+        """
+        requested = self._args.resume_from_checkpoint
+        if self._args.dry_run:
+            return checkpoint.choose_checkpoint(self._folder, requested, damages)
+        has_copy = self._store is not None and self._store.has_one_for(requested)
+        found = checkpoint.choose_checkpoint(self._folder, requested, damages, has_copy)
+        checkpoint.set_damaged_aside(damages)
+        if self._store is not None:
+            return self._store.bring_if_further(requested, found)
+        return found
 
     def _keep_row_order(self) -> None:
         """Take over the order of rows of the checkpoint's run; end with 64 if it is unknown."""

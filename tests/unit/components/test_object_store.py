@@ -10,6 +10,7 @@ import threading
 import time
 from concurrent.futures import wait
 from pathlib import Path, PurePosixPath
+from types import SimpleNamespace
 
 import fsspec
 import pytest
@@ -23,6 +24,7 @@ from components.object_store import (
     ObjectStore,
     find_url_problem,
 )
+from components.run import Run
 from proof.damage import make_checkpoint
 
 pytestmark = pytest.mark.usefixtures("new_process")
@@ -56,7 +58,14 @@ def finish_uploads(store):
 
 def choose(store, requested):
     """The checkpoint that a run continues from, as rank 0 chooses it."""
-    return store.choose_checkpoint(requested, store.bring_newest(requested))
+    arguments = SimpleNamespace(resume_from_checkpoint=requested, dry_run=False)
+    run = SimpleNamespace(_args=arguments, _folder=store._folder, _store=store)
+    damages = {}
+    for path in Run._find_candidates(run):
+        damages[path] = find_damage(path)
+        if damages[path] is None:
+            break
+    return Run._choose_checkpoint(run, damages)
 
 
 def stored_steps(store):
