@@ -137,6 +137,11 @@ def choose_checkpoint(
     return found
 
 
+def step_of(checkpoint: Path) -> int:
+    """Return the number of steps done, which the name of a checkpoint's folder has."""
+    return int(checkpoint.name.removeprefix("checkpoint-"))
+
+
 def takes_newest(folder: Path, requested: str) -> bool:
     """Return whether the newest checkpoint of the run's own folder is used if there is one."""
     if requested in ("auto", "none"):
@@ -212,13 +217,13 @@ def find_damage(checkpoint: Path, rank: int = 0, num_ranks: int = 1) -> str | No
     for name in written:
         if readers[name] != rank:
             continue
-        damage = damage_of(checkpoint / name, *written[name])
+        damage = find_damage_in_file(checkpoint / name, *written[name])
         if damage is not None:
             return damage
     return None
 
 
-def damage_of(file: Path, size: int, written_hash: str) -> str | None:
+def find_damage_in_file(file: Path, size: int, written_hash: str) -> str | None:
     """Return why a file of a checkpoint cannot be trusted, or None if it can.
 
     Args:
@@ -267,7 +272,7 @@ def set_damaged_aside(damages: Mapping[Path, str | None]) -> None:
 
 
 # ---- Writing ----
-def begin(folder: Path, step: int, nbytes: int) -> None:
+def make_staging_folder(folder: Path, step: int, nbytes: int) -> None:
     """Make the staging folder of a checkpoint. One process calls it, before the owners write.
 
     Args:
@@ -295,10 +300,11 @@ def write_part(file: Path, state: Mapping[str, torch.Tensor]) -> dict[str, Any]:
     return facts_of(file)
 
 
-def complete(folder: Path, progress: Mapping[str, Any], written: Mapping[str, Any]) -> None:
+def publish(folder: Path, progress: Mapping[str, Any], written: Mapping[str, Any]) -> None:
     """Make a checkpoint of what the owners have written. `delete_old` comes after it.
 
-    It replaces a checkpoint of the same step. One process calls it, after `begin` and the owners.
+    It replaces a checkpoint of the same step. One process calls it, after `make_staging_folder` and
+    what the owners do.
 
     Args:
         written: {file: what the manifest says about it} of all owners.

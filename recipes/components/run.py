@@ -43,9 +43,9 @@ from components.optimizer import Schedule
 from components.pipeline_probe import PipelineProbe
 from components.saved_state import (
     SavedState,
-    find_damage_together,
-    find_damages,
     require_on_every_host,
+    verify_candidates,
+    verify_together,
 )
 from components.saving import Saver
 from components.startup import imports_are_done
@@ -112,7 +112,7 @@ class Run:
         leaves_no_trace = args.dry_run or self._other_run is not None
         self._store = ObjectStore(args.output_url, self._folder) if args.output_url else None
         if self._store is not None and RANK == 0:
-            self._store.begin(leaves_no_trace)
+            self._store.connect(leaves_no_trace)
         self._saver = Saver(self._folder, args.save_total_limit, self._store)
         self._status = process_status()
         self._status.open(None if leaves_no_trace else self._folder)
@@ -621,7 +621,7 @@ class Run:
         """
         accelerator = self._accelerator
         candidates = call_on_rank_0(accelerator, self._find_candidates)
-        damages = find_damages(accelerator, candidates)
+        damages = verify_candidates(accelerator, candidates)
         found = call_on_rank_0(accelerator, partial(self._choose_checkpoint, damages))
         if found is None:
             self._keep_finished_model()
@@ -804,7 +804,7 @@ class Run:
         if best.step == self.step:
             return
         path = self._folder / f"checkpoint-{best.step}"
-        damage = find_damage_together(accelerator, path)
+        damage = verify_together(accelerator, path)
         if damage is not None:
             self._end(
                 Exit.DATA,

@@ -83,7 +83,9 @@ class SavedState:
         return whole
 
 
-def find_damages(accelerator: Accelerator, candidates: Sequence[Path]) -> dict[Path, str | None]:
+def verify_candidates(
+    accelerator: Accelerator, candidates: Sequence[Path]
+) -> dict[Path, str | None]:
     """Return {checkpoint: why it cannot be trusted, or None}, up to the first that can be.
 
     Every rank takes part. All ranks end with 64 if a host does not see a checkpoint of rank 0's.
@@ -94,13 +96,13 @@ def find_damages(accelerator: Accelerator, candidates: Sequence[Path]) -> dict[P
     found: dict[Path, str | None] = {}
     for path in candidates:
         require_on_every_host(accelerator, path)
-        found[path] = find_damage_together(accelerator, path)
+        found[path] = verify_together(accelerator, path)
         if found[path] is None:
             break
     return found
 
 
-def find_damage_together(accelerator: Accelerator, path: Path) -> str | None:
+def verify_together(accelerator: Accelerator, path: Path) -> str | None:
     """Return why a checkpoint cannot be trusted, or None. Each rank looks at what it reads."""
     rank, num_ranks = accelerator.process_index, accelerator.num_processes
     look = partial(checkpoint.find_damage, path, rank, num_ranks)

@@ -95,7 +95,7 @@ class Saver:
         sizes = [size for size, _ in found]
         problem = None
         if accelerator.is_main_process:
-            problem = begin(self._folder, step, sum(sizes))
+            problem = try_to_make_staging_folder(self._folder, step, sum(sizes))
         problem = broadcast_object_list([problem])[0]
         if problem is not None:
             return self._describe(step, sum(sizes), problem)
@@ -165,7 +165,7 @@ class Saver:
         if not save.is_completing:
             save.is_completing = True
             mine = accelerator.is_main_process
-            save.work = self._give_thread(self._complete if mine else do_nothing, save, written)
+            save.work = self._give_thread(self._publish if mine else do_nothing, save, written)
         return None
 
     def _give_thread(self, function: Callable[..., Written], *arguments: Any) -> Future[Written]:
@@ -173,7 +173,7 @@ class Saver:
         self._num_begun += 1
         return self._thread.submit(function, *arguments)
 
-    def _complete(self, save: PendingSave, written: Mapping[str, Any]) -> Written:
+    def _publish(self, save: PendingSave, written: Mapping[str, Any]) -> Written:
         """Give the checkpoint its name, and begin to upload it. Rank 0's thread calls it.
 
         One that is still being uploaded is not deleted, however old it is.
@@ -181,7 +181,7 @@ class Saver:
         self._kept_step = save.kept_step
         kept_steps = {save.kept_step}
         try:
-            checkpoint.complete(self._folder, save.progress, written)
+            checkpoint.publish(self._folder, save.progress, written)
             if self._store is not None:
                 path = self._folder / f"checkpoint-{save.progress['step']}"
                 self._store.start_upload(path, self._limit, save.kept_step)
@@ -201,7 +201,7 @@ class Saver:
             Why the result could not be uploaded, or None.
         """
         assert self._store is not None
-        problem = self._store.finish(is_done)
+        problem = self._store.upload_the_rest(is_done)
         with contextlib.suppress(OSError):  # It would only take room.
             checkpoint.delete_old(self._folder, self._limit, {self._kept_step})
         return problem
@@ -226,10 +226,10 @@ def files_of_owners(sizes: list[int]) -> dict[int, str]:
     return dict(zip(owners, checkpoint.state_files(len(owners)), strict=True))
 
 
-def begin(folder: Path, step: int, nbytes: int) -> str | None:
+def try_to_make_staging_folder(folder: Path, step: int, nbytes: int) -> str | None:
     """Make the staging folder. Returns why that failed, or None."""
     try:
-        checkpoint.begin(folder, step, nbytes)
+        checkpoint.make_staging_folder(folder, step, nbytes)
     except OSError as error:
         discard(folder, step)
         return str(error)

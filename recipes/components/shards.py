@@ -211,7 +211,7 @@ def write_shards(
     staging = folder / STAGING
     problem = None
     if accelerator.is_main_process:
-        problem = begin(staging)
+        problem = stage_result(staging)
     problem = broadcast_object_list([problem])[0]
     if problem is not None:
         return problem
@@ -222,7 +222,7 @@ def write_shards(
     own = dict(zip(names[first : first + len(files)], files, strict=True))
     reports = gather_object([write_files(staging, own, share)])
     if accelerator.is_main_process:
-        problem = complete(folder, reports, write_rest)
+        problem = publish_result(folder, reports, write_rest)
     return broadcast_object_list([problem])[0]
 
 
@@ -239,9 +239,9 @@ def write_on_rank_0(
     """
     problem = None
     if accelerator.is_main_process:
-        problem = begin(folder / STAGING)
+        problem = stage_result(folder / STAGING)
         if problem is None:
-            problem = complete(folder, [], write_rest)
+            problem = publish_result(folder, [], write_rest)
     return broadcast_object_list([problem])[0]
 
 
@@ -260,7 +260,7 @@ def names_of_files(number: int) -> list[str]:
     return [f"model-{i:05d}-of-{number:05d}.safetensors" for i in range(1, number + 1)]
 
 
-def begin(staging: Path) -> str | None:
+def stage_result(staging: Path) -> str | None:
     """Make the staging folder. Returns why that failed, or None."""
     try:
         shutil.rmtree(staging, ignore_errors=True)  # left over from a run that was killed
@@ -294,7 +294,7 @@ def write_files(
     return {file: list(names) for file, names in files.items()}, nbytes, elements, problem
 
 
-def complete(
+def publish_result(
     folder: Path, reports: Sequence[Report], write_rest: Callable[[Path], None]
 ) -> str | None:
     """Write the rest and give all files their names, on rank 0, if all owners have written.
@@ -324,13 +324,13 @@ def complete(
         shutil.rmtree(staging, ignore_errors=True)
         return str(error)
     try:
-        publish(folder, files)
+        replace_result(folder, files)
     except OSError as error:
         return str(error)
     return None
 
 
-def publish(folder: Path, files: Iterable[str]) -> None:
+def replace_result(folder: Path, files: Iterable[str]) -> None:
     """Replace an earlier result by the staged one: first all but the weights, the index last.
 
     Args:

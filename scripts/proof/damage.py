@@ -88,11 +88,11 @@ def publish(
         shares: the tensors of each owner.
     """
     step = progress["step"]
-    files.begin(folder, step, sum(files.size_of_state(share) for share in shares))
+    files.make_staging_folder(folder, step, sum(files.size_of_state(share) for share in shares))
     written = {}
     for name, share in zip(files.state_files(len(shares)), shares, strict=True):
         written[name] = files.write_part(files.staging_folder(folder, step) / name, share)
-    files.complete(folder, progress, written)
+    files.publish(folder, progress, written)
     files.delete_old(folder, limit, {kept_step})
 
 

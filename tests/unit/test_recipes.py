@@ -72,7 +72,7 @@ COLLECTIVES = set(
     _upload_result_of_earlier_call check_hosts compare_clocks describe_cache self.hosts.join
     _check_nonfinite _deal _end _end_if_done _find_best _find_checkpoint _keep_finished_model
     _keep_row_order call_on_rank_0 call_on_every_rank _end_without_copy
-    find_damages find_damage_together require_on_every_host write_on_rank_0
+    verify_candidates verify_together require_on_every_host write_on_rank_0
     save_adapters save_whole_model
     _load_best _note_if_best _save_and_stop _save _save_if_new _finish_save _write_step
     """.split()

@@ -187,7 +187,7 @@ def test_an_upload_that_failed_is_a_warning(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(ObjectStore, "_upload_checkpoint", fail)
     store = ObjectStore("memory://bucket/run", tmp_path)
     store.start_upload(tmp_path / "checkpoint-3", limit=1)
-    assert store.finish(is_done=False) is None
+    assert store.upload_the_rest(is_done=False) is None
     assert capsys.readouterr().err.startswith(f"warning: checkpoint-3 is only in {tmp_path}: ")
 
 
