@@ -469,7 +469,7 @@ class Run:
         A checkpoint that is written in the background is taken further. All ranks end with 73 if it
         cannot be finished.
         """
-        stops, *votes = self._watch.vote(self._accelerator, *self._saver.votes())
+        stops, *votes = self._watch.vote(self._accelerator, *self._saver.vote())
         problem = self._saver.advance(self._accelerator, votes)
         if problem is not None:
             self._end(*problem)
