@@ -56,7 +56,7 @@ from components.state import (
     restore_loss_scale,
     restore_state,
 )
-from components.status import RANK, fail, process_status, report_to_launcher
+from components.status import RANK, Ending, fail, process_status, report_to_launcher
 from components.strategy import PipelineAccelerator, ProbedAccelerator, Strategy
 from components.summary import WARNING, summarize
 from components.trackers import start_trackers
@@ -397,9 +397,7 @@ class Run:
             f"Trained in {seconds:.0f} s{part}; the model is in {self._folder}. {hint}",
             flush=True,
         )
-        problem = conclude(
-            self._accelerator, "done", Exit.DONE, at_last=self._uploads(is_done=True)
-        )
+        problem = conclude(self._accelerator, Ending.done(), self._uploads(is_done=True))
         leave_group(self._accelerator)
         if problem is not None:
             self._end_without_copy(*problem)
@@ -424,17 +422,18 @@ class Run:
         problem = call_on_rank_0(self._accelerator, self._store.upload_result)
         if problem is None:
             return
-        conclude(self._accelerator, "done", Exit.DONE)
+        conclude(self._accelerator, Ending.done())
         leave_group(self._accelerator)
         self._end_without_copy(*problem)
 
     def _end_without_copy(self, code: Exit, why: str) -> NoReturn:
         """End all ranks alike, since the run is done but its result could not be uploaded."""
         message = f"the result is only in {self._folder}: {why}; the same command uploads it"
+        ending = Ending("done", code, message, f"error: {message}")
         if self._accelerator.is_main_process:
-            self._status.set("done", code, message)
-        self._accelerator.print(f"error: {message}", file=sys.stderr, flush=True)
-        report_to_launcher("done", code, message, f"error: {message}")
+            self._status.end(ending)
+        self._accelerator.print(ending.text, file=sys.stderr, flush=True)
+        report_to_launcher(ending)
         sys.exit(code)
 
     def _trained_seconds(self) -> float | None:
