@@ -16,13 +16,13 @@ import threading
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
-from datetime import timedelta
 from typing import Any
 
 import torch.distributed as dist
 from accelerate import Accelerator
 from accelerate.utils import broadcast_object_list, gather_object
 
+from components.meeting import open_store
 from components.status import HOST, RANK, Ending, Status
 
 SECONDS_BETWEEN_BEATS = 1
@@ -106,14 +106,16 @@ class HostWatch:
     def join(self, accelerator: Accelerator) -> None:
         """Begin to watch the other hosts, if there are any. Every rank takes part."""
         node = HOST, os.environ.get("GROUP_RANK", "")
-        members = gather_object([(self.rank, node, is_address_of_this_host(master_address()))])
+        address = os.environ.get("MASTER_ADDR", "localhost")
+        members = gather_object([(self.rank, node, is_address_of_this_host(address))])
         hosts = hosts_of(members)
         if len(hosts) == 1:
             return
         # The store may be older than this attempt of the run, and have the keys of another one.
         attempt = broadcast_object_list([secrets.token_hex(8)])[0]
         self.hosts = hosts
-        self._store = open_store(attempt)
+        # The process group's own connection serves one call at a time, and may be waiting in one.
+        self._store = open_store(f"hosts/{attempt}", SECONDS_OF_SILENCE)
         self._count_beat()
         accelerator.wait_for_everyone()  # All hosts have a beat in the store now.
         for host in self.hosts:
@@ -232,29 +234,13 @@ def words_of_ranks(ranks: list[int]) -> str:
     return f"ranks {ranks[0]}-{ranks[-1]}"
 
 
-def master_address() -> tuple[str, int]:
-    """Return the address of the store that the launcher names; port 0 if it names none."""
-    return os.environ.get("MASTER_ADDR", "localhost"), int(os.environ.get("MASTER_PORT", 0))
-
-
-def is_address_of_this_host(address: tuple[str, int]) -> bool:
-    """Return whether the name or number of an address is one of this host's."""
+def is_address_of_this_host(address: str) -> bool:
+    """Return whether a name or a number is one of this host's."""
     try:
-        with socket.create_server((address[0], 0)):
+        with socket.create_server((address, 0)):
             return True
     except OSError:
         return False
-
-
-def open_store(attempt: str) -> dist.Store:
-    """Return a connection of this rank's own to the store at which the ranks have met.
-
-    The process group's own connection serves one call at a time, and may be waiting in one.
-    """
-    host, port = master_address()
-    patience = timedelta(seconds=SECONDS_OF_SILENCE)
-    store = dist.TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=patience)
-    return dist.PrefixStore(f"hosts/{attempt}", store)
 
 
 def is_broken_connection(error: BaseException) -> bool:

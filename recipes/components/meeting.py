@@ -61,7 +61,8 @@ class Meeting:
         from torch.distributed import DistError
 
         try:
-            self._store = open_store(self._seconds)
+            is_here = RANK == 0 and not launchers_have_store()
+            self._store = open_store(name_of_list(), self._seconds, is_here)
         except DistError as error:
             self._end(self._ending_without_store(error))
 
@@ -179,9 +180,17 @@ def leave_word(ending: Ending) -> None:
 
     word = ending.with_place("before the first step").to_json()
     try:
-        open_store(SECONDS_TO_CONNECT).compare_set(key_of_word(), "", word)
+        open_store(name_of_list(), SECONDS_TO_CONNECT).compare_set(key_of_word(), "", word)
     except DistError:  # The launcher of the first host has ended: there is nobody to tell.
         return
+
+
+def name_of_list() -> str:
+    """Return the prefix of what ranks sign and say at the start.
+
+    Where hosts leave, an earlier attempt with more ranks may have signed.
+    """
+    return f"{LIST}/{os.environ['WORLD_SIZE']}"
 
 
 def key_of_word() -> str:
@@ -194,8 +203,13 @@ def launchers_have_store() -> bool:
     return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
 
 
-def open_store(seconds: int) -> Any:
-    """Return a connection to the store; rank 0 makes it where the launchers have none.
+def open_store(prefix: str, seconds: int, is_here: bool = False) -> Any:
+    """Return a connection of this rank's own to the store at MASTER_ADDR:MASTER_PORT.
+
+    Args:
+        prefix: of the keys, which other connections do not see.
+        seconds: in which each call has to be answered.
+        is_here: whether this process has the store, and makes it if it is not there yet.
 
     Raises:
         DistError: it could not be reached.
@@ -205,13 +219,12 @@ def open_store(seconds: int) -> Any:
     store = dist.TCPStore(
         os.environ["MASTER_ADDR"],
         int(os.environ["MASTER_PORT"]),
-        is_master=RANK == 0 and not launchers_have_store(),
+        is_master=is_here,
         wait_for_workers=False,
         timeout=timedelta(seconds=seconds),
         multi_tenant=True,  # The process group uses the same one.
     )
-    # Where hosts leave, an earlier attempt with more ranks may have signed.
-    return dist.PrefixStore(f"{LIST}/{os.environ['WORLD_SIZE']}", store)
+    return dist.PrefixStore(prefix, store)
 
 
 def words_of(ranks: list[int]) -> str:
