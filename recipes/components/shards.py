@@ -14,7 +14,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -164,25 +164,38 @@ def has_no_joined_tensors(unwrapped: Any) -> bool:
 
 
 def owners_of_groups(
-    accelerator: Accelerator, groups: Mapping[str, Sequence[Entry]], buffers: set[str]
+    accelerator: Accelerator, groups: Mapping[str, Sequence[Entry]], buffers: Collection[str]
 ) -> dict[str, int]:
     """Return the rank that owns each group. Every rank takes part.
 
-    What a stage of a pipeline has goes to one of its ranks. Each rank may have other values in
-    buffers: those of the first one are saved.
+    What a stage of a pipeline has goes to one of its ranks. Weights are the same on all ranks that
+    have them, but buffers need not be: BatchNorm has statistics of each rank's own rows. So the
+    first rank that has a buffer owns its group, as in a checkpoint.
+
+    Args:
+        buffers: the names of the buffers in the groups.
     """
-    found = {}
+    own_sizes = {}
     for group, entries in groups.items():
-        has_buffer = any(entry.name in buffers for entry in entries)
-        found[group] = (sum(entry.nbytes for entry in entries), has_buffer)
+        own_sizes[group] = sum(entry.nbytes for entry in entries)
     sizes: dict[str, int] = {}
     holders: dict[str, list[int]] = {}
-    for rank, of_rank in enumerate(gather_object([found])):
-        for group, (nbytes, has_buffer) in of_rank.items():
-            sizes[group] = nbytes
-            if not has_buffer or group not in holders:
-                holders.setdefault(group, []).append(rank)
+    for rank, sizes_of_rank in enumerate(gather_object([own_sizes])):
+        sizes |= sizes_of_rank
+        for group in sizes_of_rank:
+            holders.setdefault(group, []).append(rank)
+    for group in gather_object(groups_with(buffers, groups)):
+        holders[group] = holders[group][:1]
     return share_out(sizes, accelerator.num_processes, holders, SMALLEST_SHARE)
+
+
+def groups_with(names: Collection[str], groups: Mapping[str, Sequence[Entry]]) -> list[str]:
+    """Return the groups in which there is an entry of one of these names."""
+    found = []
+    for group, entries in groups.items():
+        if any(entry.name in names for entry in entries):
+            found.append(group)
+    return found
 
 
 def as_in_files(unwrapped: Any, parts: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:

@@ -137,6 +137,18 @@ def test_a_folder_that_cannot_be_made_is_a_problem_and_not_an_error(tmp_path):
     assert "Not a directory" in problem
 
 
+# ---- Who owns what ----
+@pytest.mark.parametrize(("buffers", "owner"), [([], 1), (["norm.mean"], 0)])
+def test_a_group_with_a_buffer_is_written_by_the_first_rank(buffers, owner, monkeypatch):
+    """Each rank has statistics of its own rows, and a checkpoint has those of rank 0."""
+    groups = {}
+    for name in ("matrix", "norm.mean"):
+        groups[name] = [Entry(name, shards.SMALLEST_SHARE, lambda owner: torch.ones(1))]
+    monkeypatch.setattr(shards, "gather_object", lambda of_rank: [*of_rank, *of_rank])
+    owners = shards.owners_of_groups(fake_accelerator(num_processes=2), groups, buffers)
+    assert owners == {"matrix": 0, "norm.mean": owner}
+
+
 # ---- What belongs together ----
 def groups_of(model):
     """The names of a model by what must have the same owner."""
