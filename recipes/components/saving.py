@@ -26,9 +26,10 @@ from components.ending import Problem
 from components.exits import Exit
 from components.object_store import ObjectStore
 from components.state import first_nonfinite
+from components.write_errors import WriteError
 
 # What the manifest says about the files that a rank has written, and why it could not write
-Written = tuple[dict[str, Any], str | None]
+Written = tuple[dict[str, Any], WriteError | None]
 
 
 class Phase(enum.Enum):
@@ -210,7 +211,7 @@ class Saver:
                 kept_steps |= self._store.steps_to_upload()
             checkpoint.delete_old(self._folder, self._limit, kept_steps)
         except OSError as error:
-            return {}, str(error)
+            return {}, WriteError.of(error)
         return {}, None
 
     def finish_uploads(self, is_done: bool) -> Problem | None:
@@ -228,13 +229,12 @@ class Saver:
             checkpoint.delete_old(self._folder, self._limit, {self._kept_step})
         return problem
 
-    def _describe(self, step: int, nbytes: int, problem: str) -> Problem:
+    def _describe(self, step: int, nbytes: int, problem: WriteError) -> Problem:
         """Return how a run ends whose checkpoint cannot be written."""
-        free = shutil.disk_usage(self._folder).free
         return Exit.CANNOT_WRITE, (
-            f"the checkpoint after step {step} could not be finished: {problem}: it needs "
-            f"{nbytes:,} bytes, {free:,} are free in {self._folder}; older checkpoints, if there "
-            "are any, are whole"
+            f"the checkpoint after step {step} could not be finished: "
+            f"{problem.describe(self._folder, nbytes)}; older checkpoints, if there are any, are "
+            "whole"
         )
 
 
@@ -248,13 +248,13 @@ def files_of_owners(sizes: list[int]) -> dict[int, str]:
     return dict(zip(owners, checkpoint.state_files(len(owners)), strict=True))
 
 
-def try_to_make_staging_folder(folder: Path, step: int, nbytes: int) -> str | None:
+def try_to_make_staging_folder(folder: Path, step: int, nbytes: int) -> WriteError | None:
     """Make the staging folder. Returns why that failed, or None."""
     try:
         checkpoint.make_staging_folder(folder, step, nbytes)
     except OSError as error:
         discard(folder, step)
-        return str(error)
+        return WriteError.of(error)
     return None
 
 
@@ -275,7 +275,7 @@ def write_share(
     try:
         return {file: checkpoint.write_part(path, share)}, None
     except (OSError, SafetensorError) as error:
-        return {}, str(error)
+        return {}, WriteError.of(error)
 
 
 def do_nothing(*arguments: Any) -> Written:

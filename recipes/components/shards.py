@@ -35,6 +35,7 @@ from components.owners import Entry, largest_first, share_out
 from components.state import entries_of, free_whole_weights
 from components.status import write_file
 from components.strategy import Strategy
+from components.write_errors import WriteError
 
 SHARD = re.compile(r"model-[0-9]{5,}-of-[0-9]{5,}\.safetensors")
 STAGING = "model.staging"
@@ -279,7 +280,7 @@ def stage_result(staging: Path) -> str | None:
         shutil.rmtree(staging, ignore_errors=True)  # left over from a run that was killed
         staging.mkdir(parents=True)
     except OSError as error:
-        return str(error)
+        return str(WriteError.of(error))
     return None
 
 
@@ -303,7 +304,7 @@ def write_files(
             give_usual_mode(staging / file)
             flush(staging / file)
     except (OSError, SafetensorError) as error:
-        problem = str(error)
+        problem = str(WriteError.of(error))
     return {file: list(names) for file, names in files.items()}, nbytes, elements, problem
 
 
@@ -335,11 +336,11 @@ def publish_result(
             write_file(staging / INDEX, index_of(files, reports))
     except Exception as error:  # The tokenizers package raises no other kind if the disk is full.
         shutil.rmtree(staging, ignore_errors=True)
-        return str(error)
+        return str(WriteError.of(error))
     try:
         replace_result(folder, files)
     except OSError as error:
-        return str(error)
+        return str(WriteError.of(error))
     return None
 
 

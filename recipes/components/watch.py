@@ -29,6 +29,7 @@ from safetensors import SafetensorError
 from components.exits import Exit
 from components.hosts import Host, HostWatch, is_broken_connection
 from components.status import HOST, RANK, Ending, process_status, report_to_launcher
+from components.write_errors import WriteError
 
 CANNOT_WRITE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES)
 SECONDS_BETWEEN_LOOKS = 0.2
@@ -285,7 +286,7 @@ class Watch:
         if name == "NoMatchingPeftModuleError":
             return Exit.USAGE, f"error: --lora_target_modules: {error}"
         if is_about_a_file(error, self._output_dir):
-            return Exit.CANNOT_WRITE, f"error: cannot read or write: {error}"
+            return Exit.CANNOT_WRITE, f"error: cannot read or write: {WriteError.of(error)}"
         return Exit.FAILED, f"error: {name}: {error}"
 
 

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A checkpoint is written by the threads of all ranks, and is whole once all of them are done."""
 
+import errno
 import threading
 import time
 from types import SimpleNamespace
@@ -15,6 +16,7 @@ from components.object_store import ObjectStore
 from components.saving import Saver
 from components.state import gather_state
 from components.watch import Watch
+from components.write_errors import CURES, WriteError
 from fakes import fake_accelerator
 from proof.damage import make_checkpoint
 from ranks import on_ranks
@@ -221,13 +223,17 @@ def test_if_one_rank_cannot_write_all_end_alike(tmp_path):
     def save():
         accelerator = Accelerator()
         if accelerator.process_index == 1:
-            saving.write_share = lambda *arguments: ({}, "Input/output error")
+            saving.write_share = lambda *arguments: ({}, WriteError("broken", errno.EIO))
         saver = Saver(tmp_path, limit=2, store=None)
         start(saver, 3, accelerator)
         code, why = advance_until_done(saver, accelerator)
-        return int(code), why.partition(":")[0], saver.finish(accelerator)
+        return int(code), why, saver.finish(accelerator)
 
-    expected = (73, "the checkpoint after step 3 could not be finished", None)
+    why = (
+        f"the checkpoint after step 3 could not be finished: broken: {CURES[errno.EIO]}; older "
+        "checkpoints, if there are any, are whole"
+    )
+    expected = (73, why, None)
     assert on_ranks(save, 2) == [expected, expected]
     assert not any(tmp_path.iterdir())
 
