@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The state in a checkpoint as one rank after another reads it, for all of them.
 
-Each file is read by one rank of the run, which verifies its hash, and then sends its tensors to the
-others, whole and one at a time. So the file system is asked for each byte once, however many ranks
-there are, as long as the page cache of the host keeps what was verified until it is sent. No rank
-needs memory for more than one tensor.
+Each file is read by one rank of the run, however many ranks there are. It verifies the file's hash,
+and then sends its tensors to the others, whole and one at a time. That reads the file a second
+time: from the page cache of the host, as far as that still holds what the host's ranks have
+verified, and otherwise from the disk. No rank needs memory for more than one tensor.
 """
 
 from collections.abc import Mapping, Sequence
