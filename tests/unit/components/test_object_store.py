@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The copy of a run in an object store, in this process and in the memory of fsspec.
+"""The copy of a run in an object store, which is in the memory of this process.
 
 tests/object_store trains beside a real server.
 """
@@ -21,18 +21,18 @@ from components.object_store import ObjectStore
 from components.run import Run
 from components.store_protocol import CHECKSUMS, RUN_ID
 from components.store_transport import FILES_AT_ONCE
+from object_memory import URL
 from proof.damage import make_checkpoint
 
 pytestmark = pytest.mark.usefixtures("new_process")
-URL = "memory://bucket/run"
 # Methods by which the module changes something in a store
 CHANGES = ("put_file", "pipe_file", "rm_file", "rm")
 
 
 @pytest.fixture
 def files():
-    """fsspec's store in memory, which is empty before and after."""
-    found = fsspec.filesystem("memory")
+    """A store in memory, which is empty before and after."""
+    found = fsspec.filesystem("objects")
     yield found
     if found.exists("/bucket"):
         found.rm("/bucket", recursive=True)
@@ -285,7 +285,7 @@ class TestTwoRuns:
     def test_the_copy_of_another_run_is_refused(self, files, tmp_path, capsys):
         folders = [tmp_path / name for name in ("first", "second", "returned")]
         ObjectStore(URL, folders[0]).connect(dry_run=False)
-        ObjectStore("memory://bucket/other", folders[1]).connect(dry_run=False)
+        ObjectStore("objects://bucket/other", folders[1]).connect(dry_run=False)
         with pytest.raises(SystemExit, match="64"):
             ObjectStore(URL, folders[1]).connect(dry_run=False)
         assert "has the copy of another run" in capsys.readouterr().err

@@ -18,6 +18,7 @@ from components.state import gather_state
 from components.watch import Watch
 from components.write_errors import CURES, WriteError
 from fakes import fake_accelerator
+from object_memory import URL
 from proof.damage import make_checkpoint
 from ranks import on_ranks
 
@@ -159,7 +160,7 @@ def test_saves_do_not_wait_for_an_upload_whose_checkpoint_is_kept(tmp_path, monk
 
     uploaded = []
     monkeypatch.setattr(ObjectStore, "_upload_checkpoint", upload)
-    saver = Saver(tmp_path, limit=1, store=ObjectStore("memory://bucket/run", tmp_path))
+    saver = Saver(tmp_path, limit=1, store=ObjectStore(URL, tmp_path))
     for step in (3, 6, 9):
         start(saver, step)
         saver.finish(fake_accelerator())
@@ -176,7 +177,7 @@ def test_the_best_checkpoint_of_an_earlier_call_is_kept_though_nothing_is_saved(
     """The call resumes, and is stopped before its first save."""
     for step in (2, 4, 6):
         make_checkpoint(tmp_path, step, limit=3)
-    saver = Saver(tmp_path, limit=1, store=ObjectStore("memory://bucket/run", tmp_path))
+    saver = Saver(tmp_path, limit=1, store=ObjectStore(URL, tmp_path))
     saver.keep(2)
     assert saver.finish_uploads(is_done=False) is None
     assert [*checkpoint.checkpoints_in(tmp_path)] == [6, 2]
@@ -187,7 +188,7 @@ def test_an_upload_that_failed_is_a_warning(tmp_path, monkeypatch, capsys):
         raise ConnectionError("cut")
 
     monkeypatch.setattr(ObjectStore, "_upload_checkpoint", fail)
-    store = ObjectStore("memory://bucket/run", tmp_path)
+    store = ObjectStore(URL, tmp_path)
     store.start_upload(tmp_path / "checkpoint-3", limit=1)
     assert store.upload_the_rest(is_done=False) is None
     assert capsys.readouterr().err.startswith(f"warning: checkpoint-3 is only in {tmp_path}: ")

@@ -4,8 +4,7 @@
 import pytest
 
 from components.store_transport import Transport, find_url_problem
-
-URL = "memory://bucket/run"
+from object_memory import URL
 
 
 @pytest.mark.parametrize(
@@ -14,7 +13,8 @@ URL = "memory://bucket/run"
         ("runs/full", "write it as s3://BUCKET/RUN"),
         ("s3://", "write it as s3://BUCKET/RUN"),
         ("nosuch://bucket/run", "fsspec knows no nosuch://"),
-        ("memory://bucket/run", None),
+        ("memory://bucket/run", "is lost when the run ends"),
+        (URL, None),
     ],
 )
 def test_wrong_urls_are_explained(url, says):
@@ -34,3 +34,10 @@ def test_what_was_not_found_is_said(error, says):
     code, text = Transport(URL).describe(error)
     assert code == 73 and text.startswith(f"--output_url {URL}: not found: ") and says in text
     assert ("bucket does" in text) == ("bucket does" in says)
+
+
+def test_a_wrong_url_ends_with_64_and_one_line(new_process, capsys):
+    with pytest.raises(SystemExit, match="64"):
+        Transport("memory://bucket/run")
+    said = capsys.readouterr().err
+    assert said.startswith("error: --output_url memory://bucket/run: ") and said.count("\n") == 1
