@@ -155,7 +155,7 @@ class StoredRun:
 
     def _later_one(self, of_one_step: list[StoredCheckpoint]) -> StoredCheckpoint:
         """Return the one that became valid last."""
-        if len(of_one_step) == 1:  # Some stores do not know when objects were written.
+        if len(of_one_step) == 1:  # The store need not be asked.
             return of_one_step[0]
         by_manifest = {stored.manifest: stored for stored in of_one_step}
         return by_manifest[self._transport.by_age([*by_manifest])[-1]]
