@@ -27,7 +27,7 @@ import re
 import shutil
 import sys
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -74,67 +74,12 @@ def checkpoints_in(folder: Path) -> dict[int, Path]:
     return dict(sorted(found.items(), reverse=True))
 
 
-def choose_checkpoint(
-    folder: Path,
-    requested: str,
-    dry_run: bool,
-    has_copy: bool = False,
-    damage_of_checkpoint: Callable[[Path], str | None] | None = None,
-) -> Path | None:
-    """Return the checkpoint that a run continues from, or None to start over.
-
-    Damaged checkpoints are passed over with a line on stderr and renamed, unless this is a dry run.
-    Ends with 65 if all are damaged, and with 64 if checkpoints of later steps would be lost.
+def find_candidates(folder: Path, requested: str) -> list[Path]:
+    """Return the checkpoints to try, in order.
 
     Args:
-        requested: --resume_from_checkpoint: auto, none, or a checkpoint's folder.
-        has_copy: return None if all are damaged, since a copy elsewhere can take their place.
-        damage_of_checkpoint: what is used in place of `find_damage`, such as what all ranks have
-            found together.
+        requested: as for `choose_checkpoint`.
     """
-    candidates = find_candidates(folder, requested, dry_run)
-    existing = checkpoints_in(folder)
-    passed_over = []
-    found = None
-    for path in candidates:
-        damage = (damage_of_checkpoint or find_damage)(path)
-        if damage is None:
-            found = path
-            break
-        print(f"passed over {path}: {damage}", file=sys.stderr, flush=True)
-        passed_over.append(path)
-    if passed_over and found is None and not has_copy:
-        fail(
-            Exit.DATA,
-            "no checkpoint can be trusted: choose another --output_dir to start over, or move "
-            f"{passed_over[0]} away",
-        )
-    step = read_progress(found)["step"] if found else 0
-    later = [
-        number for number, path in existing.items() if number > step and path not in passed_over
-    ]
-    if requested != "auto" and later:
-        fail(
-            Exit.USAGE,
-            f"--resume_from_checkpoint {requested}: {folder} has checkpoint-{max(existing)} of a "
-            "run that went further: continue from that with auto, choose another --output_dir, or "
-            "move it away",
-        )
-    if not dry_run:
-        for path in passed_over:  # the run will need this name when it reaches the step again
-            path.rename(f"{path}.damaged-{time.time_ns()}")
-    return found
-
-
-def find_candidates(folder: Path, requested: str, dry_run: bool) -> list[Path]:
-    """Return the checkpoints to try, in order. What killed saves have left is settled before.
-
-    Args:
-        requested, dry_run: as for `choose_checkpoint`.
-    """
-    if not dry_run:
-        finish_replacements(folder)
-        delete_unfinished(folder)
     existing = checkpoints_in(folder)
     if requested == "auto":
         return list(existing.values())
@@ -145,6 +90,56 @@ def find_candidates(folder: Path, requested: str, dry_run: bool) -> list[Path]:
         return [given]
     # The run begins from another folder's checkpoint, but may have written its own since
     return [*existing.values(), given]
+
+
+def choose_checkpoint(
+    folder: Path,
+    requested: str,
+    damages: Mapping[Path, str | None],
+    has_copy: bool = False,
+) -> Path | None:
+    """Return the checkpoint that a run continues from, or None to start over.
+
+    Damaged checkpoints are passed over with a line on stderr. Ends with 65 if all are damaged, and
+    with 64 if checkpoints of later steps would be lost.
+
+    Args:
+        requested: --resume_from_checkpoint: auto, none, or a checkpoint's folder.
+        damages: {candidate: why it cannot be trusted, or None}, up to the first that can be.
+        has_copy: return None if all are damaged, since a copy elsewhere can take their place.
+    """
+    found = None
+    passed_over = []
+    for path, damage in damages.items():
+        if damage is None:
+            found = path
+        else:
+            print(f"passed over {path}: {damage}", file=sys.stderr, flush=True)
+            passed_over.append(path)
+    if passed_over and found is None and not has_copy:
+        fail(
+            Exit.DATA,
+            "no checkpoint can be trusted: choose another --output_dir to start over, or move "
+            f"{passed_over[0]} away",
+        )
+    step = read_progress(found)["step"] if found else 0
+    existing = checkpoints_in(folder)
+    later = [
+        number for number, path in existing.items() if number > step and path not in passed_over
+    ]
+    if requested != "auto" and later:
+        fail(
+            Exit.USAGE,
+            f"--resume_from_checkpoint {requested}: {folder} has checkpoint-{max(existing)} of a "
+            "run that went further: continue from that with auto, choose another --output_dir, or "
+            "move it away",
+        )
+    return found
+
+
+def step_of(checkpoint: Path) -> int:
+    """Return the number of steps done, which the name of a checkpoint's folder has."""
+    return int(checkpoint.name.removeprefix("checkpoint-"))
 
 
 def takes_newest(folder: Path, requested: str) -> bool:
@@ -222,13 +217,13 @@ def find_damage(checkpoint: Path, rank: int = 0, num_ranks: int = 1) -> str | No
     for name in written:
         if readers[name] != rank:
             continue
-        damage = damage_of(checkpoint / name, *written[name])
+        damage = find_damage_in_file(checkpoint / name, *written[name])
         if damage is not None:
             return damage
     return None
 
 
-def damage_of(file: Path, size: int, written_hash: str) -> str | None:
+def find_damage_in_file(file: Path, size: int, written_hash: str) -> str | None:
     """Return why a file of a checkpoint cannot be trusted, or None if it can.
 
     Args:
@@ -257,8 +252,27 @@ def in_words(name: str, error: Exception) -> str:
     return f"{name} is damaged"
 
 
+# ---- Tidying, before a run continues ----
+def clean_up_after_killed_saves(folder: Path) -> None:
+    """Finish what killed saves have begun, or delete it. No save may be under way."""
+    finish_replacements(folder)
+    for staging in folder.glob(f"checkpoint-*{STAGING}"):
+        shutil.rmtree(staging, ignore_errors=True)
+
+
+def set_damaged_aside(damages: Mapping[Path, str | None]) -> None:
+    """Rename damaged checkpoints: the run needs their names when it reaches their steps again.
+
+    Args:
+        damages: {checkpoint: why it cannot be trusted, or None}.
+    """
+    for path, damage in damages.items():
+        if damage is not None:
+            path.rename(f"{path}.damaged-{time.time_ns()}")
+
+
 # ---- Writing ----
-def begin(folder: Path, step: int, nbytes: int) -> None:
+def make_staging_folder(folder: Path, step: int, nbytes: int) -> None:
     """Make the staging folder of a checkpoint. One process calls it, before the owners write.
 
     Args:
@@ -286,10 +300,11 @@ def write_part(file: Path, state: Mapping[str, torch.Tensor]) -> dict[str, Any]:
     return facts_of(file)
 
 
-def complete(folder: Path, progress: Mapping[str, Any], written: Mapping[str, Any]) -> None:
+def publish(folder: Path, progress: Mapping[str, Any], written: Mapping[str, Any]) -> None:
     """Make a checkpoint of what the owners have written. `delete_old` comes after it.
 
-    It replaces a checkpoint of the same step. One process calls it, after `begin` and the owners.
+    It replaces a checkpoint of the same step. One process calls it, after `make_staging_folder` and
+    what the owners do.
 
     Args:
         written: {file: what the manifest says about it} of all owners.
@@ -327,12 +342,6 @@ def replace_checkpoint(final: Path, staging: Path) -> None:
         if is_replaced:
             aside.rename(final)
         raise
-
-
-def delete_unfinished(folder: Path) -> None:
-    """Delete what killed saves have left, of whichever step. No save may be under way."""
-    for staging in folder.glob(f"checkpoint-*{STAGING}"):
-        shutil.rmtree(staging, ignore_errors=True)
 
 
 def facts_of(file: Path) -> dict[str, Any]:

@@ -10,16 +10,14 @@ from accelerate import Accelerator
 from components import upstream
 from components.exits import Exit
 from components.long_calls import call_on_rank_0
-from components.status import process_status, report_to_launcher
+from components.status import Ending, process_status, report_to_launcher
 
 Problem = tuple[Exit, str]  # the code with which the run has to end, and why
 
 
 def conclude(
     accelerator: Accelerator,
-    state: str,
-    code: int,
-    why: str | None = None,
+    ending: Ending,
     at_last: Callable[[], Problem | None] | None = None,
 ) -> Problem | None:
     """Record how the run ended, and then do what is left to do. Every rank takes part.
@@ -36,11 +34,11 @@ def conclude(
     """
     accelerator.wait_for_everyone()
     status = process_status()
-    status.decide(state, code, why)
+    status.decide(ending)
     problem = None
     if at_last is not None:
         problem = call_on_rank_0(accelerator, at_last)
-    status.state = state
+    status.state = ending.state
     accelerator.wait_for_everyone()
     return problem
 
@@ -62,13 +60,15 @@ def end_all_ranks(
     Args:
         at_last: as for `conclude`; its failure does not change how the run ends.
     """
-    stopped = code == Exit.STOPPED
-    state = "stopped" if stopped else "failed"
-    text = message if stopped else f"error: {message}"
-    conclude(accelerator, state, code, message, at_last)
+    ending = Ending.failed(code, message)
+    stream = sys.stderr
+    if code == Exit.STOPPED:
+        ending = Ending.stopped(message)
+        stream = sys.stdout
+    conclude(accelerator, ending, at_last)
     leave_group(accelerator)
-    accelerator.print(text, file=sys.stdout if stopped else sys.stderr, flush=True)
-    report_to_launcher(state, code, message, text)
+    accelerator.print(ending.text, file=stream, flush=True)
+    report_to_launcher(ending)
     sys.exit(code)
 
 

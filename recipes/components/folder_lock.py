@@ -11,6 +11,7 @@ import errno
 import fcntl
 import json
 import os
+import sys
 import time
 from pathlib import Path
 from typing import IO, Any
@@ -36,7 +37,8 @@ class FolderLock:
     def take(self) -> str | None:
         """Lock the folder, if it exists, until this process ends.
 
-        A run that is ending is waited for. A file system without locks locks nothing.
+        A run that is ending is waited for. A file system without locks locks nothing, which is said
+        once.
 
         Returns:
             Which other run has the folder, and what to do, or None.
@@ -49,7 +51,7 @@ class FolderLock:
             return None
         began = time.monotonic()
         is_told = False
-        while not lock_file(file):
+        while is_locked_by_others(file):
             holder = read_holder(file)
             is_here = holder.get("host", HOST) == HOST
             seconds = SECONDS_ON_THIS_HOST if is_here else SECONDS_ON_ANOTHER_HOST
@@ -68,13 +70,21 @@ class FolderLock:
         return None
 
 
-def lock_file(file: IO[str]) -> bool:
-    """Lock a file for this process if no other one has it locked; return whether none had."""
+def is_locked_by_others(file: IO[str]) -> bool:
+    """Lock a file for this process, and return False, unless another process has it locked."""
     try:
         fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
-        return error.errno not in HELD_BY_OTHERS
-    return True
+        if error.errno in HELD_BY_OTHERS:
+            return True
+        print(
+            f"warning: --output_dir {Path(file.name).parent}: its file system has no locks "
+            f"({error.strerror}): make sure that no other run writes there, since it would not be "
+            "refused",
+            file=sys.stderr,
+            flush=True,
+        )
+    return False
 
 
 def read_holder(file: IO[str]) -> dict[str, Any]:

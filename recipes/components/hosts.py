@@ -9,22 +9,21 @@ the host that reads it, so that the clocks of hosts need not agree. A rank that 
 hosts why, through the same store.
 """
 
-import json
 import os
 import secrets
 import socket
 import threading
 import time
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
-from datetime import timedelta
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch.distributed as dist
 from accelerate import Accelerator
 from accelerate.utils import broadcast_object_list, gather_object
 
-from components.status import HOST, RANK, Status
+from components.meeting import open_store
+from components.status import HOST, RANK, Ending, Status
 
 SECONDS_BETWEEN_BEATS = 1
 # A host without a new beat for so long is lost. A process that reads or writes large files may keep
@@ -78,20 +77,19 @@ class HostWatch:
     Attributes:
         rank: the rank that watches.
         hosts: all hosts of the run, this one included; empty before `join`.
-        report: how a rank of another host ended, as it told, or {}: `state`, `exit_code`, `why`,
-            `text` as for components.status.report_to_launcher, with the place, and `rank`.
+        report: how a rank of another host ended, as it told, or None.
     """
 
     def __init__(self, status: Status) -> None:
         self.rank = RANK
         self.hosts: list[Host] = []
-        self.report: Mapping[str, Any] = {}
+        self.report: Ending | None = None
         self._status = status
         self._silence = SECONDS_OF_SILENCE
         self._beats = 0
         self._store: Any = None
         self._wakes = threading.Event()
-        self._to_tell: dict[str, Any] = {}
+        self._to_tell: Ending | None = None
         self._has_told = threading.Event()
 
     @property
@@ -108,19 +106,20 @@ class HostWatch:
     def join(self, accelerator: Accelerator) -> None:
         """Begin to watch the other hosts, if there are any. Every rank takes part."""
         node = HOST, os.environ.get("GROUP_RANK", "")
-        members = gather_object([(self.rank, node, is_address_of_this_host(master_address()))])
+        address = os.environ.get("MASTER_ADDR", "localhost")
+        members = gather_object([(self.rank, node, is_address_of_this_host(address))])
         hosts = hosts_of(members)
         if len(hosts) == 1:
             return
         # The store may be older than this attempt of the run, and have the keys of another one.
         attempt = broadcast_object_list([secrets.token_hex(8)])[0]
         self.hosts = hosts
-        self._store = open_store(attempt)
+        # The process group's own connection serves one call at a time, and may be waiting in one.
+        self._store = open_store(f"hosts/{attempt}", SECONDS_OF_SILENCE)
         self._count_beat()
         accelerator.wait_for_everyone()  # All hosts have a beat in the store now.
         for host in self.hosts:
             host.heard = time.monotonic()
-        self._status.tell_other_hosts = self.tell
         threading.Thread(target=self._exchange, daemon=True).start()
 
     # ---- Looking, from the thread of watch.py ----
@@ -153,14 +152,14 @@ class HostWatch:
         return self._silence + 2 * SECONDS_BETWEEN_BEATS
 
     # ---- Telling ----
-    def tell(self, state: str, code: int, why: str, text: str) -> None:
+    def tell(self, ending: Ending) -> None:
         """Tell the other hosts how this rank ends, and wait until they know, for some seconds."""
-        step = self._status.step
-        if HOST not in text:
-            reason = text.removeprefix("error: ")
-            text = f"error: rank {self.rank} on {HOST} ended in step {step}: {reason}"
-        report = {"state": state, "exit_code": code, "why": why, "text": text}
-        self._to_tell = report | {"rank": self.rank}
+        if not self.others:
+            return
+        ending = replace(ending, rank=self.rank)
+        if HOST not in ending.text:
+            ending = ending.with_place(f"in step {self._status.step}")
+        self._to_tell = ending
         self._wakes.set()
         self._has_told.wait(SECONDS_TO_TELL)
 
@@ -173,7 +172,7 @@ class HostWatch:
                 self._read_beats()
                 self._read_end()
                 if self._to_tell:
-                    self._write_end()
+                    self._write_end(self._to_tell)
                 self._wakes.wait(SECONDS_BETWEEN_BEATS)
         except RuntimeError:  # The connection was closed: the host of the store has ended its run.
             self.note_broken_connection()
@@ -196,16 +195,16 @@ class HostWatch:
         """Read how a rank of another host has ended, and confirm that this host knows it."""
         if self.report or not self._store.check([END]):
             return
-        report = json.loads(self._store.get(END))
+        report = Ending.of_json(self._store.get(END))
         if self.is_leader:
             self._store.set(f"knows/{self.rank}", "")
         here = [host for host in self.hosts if self.rank in host.ranks]
-        if report["rank"] not in here[0].ranks:
+        if report.rank not in here[0].ranks:
             self.report = report
 
-    def _write_end(self) -> None:
+    def _write_end(self, ending: Ending) -> None:
         """Write how this rank ends, if it is the first, and wait until every host has read it."""
-        self._store.compare_set(END, "", json.dumps(self._to_tell))
+        self._store.compare_set(END, "", ending.to_json())
         if self.is_leader:
             self._store.set(f"knows/{self.rank}", "")
         keys = [f"knows/{host.leader}" for host in self.others]
@@ -235,29 +234,13 @@ def words_of_ranks(ranks: list[int]) -> str:
     return f"ranks {ranks[0]}-{ranks[-1]}"
 
 
-def master_address() -> tuple[str, int]:
-    """Return the address of the store that the launcher names; port 0 if it names none."""
-    return os.environ.get("MASTER_ADDR", "localhost"), int(os.environ.get("MASTER_PORT", 0))
-
-
-def is_address_of_this_host(address: tuple[str, int]) -> bool:
-    """Return whether the name or number of an address is one of this host's."""
+def is_address_of_this_host(address: str) -> bool:
+    """Return whether a name or a number is one of this host's."""
     try:
-        with socket.create_server((address[0], 0)):
+        with socket.create_server((address, 0)):
             return True
     except OSError:
         return False
-
-
-def open_store(attempt: str) -> dist.Store:
-    """Return a connection of this rank's own to the store at which the ranks have met.
-
-    The process group's own connection serves one call at a time, and may be waiting in one.
-    """
-    host, port = master_address()
-    patience = timedelta(seconds=SECONDS_OF_SILENCE)
-    store = dist.TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=patience)
-    return dist.PrefixStore(f"hosts/{attempt}", store)
 
 
 def is_broken_connection(error: BaseException) -> bool:

@@ -19,7 +19,7 @@ from datetime import timedelta
 from typing import Any, NoReturn
 
 from components.exits import Exit
-from components.status import HOST, LOCAL_RANK, RANK, process_status, report_to_launcher
+from components.status import HOST, LOCAL_RANK, RANK, Ending, process_status, report_to_launcher
 
 SECONDS_TO_COME = 600  # As long as torch's agents wait for each other
 SECONDS_UNTIL_WARNING = 60
@@ -61,9 +61,10 @@ class Meeting:
         from torch.distributed import DistError
 
         try:
-            self._store = open_store(self._seconds)
+            is_here = RANK == 0 and not launchers_have_store()
+            self._store = open_store(name_of_list(), self._seconds, is_here)
         except DistError as error:
-            self._end(self._report_of_lost_store(error))
+            self._end(self._ending_without_store(error))
 
     def wait_for_all(self, place: str) -> None:
         """Wait until all ranks are at a place of the start, such as "start".
@@ -78,7 +79,7 @@ class Meeting:
         try:
             self._wait(place)
         except DistError as error:  # The launcher, or the rank, that has the store is gone.
-            self._end(self._report_of_lost_store(error))
+            self._end(self._ending_without_store(error))
 
     def _wait(self, place: str) -> None:
         mine = {"host": HOST, "hosts": self.num_hosts}
@@ -89,7 +90,7 @@ class Meeting:
         has_warned = False
         while not self._store.check([f"{place}/{ALL}"]):
             if self._store.check([key_of_word()]):
-                self._end(json.loads(self._store.get(key_of_word())))
+                self._end(Ending.of_json(self._store.get(key_of_word())))
             waited = time.monotonic() - start
             is_late = waited > self._seconds
             is_time_to_warn = waited > SECONDS_UNTIL_WARNING and not has_warned
@@ -99,7 +100,7 @@ class Meeting:
                 self._compare(place)
                 self._store.set(f"{place}/{ALL}", "")
             elif is_late and missing:
-                self._leave(self._report_of_missing(missing))
+                self._leave(self._ending_without(missing))
             elif is_time_to_warn and missing:
                 has_warned = True
                 self._warn(missing)
@@ -130,7 +131,7 @@ class Meeting:
                     f"{other['host']} for one on {other['hosts']}: give all launchers the same "
                     "--num_machines (torchrun: --nnodes)"
                 )
-                self._leave(report_of(Exit.USAGE, why))
+                self._leave(Ending.failed(Exit.USAGE, why))
 
     def _warn(self, missing: list[int]) -> None:
         """Print once on each host for whom it waits."""
@@ -138,60 +139,58 @@ class Meeting:
             text = f"{HOST} waits for {words_of(missing)}, for {self._seconds} s at most"
             print(f"warning: {text}", file=sys.stderr, flush=True)
 
-    def _report_of_missing(self, missing: list[int]) -> dict[str, Any]:
+    def _ending_without(self, missing: list[int]) -> Ending:
         why = (
             f"{words_of(missing)} of {self._num_ranks} did not come within {self._seconds} s of "
             f"rank {self.rank} on {HOST}: look into the logs of the other hosts"
         )
-        return report_of(Exit.FAILED, why)
+        return Ending.failed(Exit.FAILED, why)
 
-    def _report_of_lost_store(self, error: Exception) -> dict[str, Any]:
+    def _ending_without_store(self, error: Exception) -> Ending:
         address = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
         reason = str(error).splitlines()[0]
         why = f"{HOST} cannot reach the other ranks at {address}, which rank 0's host has: {reason}"
-        return report_of(Exit.FAILED, why)
+        return Ending.failed(Exit.FAILED, why)
 
-    def _leave(self, report: dict[str, Any]) -> NoReturn:
-        """Leave word for the other ranks, and end."""
-        written = self._store.compare_set(key_of_word(), "", json.dumps(report))
+    def _leave(self, ending: Ending) -> NoReturn:
+        """Leave word for the other ranks, and end as the first rank that left word."""
+        written = self._store.compare_set(key_of_word(), "", ending.to_json())
         time.sleep(SECONDS_TO_READ)
-        self._end(json.loads(written))
+        self._end(Ending.of_json(written))
 
-    def _end(self, report: dict[str, Any]) -> NoReturn:
-        """End this rank as a report says; one rank of each host prints it."""
+    def _end(self, ending: Ending) -> NoReturn:
+        """End this rank; one rank of each host prints why."""
         if LOCAL_RANK == 0:
-            print(report["text"], file=sys.stderr, flush=True)
-        process_status().set(report["state"], report["exit_code"], report["why"])
-        report_to_launcher(report["state"], report["exit_code"], report["why"], report["text"])
-        os._exit(report["exit_code"])
+            print(ending.text, file=sys.stderr, flush=True)
+        process_status().end(ending)
+        report_to_launcher(ending)
+        os._exit(ending.exit_code)
 
 
-def leave_word(state: str, code: int, why: str, text: str) -> None:
+def leave_word(ending: Ending) -> None:
     """Tell the ranks of other hosts how this one ends before they watch each other.
 
     Nothing is done without other hosts, and where the launchers have no store: they restart all
     ranks then (TORCH_DISABLE_SHARE_RDZV_TCP_STORE).
-
-    Args:
-        state, code, why, text: as for components.status.report_to_launcher.
     """
     has_other_hosts = os.environ.get("WORLD_SIZE") != os.environ.get("LOCAL_WORLD_SIZE")
     if not has_other_hosts or not launchers_have_store():
         return
     from torch.distributed import DistError  # This takes a second, and is rarely needed.
 
-    reason = text.removeprefix("error: ")
-    text = f"error: rank {RANK} on {HOST} ended before the first step: {reason}"
-    report = {"state": state, "exit_code": int(code), "why": why, "text": text}
+    word = ending.with_place("before the first step").to_json()
     try:
-        open_store(SECONDS_TO_CONNECT).compare_set(key_of_word(), "", json.dumps(report))
+        open_store(name_of_list(), SECONDS_TO_CONNECT).compare_set(key_of_word(), "", word)
     except DistError:  # The launcher of the first host has ended: there is nobody to tell.
         return
 
 
-def report_of(code: int, why: str) -> dict[str, Any]:
-    """Return how all ranks end: `state`, `exit_code`, `why` and `text`."""
-    return {"state": "failed", "exit_code": int(code), "why": why, "text": f"error: {why}"}
+def name_of_list() -> str:
+    """Return the prefix of what ranks sign and say at the start.
+
+    Where hosts leave, an earlier attempt with more ranks may have signed.
+    """
+    return f"{LIST}/{os.environ['WORLD_SIZE']}"
 
 
 def key_of_word() -> str:
@@ -204,8 +203,13 @@ def launchers_have_store() -> bool:
     return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
 
 
-def open_store(seconds: int) -> Any:
-    """Return a connection to the store; rank 0 makes it where the launchers have none.
+def open_store(prefix: str, seconds: int, is_here: bool = False) -> Any:
+    """Return a connection of this rank's own to the store at MASTER_ADDR:MASTER_PORT.
+
+    Args:
+        prefix: of the keys, which other connections do not see.
+        seconds: in which each call has to be answered.
+        is_here: whether this process has the store, and makes it if it is not there yet.
 
     Raises:
         DistError: it could not be reached.
@@ -215,13 +219,12 @@ def open_store(seconds: int) -> Any:
     store = dist.TCPStore(
         os.environ["MASTER_ADDR"],
         int(os.environ["MASTER_PORT"]),
-        is_master=RANK == 0 and not launchers_have_store(),
+        is_master=is_here,
         wait_for_workers=False,
         timeout=timedelta(seconds=seconds),
         multi_tenant=True,  # The process group uses the same one.
     )
-    # Where hosts leave, an earlier attempt with more ranks may have signed.
-    return dist.PrefixStore(f"{LIST}/{os.environ['WORLD_SIZE']}", store)
+    return dist.PrefixStore(prefix, store)
 
 
 def words_of(ranks: list[int]) -> str:

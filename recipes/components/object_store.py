@@ -1,98 +1,34 @@
 # SPDX-License-Identifier: Apache-2.0
 """A copy of the run's folder in an object store: --output_url s3://BUCKET/RUN, gs:// and others.
 
-    URL/checkpoint-STEP-HASH/    the files of OUTPUT_DIR/checkpoint-STEP; HASH is of its manifest
-    URL/FILE                     every other file of OUTPUT_DIR
-    URL/weights.sha256           what the weights of the result are to be, as sha256sum writes it
-    URL/.run_id                  which run this is the copy of, as in OUTPUT_DIR/.run_id
+The run trains from and saves to OUTPUT_DIR. What is uploaded, fetched and kept, and when, is
+decided here. store_protocol.py says of what the copy consists, and store_transport.py moves bytes.
 
-An object store cannot rename, but an object is there as a whole or not at all. So nothing that a
-checkpoint is made of is ever overwritten: the manifest is uploaded last and makes the checkpoint
-valid, another checkpoint of the same step has another hash, and old checkpoints are deleted,
-manifest first, once a new one is complete. What an upload that was killed has left has no
-manifest, and goes with them.
-
-The run trains from and saves to OUTPUT_DIR. A checkpoint is uploaded while training continues, and
-training never waits for that: of the checkpoints that become whole during an upload, only the
-newest is uploaded next. A store that fails for a while does not end the run: each failure is a
-warning, the next upload catches up, and only a run whose result is not in the store at the end has
-failed.
+A checkpoint is uploaded while training continues, and training never waits for that: of the
+checkpoints that become whole during an upload, only the newest is uploaded next. Old checkpoints
+are deleted once a new one is complete, and what uploads that were killed have left goes with them.
+A store that fails for a while does not end the run: each failure is a warning, the next upload
+catches up, and only a run whose result is not in the store at the end has failed.
 
 Most stores cannot append to an object. So metrics.jsonl is uploaded as a whole with each
 checkpoint: some hundred bytes per logged step, which is little beside a checkpoint.
-
-fsspec (https://filesystem-spec.readthedocs.io) speaks to the store, with the credentials that the
-store's own tools use.
 """
 
-import hashlib
-import json
-import re
-import shutil
+import contextlib
 import sys
-import uuid
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
-from itertools import repeat
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
-
-import fsspec
-import xxhash
 
 from components import checkpoint, folder
 from components.exits import Exit
-from components.status import fail, write_file
+from components.status import fail
+from components.store_protocol import OtherRunError, StoredCheckpoint, StoredRun, is_of_result
+from components.store_transport import Transport
 
-# The package that fsspec needs for a store, by the beginning of its URLs
-PACKAGES = {
-    "s3": "s3fs",
-    "s3a": "s3fs",
-    "gs": "gcsfs",
-    "gcs": "gcsfs",
-    "az": "adlfs",
-    "abfs": "adlfs",
-    "abfss": "adlfs",
-}
-NAME = re.compile(r"checkpoint-([0-9]{1,18})-([0-9a-f]{16})")
-# The names of errors of the stores' clients, which this module does not import
-OUT_OF_REACH = (
-    "ClientConnectorError",
-    "ConnectTimeoutError",
-    "EndpointConnectionError",
-    "ReadTimeoutError",
-)
-NO_CREDENTIALS = ("DefaultCredentialsError", "NoCredentialsError", "PartialCredentialsError")
-# Clients divide a large file among connections of their own, and keep those parts in memory: s3fs
-# has ten of 50 MiB for a file.
-FILES_AT_ONCE = 4
-FETCHED = ".fetched"  # Ends the name of what is being fetched, a checkpoint's folder or a file
 WRITE_TEST = ".write_test"
-RUN_ID = ".run_id"
-CHECKSUMS = "weights.sha256"
-
-
-class OtherRunError(Exception):
-    """The store has the copy of another run."""
-
-
-@dataclass(frozen=True)
-class StoredCheckpoint:
-    """A complete checkpoint in the store.
-
-    Attributes:
-        step: the number of steps done.
-        path: where it is, as fsspec names it.
-    """
-
-    step: int
-    path: str
-
-    @property
-    def name(self) -> str:
-        """The name of its folder in the store."""
-        return PurePosixPath(self.path).name
 
 
 @dataclass(frozen=True)
@@ -100,40 +36,35 @@ class Upload:
     """A checkpoint that is being uploaded, or waits for its turn.
 
     Attributes:
-        name: of its folder.
-        step: the number of steps done.
+        path: its folder.
         work: of the thread that uploads.
     """
 
-    name: str
-    step: int
+    path: Path
     work: Future[None]
 
 
 class ObjectStore:
-    """The copy of one run's folder. One process of a run writes to it; any may fetch from it.
+    """When the copy of one run is written and read. One process of a run writes to it.
 
     Attributes:
         url: as given with --output_url.
+        stored: the copy.
     """
 
     def __init__(self, url: str, output_dir: Path) -> None:
         """Know where the copy is; nothing is asked of the store yet. Ends with 64 if no store can
         be at such a URL, or the package that speaks to it is missing.
         """
-        problem = find_url_problem(url)
-        if problem is not None:
-            fail(Exit.USAGE, problem)
-        self.url = url.rstrip("/")
-        options = {"auto_mkdir": True} if url.startswith(("file://", "local://")) else {}
-        self._files, self._root = fsspec.core.url_to_fs(url, **options)
+        self._transport = Transport(url)
+        self.url = self._transport.url
+        self.stored = StoredRun(self._transport, output_dir)
         self._folder = output_dir
         self._uploader = ThreadPoolExecutor(1, "uploader")
         self._uploads: list[Upload] = []  # One that is under way, and one that waits
-        self._damages: dict[str, str] = {}  # By the name of a checkpoint that has one
 
     # ---- At the start ----
-    def begin(self, dry_run: bool) -> None:
+    def connect(self, dry_run: bool) -> None:
         """Check that the store can be used, and bring what an earlier call has left there.
 
         A folder without a run gets the files that say how far the run is. Ends with 64, 69 or 73
@@ -142,135 +73,69 @@ class ObjectStore:
         Args:
             dry_run: only look whether the store answers, and write nothing.
         """
-        try:
+        with self._failures_end_the_run():
             if dry_run:
-                self._list(self._root)
+                self._transport.list_folder(self._transport.root)
                 return
-            self._files.pipe_file(self._path(WRITE_TEST), b"written")
-            self._files.rm_file(self._path(WRITE_TEST))
+            self._transport.write_and_remove(WRITE_TEST)
             if not folder.is_of_a_run(self._folder):
-                self._bring(include_weights=False)
-            self._claim()
-        except Exception as error:  # Each store has a client with errors of its own.
-            fail(*self.describe(error))
+                self.stored.fetch_files(include_weights=False)
+            self.stored.claim()
 
-    def _claim(self) -> None:
-        """Note in the store, and in the folder, which run the copy is of.
-
-        Raises:
-            OtherRunError: if it is of another one.
-        """
-        stored = self._stored_run()
-        file = self._folder / RUN_ID
-        if file.is_file():
-            self._check_run()
-        else:
-            write_file(file, stored or uuid.uuid4().hex)
-        if stored is None:
-            self._put_content(file.read_bytes(), self._path(RUN_ID))
-
-    def _stored_run(self) -> str | None:
-        """Return the id of the run in the store, None if it has none yet."""
-        path = self._path(RUN_ID)
-        if path not in self._list(self._root):
-            return None
-        return self._files.cat_file(path).decode()
-
-    def _check_run(self) -> None:
-        """Raise OtherRunError if the store has the copy of another run than the folder's.
-
-        Two runs that begin at the same time both find an empty store. The later one has it then,
-        and the other one notices that with its next upload.
-        """
-        file = self._folder / RUN_ID
-        stored = self._stored_run()
-        if file.is_file() and stored not in (None, file.read_text()):
-            raise OtherRunError(f"has the copy of another run than {self._folder}: choose another")
-
-    def bring_newest(self, requested: str) -> StoredCheckpoint | None:
-        """Fetch the newest checkpoint if it is further than those of the folder, and return it.
+    def bring_newest(self, requested: str) -> None:
+        """Fetch the newest checkpoint if it is further than those of the folder.
 
         It is not fetched if a certain one is requested. One that is damaged is passed over with a
         warning. If the run in the store is further, or is done, the folder gets its files too. Ends
         with 65, 69 or 73 if that is not possible.
         """
-        for left in self._folder.glob(f"checkpoint-*{FETCHED}"):  # from fetches that were killed
-            shutil.rmtree(left, ignore_errors=True)
+        self.stored.remove_partly_fetched()
         may_fetch = checkpoint.takes_newest(self._folder, requested)
         here = max(checkpoint.checkpoints_in(self._folder), default=0)
-        try:
-            stored = self.newest()
-            is_further = stored is not None and stored.step > here and may_fetch
-            if is_further:
+        with self._failures_end_the_run():
+            newest = self.stored.newest()
+            if newest is not None and newest.step > here and may_fetch:
                 self._take_over()
-            elif self._is_done() and not folder.has_result(self._folder):
-                self._bring(include_weights=True)
-        except Exception as error:
-            fail(*self.describe(error))
-        if stored is None or not is_further:
-            return stored
-        if self._fetch_newest(here) is None and here == 0:
-            fail(Exit.DATA, self._describe_damage(stored))
-        return self.newest()
+                if self._fetch_newest(here) is None and here == 0:
+                    fail(Exit.DATA, self._describe_damage(newest))
+            elif self.stored.is_done() and not folder.has_result(self._folder):
+                self._fetch_result()
 
-    def choose_checkpoint(
-        self,
-        requested: str,
-        stored: StoredCheckpoint | None,
-        damage_of_checkpoint: Callable[[Path], str | None] | None = None,
-    ) -> Path | None:
-        """Return the checkpoint to continue from, as `checkpoint.choose_checkpoint` does.
+    def has_one_for(self, requested: str) -> bool:
+        """Return whether a checkpoint of the store can take the place of damaged ones.
 
-        If every one of the folder that is as far as that of the store is damaged, that of the store
-        is fetched, unless a certain one is requested. So is the checkpoint of the best evaluation.
-        Ends with 64 if checkpoints of later steps would be lost, and as `bring_newest` does.
+        None does if a certain one is requested. Ends with 69 or 73 if the store cannot be read.
+        """
+        if not checkpoint.takes_newest(self._folder, requested):
+            return False
+        with self._failures_end_the_run():
+            return self.stored.newest() is not None
+
+    def bring_if_further(self, requested: str, found: Path | None) -> Path | None:
+        """Return the checkpoint to continue from: that of the store if it is further, and fetched.
+
+        So is the checkpoint of the best evaluation. Ends with 64 if a certain one is requested and
+        checkpoints of later steps would be lost, and as `bring_newest` does.
 
         Args:
-            stored: what `bring_newest` has returned.
+            found: the newest of the folder that can be trusted, or None.
         """
-        may_fetch = checkpoint.takes_newest(self._folder, requested)
-        has_copy = stored is not None and may_fetch
-        found = checkpoint.choose_checkpoint(
-            self._folder, requested, False, has_copy, damage_of_checkpoint
-        )
-        if found is not None and may_fetch:
-            self._fetch_best(checkpoint.read_progress(found))
         step = checkpoint.read_progress(found)["step"] if found else 0
-        if stored is None or stored.step <= step:
-            return found
-        if not may_fetch:
+        with self._failures_end_the_run():
+            if checkpoint.takes_newest(self._folder, requested):
+                # If it is further than what was found, the newest of the folder was damaged.
+                found = self._fetch_newest(step) or found
+                if found is not None:
+                    self._fetch_best(checkpoint.read_progress(found))
+                return found
+            newest = self.stored.newest()
+        if newest is not None and newest.step > step:
             fail(
                 Exit.USAGE,
-                f"--resume_from_checkpoint {requested}: {self.url} has {stored.name} of a run that "
+                f"--resume_from_checkpoint {requested}: {self.url} has {newest.name} of a run that "
                 "went further: continue from that with auto, or choose another --output_url",
             )
-        fetched = self._fetch_newest(step)  # The newest of the folder was damaged.
-        if fetched is None:
-            return found
-        self._fetch_best(checkpoint.read_progress(fetched))
-        return fetched
-
-    def newest(self) -> StoredCheckpoint | None:
-        """Return the complete checkpoint of the latest step; of two of one step, the later.
-
-        Those that were found damaged are left out.
-        """
-        complete = []
-        for path in self._complete_checkpoints():
-            if PurePosixPath(path).name not in self._damages:
-                complete.append(path)
-        if not complete:
-            return None
-        return self._latest_of_step(max(map(step_of, complete)), complete)
-
-    def _latest_of_step(self, step: int, complete: Iterable[str]) -> StoredCheckpoint | None:
-        """Return a step's checkpoint, the later one if there are two, and None if there is none."""
-        of_that_step = [path for path in complete if step_of(path) == step]
-        if not of_that_step:
-            return None
-        if len(of_that_step) > 1:
-            of_that_step.sort(key=lambda path: self._files.modified(manifest_of(path)))
-        return StoredCheckpoint(step, of_that_step[-1])
+        return found
 
     def _take_over(self) -> None:
         """Replace the files beside the checkpoints by those of the store, whose run is further.
@@ -279,17 +144,31 @@ class ObjectStore:
         the store has one. The checkpoint is fetched after them, so that a call that is killed
         meanwhile is followed by one that does the same again.
         """
-        is_done = self._is_done()
-        if is_done:
-            for file in self._own_files():
-                if is_of_result(file.name):
-                    file.unlink()
-        self._bring(include_weights=is_done, replace=True)
+        if not self.stored.is_done():
+            self.stored.fetch_files(include_weights=False, replace=True)
+            return
+        for file in self.stored.own_files():
+            if is_of_result(file.name):
+                file.unlink()
+        self._fetch_result(replace=True)
+
+    def _fetch_result(self, replace: bool = False) -> None:
+        """Fetch all files beside the checkpoints. Damaged weights are left out, with a warning.
+
+        The run then makes its result again from its last checkpoint.
+
+        Args:
+            replace: also those that the output folder has.
+        """
+        self.stored.fetch_files(include_weights=True, replace=replace)
+        for name in self.stored.remove_damaged_weights():
+            problem = f"{self.url}/{name} cannot be trusted: its SHA-256 differs: it is left out"
+            print(f"warning: {problem}", file=sys.stderr, flush=True)
 
     def _fetch_best(self, progress: Mapping[str, Any]) -> None:
         """Fetch the checkpoint of the best evaluation so far, where only the store has it.
 
-        Ends as `fetch` does.
+        Ends with 65 if it is damaged.
 
         Args:
             progress: of the checkpoint from which the run continues.
@@ -297,58 +176,34 @@ class ObjectStore:
         best = progress.get("best")
         if best is None or (self._folder / f"checkpoint-{best['step']}").is_dir():
             return
-        try:
-            stored = self._latest_of_step(best["step"], self._complete_checkpoints())
-        except Exception as error:
-            fail(*self.describe(error))
-        if stored is not None and self.fetch(stored) is None:
+        stored = self.stored.of_step(best["step"])
+        if stored is not None and self._fetch(stored) is None:
             fail(Exit.DATA, self._describe_damage(stored))
 
     def _fetch_newest(self, step: int) -> Path | None:
-        """Fetch the newest whole checkpoint after a step, and return its folder; None without one.
-
-        Ends as `fetch` does.
-        """
+        """Fetch the newest whole checkpoint after a step. Returns its folder, None without one."""
         while True:
-            try:
-                stored = self.newest()
-            except Exception as error:
-                fail(*self.describe(error))
-            if stored is None or stored.step <= step:
+            newest = self.stored.newest()
+            if newest is None or newest.step <= step:
                 return None
-            fetched = self.fetch(stored)
+            fetched = self._fetch(newest)
             if fetched is not None:
                 return fetched
 
-    def fetch(self, stored: StoredCheckpoint) -> Path | None:
+    def _fetch(self, stored: StoredCheckpoint) -> Path | None:
         """Copy a checkpoint into the output folder, and return its folder there.
 
-        Returns None, with a warning, if it is damaged. Ends with 69 or 73 if it cannot be copied.
+        Returns None, with a warning, if it is damaged.
         """
         print(f"Fetching {stored.name} from {self.url}", flush=True)
-        final = self._folder / f"checkpoint-{stored.step}"
-        fetched = Path(f"{final}{FETCHED}")
-        try:
-            fetched.mkdir(parents=True)
-            self._get(self._list(stored.path), fetched)
-        except Exception as error:
-            fail(*self.describe(error))
-        damage = checkpoint.find_damage(fetched)
-        if damage is not None:
-            self._damages[stored.name] = damage
+        fetched = self.stored.fetch_checkpoint(stored)
+        if fetched is None:
             print(f"warning: {self._describe_damage(stored)}", file=sys.stderr, flush=True)
-            shutil.rmtree(fetched)
-            return None
-        checkpoint.flush(fetched)
-        fetched.rename(final)
-        checkpoint.flush(self._folder)
-        newest = max(checkpoint.checkpoints_in(self._folder))
-        write_file(self._folder / folder.LATEST, f"checkpoint-{newest}")
-        return final
+        return fetched
 
     def _describe_damage(self, stored: StoredCheckpoint) -> str:
         """Return what is wrong with a checkpoint in the store that was found damaged."""
-        damage = self._damages[stored.name]
+        damage = self.stored.damages[stored.name]
         return (
             f"{self.url}/{stored.name} cannot be trusted: {damage}: delete it to continue without "
             "it"
@@ -367,17 +222,48 @@ class ObjectStore:
         """
         for upload in self._uploads:
             if upload.work.cancel():  # It has not begun.
-                self._warn(upload.name, f"an upload was still under way when {path.name} was whole")
+                why = f"an upload was still under way when {path.name} was whole"
+                self._warn(upload.path.name, why)
         work = self._uploader.submit(self._try_to_upload, path, limit, kept_step)
         under_way = [upload for upload in self._uploads if not upload.work.done()]
-        self._uploads = [*under_way, Upload(path.name, step_of_folder(path), work)]
+        self._uploads = [*under_way, Upload(path, work)]
 
     def steps_to_upload(self) -> set[int]:
         """Return the steps of the checkpoints that the folder must keep until they are uploaded."""
-        return {upload.step for upload in self._uploads if not upload.work.done()}
+        to_upload = [upload.path for upload in self._uploads if not upload.work.done()]
+        return {checkpoint.step_of(path) for path in to_upload}
+
+    def _try_to_upload(self, path: Path, limit: int, kept_step: int | None) -> None:
+        """Upload a checkpoint, with a warning if that fails: the next one is uploaded too."""
+        try:
+            self._upload_checkpoint(path, limit, kept_step)
+        except Exception as error:  # Each store has a client with errors of its own.
+            self._warn(path.name, self._describe(error)[1])
+
+    def _upload_checkpoint(self, path: Path, limit: int, kept_step: int | None) -> None:
+        """Upload a checkpoint and the files beside it, then delete old checkpoints."""
+        self.stored.upload_small_files()
+        uploaded = self.stored.upload_checkpoint(path)
+        if uploaded is not None:
+            self._delete_old(uploaded, limit, kept_step)
+
+    def _delete_old(self, newest: StoredCheckpoint, limit: int, kept_step: int | None) -> None:
+        """Delete all but the newest `limit` checkpoints and that of `kept_step`.
+
+        Another checkpoint of the newest step is deleted too, since this one replaces it, and so is
+        what killed uploads and deletions have left.
+        """
+        existing = self.stored.checkpoints()
+        valid = [stored for stored in existing if self.stored.is_valid(stored)]
+        steps = sorted({stored.step for stored in valid}, reverse=True)
+        kept_steps = {*steps[:limit], kept_step} - {newest.step}
+        for stored in existing:
+            is_kept = stored in valid and stored.step in kept_steps
+            if stored != newest and not is_kept:
+                self.stored.delete_checkpoint(stored)
 
     # ---- At the end ----
-    def finish(self, is_done: bool) -> tuple[Exit, str] | None:
+    def upload_the_rest(self, is_done: bool) -> tuple[Exit, str] | None:
         """Wait until all uploads have ended, and upload what the folder has beside checkpoints.
 
         Args:
@@ -387,323 +273,45 @@ class ObjectStore:
         Returns:
             The exit code for the failure and why, or None.
         """
-        names = [upload.name for upload in self._uploads if not upload.work.done()]
+        names = [upload.path.name for upload in self._uploads if not upload.work.done()]
         if names:
             print(f"Uploading {' and '.join(names)} to {self.url}", flush=True)
             wait([upload.work for upload in self._uploads])
         if is_done:
             return self.upload_result()
         try:
-            self._upload_small_files()
+            self.stored.upload_small_files()
         except Exception as error:
-            self._warn(folder.STATUS, self.describe(error)[1])
+            self._warn(folder.STATUS, self._describe(error)[1])
         return None
 
     def upload_result(self) -> tuple[Exit, str] | None:
-        """Upload every file of the output folder, weights first and the status last.
-
-        Nothing is uploaded if the store has this status already. An earlier result in the store is
-        deleted as far as the upload would make a mixture of two models out of it. The checkpoints
-        are there meanwhile.
+        """Upload every file of the output folder.
 
         Returns:
             The exit code for the failure and why, or None.
         """
         try:
-            self._check_run()
-            if self._has_same(folder.STATUS):
-                return None
-            self._delete_replaced()
-            files = sorted(self._own_files(), key=lambda file: order_of_result(file.name))
-            self._put_content(checksums_of(files).encode(), self._path(CHECKSUMS))
-            for file in files:
-                self._put(file, self._path(file.name))
+            self.stored.upload_result()
         except Exception as error:
-            return self.describe(error)
+            return self._describe(error)
         return None
 
-    def _delete_replaced(self) -> None:
-        """Delete what is left of an earlier result, whose parts are not to be loaded with new ones.
-
-        Its status goes first, since it says that there is a result, and then the index, without
-        which nobody loads shards, of which some are new. A single file of weights is replaced as a
-        whole. If this result has no such file, the old one goes too: what loads a folder would take
-        it for the model, whatever is beside it.
-        """
-        own = {file.name for file in self._own_files()}
-        names = {PurePosixPath(path).name for path in self._list(self._root)}
-        old_weights = {name for name in names if is_weights(name)} - own
-        for name in (folder.STATUS, CHECKSUMS, folder.INDEX, *sorted(old_weights)):
-            if name in names:
-                self._files.rm_file(self._path(name))
-
-    def _try_to_upload(self, path: Path, limit: int, kept_step: int | None) -> None:
-        """Upload a checkpoint, with a warning if that fails: the next one is uploaded too."""
+    # ---- Failures ----
+    @contextlib.contextmanager
+    def _failures_end_the_run(self) -> Iterator[None]:
+        """End with 64, 69 or 73 if what is done meanwhile fails."""
         try:
-            self._upload_checkpoint(path, limit, kept_step)
+            yield
         except Exception as error:
-            self._warn(path.name, self.describe(error)[1])
+            fail(*self._describe(error))
+
+    def _describe(self, error: Exception) -> tuple[Exit, str]:
+        """Return why an operation on the store failed, in words, and the exit code for that."""
+        if isinstance(error, OtherRunError):
+            return Exit.USAGE, f"--output_url {self.url}: {error}"
+        return self._transport.describe(error)
 
     def _warn(self, name: str, problem: str) -> None:
         text = f"warning: {name} is only in {self._folder}: {problem}"
         print(text, file=sys.stderr, flush=True)
-
-    def _upload_checkpoint(self, path: Path, limit: int, kept_step: int | None) -> None:
-        """Upload a checkpoint and the files beside it, then delete old checkpoints.
-
-        A run may replace it meanwhile by another one of its step. Then it is left without a
-        manifest, and the other one is uploaded next.
-        """
-        self._upload_small_files()
-        manifest = (path / folder.MANIFEST).read_bytes()
-        place = self._path(f"{path.name}-{xxhash.xxh3_64_hexdigest(manifest)}")
-        is_there = self._has_manifest(place)
-        if not is_there or PurePosixPath(place).name in self._damages:
-            for name in sorted(json.loads(manifest)):
-                self._put(path / name, f"{place}/{name}")
-            if (path / folder.MANIFEST).read_bytes() != manifest:
-                return
-            self._put_content(manifest, manifest_of(place))
-        self._delete_old(place, limit, kept_step)
-
-    def _upload_small_files(self) -> None:
-        """Upload the files beside the checkpoints, without weights."""
-        self._check_run()
-        for file in self._own_files():
-            if not is_weights(file.name):
-                self._put(file, self._path(file.name))
-
-    def _delete_old(self, newest: str, limit: int, kept_step: int | None) -> None:
-        """Delete all but the newest `limit` checkpoints and that of `kept_step`.
-
-        Another checkpoint of the newest step is deleted too, since this one replaces it, and so is
-        what killed uploads and deletions have left.
-        """
-        existing = self._checkpoints()
-        complete = self._complete_checkpoints()
-        steps = sorted({step_of(path) for path in complete}, reverse=True)
-        kept = {*steps[:limit], kept_step}
-        for path in existing:
-            if path == newest:
-                continue
-            is_replaced = step_of(path) == step_of(newest)
-            if path in complete and step_of(path) in kept and not is_replaced:
-                continue
-            # Without its manifest a checkpoint is not taken for one, however much is left of it.
-            if self._has_manifest(path):
-                self._files.rm_file(manifest_of(path))
-            self._files.rm(path, recursive=True)
-
-    # ---- Names and files ----
-    def _put(self, file: Path, path: str) -> None:
-        """Upload one file.
-
-        Raises:
-            OSError: if the store has another number of bytes than were sent.
-        """
-        if not is_weights(file.name):  # It may be appended to meanwhile.
-            self._put_content(file.read_bytes(), path)
-            return
-        self._files.put_file(str(file), path)
-        self._check_size(path, file.stat().st_size)
-
-    def _put_content(self, content: bytes, path: str) -> None:
-        """Upload the content of a small file. Raises as `_put` does."""
-        self._files.pipe_file(path, content)
-        self._check_size(path, len(content))
-
-    def _check_size(self, path: str, size: int) -> None:
-        self._files.invalidate_cache()
-        stored = self._files.info(path)["size"]
-        if stored != size:
-            name = PurePosixPath(path).name
-            raise OSError(f"{name} has {size:,} bytes, of which {stored:,} are in the store")
-
-    def _has_same(self, name: str) -> bool:
-        """Return whether the store has a small file as it is in the output folder."""
-        path = self._path(name)
-        return self._files.exists(path) and (
-            self._files.cat_file(path) == (self._folder / name).read_bytes()
-        )
-
-    def _is_done(self) -> bool:
-        """Return whether the status in the store is that of a run that is done."""
-        path = self._path(folder.STATUS)
-        if not self._files.exists(path):
-            return False
-        return json.loads(self._files.cat_file(path)).get("state") == "done"
-
-    def _bring(self, include_weights: bool, replace: bool = False) -> None:
-        """Fetch the files beside the checkpoints.
-
-        Args:
-            replace: also those that the output folder has.
-        """
-        self._folder.mkdir(parents=True, exist_ok=True)
-        wanted = []
-        for path in self._list(self._root):
-            name = PurePosixPath(path).name
-            is_wanted = include_weights or not is_weights(name)
-            is_missing = replace or not (self._folder / name).exists()
-            is_about_copy = name in (CHECKSUMS, RUN_ID)
-            if is_wanted and is_missing and not is_about_copy and self._files.isfile(path):
-                wanted.append(path)
-        self._get(wanted, self._folder)
-        if include_weights:
-            self._remove_damaged_weights()
-
-    def _remove_damaged_weights(self) -> None:
-        """Remove weights that are not what the store says of them, with a warning.
-
-        The run then makes its result again from its last checkpoint.
-        """
-        path = self._path(CHECKSUMS)
-        if path not in self._list(self._root):  # Older versions did not upload it.
-            return
-        for line in self._files.cat_file(path).decode().splitlines():
-            digest, _, name = line.partition("  ")
-            file = self._folder / name
-            if file.is_file() and sha256_of(file) != digest:
-                file.unlink()
-                problem = (
-                    f"{self.url}/{name} cannot be trusted: its SHA-256 differs: it is left out"
-                )
-                print(f"warning: {problem}", file=sys.stderr, flush=True)
-
-    def _get(self, paths: Sequence[str], into: Path) -> None:
-        """Fetch files into a folder, some at a time. Raises as `_get_file` does."""
-        with ThreadPoolExecutor(FILES_AT_ONCE, "fetcher") as pool:
-            list(pool.map(self._get_file, paths, repeat(into)))
-
-    def _get_file(self, path: str, into: Path) -> None:
-        """Fetch a file, which has its name once all of it is there.
-
-        Raises:
-            OSError: if fewer bytes came than the store has.
-        """
-        file = into / PurePosixPath(path).name
-        fetched = file.with_name(f"{file.name}{FETCHED}")
-        self._files.get_file(path, str(fetched))
-        size = self._files.info(path)["size"]
-        if fetched.stat().st_size != size:
-            raise OSError(f"of {file.name}, not all of {size:,} bytes came from the store")
-        checkpoint.flush(fetched)
-        fetched.replace(file)
-
-    def _has_manifest(self, path: str) -> bool:
-        """Return whether a checkpoint in the store is complete.
-
-        A listing fails if the store does; `exists` of some stores would return False.
-        """
-        return manifest_of(path) in self._list(path)
-
-    def _checkpoints(self) -> list[str]:
-        """Return where there is a checkpoint or a part of one."""
-        return [path for path in self._list(self._root) if NAME.fullmatch(PurePosixPath(path).name)]
-
-    def _complete_checkpoints(self) -> list[str]:
-        """Return where there is a complete checkpoint."""
-        return [path for path in self._checkpoints() if self._has_manifest(path)]
-
-    def _list(self, path: str) -> list[str]:
-        """Return what is in a folder of the store, nothing if there is no such folder."""
-        self._files.invalidate_cache()
-        try:
-            return [found.rstrip("/") for found in self._files.ls(path, detail=False)]
-        except FileNotFoundError:
-            return []
-
-    def _own_files(self) -> list[Path]:
-        """Return the files of the output folder, those that are being written left out."""
-        files = []
-        for path in sorted(self._folder.iterdir()):
-            is_partial = path.suffix in (".tmp", FETCHED)
-            is_own = path.is_file() and not is_partial and path.name != folder.LATEST
-            if is_own and not path.name.startswith("."):
-                files.append(path)
-        return files
-
-    def _path(self, name: str) -> str:
-        """Return where an object of the run is."""
-        return f"{self._root}/{name}"
-
-    def describe(self, error: BaseException) -> tuple[Exit, str]:
-        """Return why an operation on the store failed, in words, and the exit code for that."""
-        if isinstance(error, OtherRunError):
-            return Exit.USAGE, f"--output_url {self.url}: {error}"
-        kind = type(error).__name__
-        problem = f"--output_url {self.url}: "
-        if kind in OUT_OF_REACH or isinstance(error, ConnectionError | TimeoutError):
-            return Exit.NO_HUB, f"{problem}cannot be reached: {error}"
-        if kind in NO_CREDENTIALS:
-            return Exit.USAGE, f"{problem}{error}: log in with the tools of the store"
-        if isinstance(error, PermissionError):
-            return Exit.CANNOT_WRITE, f"{problem}permission denied: {error}"
-        if isinstance(error, FileNotFoundError):
-            # The store's own words say whether that is a bucket or an object.
-            return Exit.CANNOT_WRITE, f"{problem}not found: {error}"
-        return Exit.CANNOT_WRITE, f"{problem}{kind}: {error}"
-
-
-def checksums_of(files: Iterable[Path]) -> str:
-    """Return the SHA-256 of each file with weights, a line each, as sha256sum writes them."""
-    lines = []
-    for file in files:
-        if is_weights(file.name):
-            lines.append(f"{sha256_of(file)}  {file.name}\n")
-    return "".join(lines)
-
-
-def sha256_of(file: Path) -> str:
-    """Return the SHA-256 of a file, in hexadecimal digits."""
-    with open(file, "rb") as content:
-        return hashlib.file_digest(content, "sha256").hexdigest()
-
-
-def step_of(path: str) -> int:
-    """Return the step in the name of a stored checkpoint."""
-    match = NAME.fullmatch(PurePosixPath(path).name)
-    assert match is not None, path
-    return int(match[1])
-
-
-def step_of_folder(path: Path) -> int:
-    """Return the step in the name of a checkpoint in the output folder."""
-    return int(path.name.removeprefix("checkpoint-"))
-
-
-def manifest_of(path: str) -> str:
-    """Return where the manifest of a stored checkpoint is."""
-    return f"{path}/{folder.MANIFEST}"
-
-
-def is_weights(name: str) -> bool:
-    """Return whether a file of this name is large and never appended to."""
-    return name.endswith(".safetensors")
-
-
-def is_of_result(name: str) -> bool:
-    """Return whether a file of this name is a part of the result that has to fit the others."""
-    return is_weights(name) or name == folder.INDEX
-
-
-def order_of_result(name: str) -> int:
-    """Return where a file has its place in the upload of a result: weights, others, status."""
-    if is_weights(name):
-        return 0
-    return 2 if name == folder.STATUS else 1
-
-
-def find_url_problem(url: str) -> str | None:
-    """Return why --output_url cannot be an object store's, or None. Nothing is asked of a store."""
-    protocol, separator, rest = url.partition("://")
-    if not separator or not rest.strip("/"):
-        return f"--output_url {url}: write it as s3://BUCKET/RUN or gs://BUCKET/RUN"
-    try:
-        fsspec.get_filesystem_class(protocol)
-    except ImportError:
-        return f"--output_url {url}: pip install {PACKAGES.get(protocol, 'its fsspec package')}"
-    except ValueError:
-        known = ", ".join(f"{name}://" for name in PACKAGES)
-        return f"--output_url {url}: fsspec knows no {protocol}://; it knows {known}"
-    return None

@@ -43,9 +43,9 @@ from components.optimizer import Schedule
 from components.pipeline_probe import PipelineProbe
 from components.saved_state import (
     SavedState,
-    find_damage_together,
-    find_damages,
     require_on_every_host,
+    verify_candidates,
+    verify_together,
 )
 from components.saving import Saver
 from components.startup import imports_are_done
@@ -56,7 +56,7 @@ from components.state import (
     restore_loss_scale,
     restore_state,
 )
-from components.status import RANK, fail, process_status, report_to_launcher
+from components.status import RANK, Ending, fail, process_status, report_to_launcher
 from components.strategy import PipelineAccelerator, ProbedAccelerator, Strategy
 from components.summary import WARNING, summarize
 from components.trackers import start_trackers
@@ -112,7 +112,7 @@ class Run:
         leaves_no_trace = args.dry_run or self._other_run is not None
         self._store = ObjectStore(args.output_url, self._folder) if args.output_url else None
         if self._store is not None and RANK == 0:
-            self._store.begin(leaves_no_trace)
+            self._store.connect(leaves_no_trace)
         self._saver = Saver(self._folder, args.save_total_limit, self._store)
         self._status = process_status()
         self._status.open(None if leaves_no_trace else self._folder)
@@ -397,9 +397,7 @@ class Run:
             f"Trained in {seconds:.0f} s{part}; the model is in {self._folder}. {hint}",
             flush=True,
         )
-        problem = conclude(
-            self._accelerator, "done", Exit.DONE, at_last=self._uploads(is_done=True)
-        )
+        problem = conclude(self._accelerator, Ending.done(), self._uploads(is_done=True))
         leave_group(self._accelerator)
         if problem is not None:
             self._end_without_copy(*problem)
@@ -424,17 +422,18 @@ class Run:
         problem = call_on_rank_0(self._accelerator, self._store.upload_result)
         if problem is None:
             return
-        conclude(self._accelerator, "done", Exit.DONE)
+        conclude(self._accelerator, Ending.done())
         leave_group(self._accelerator)
         self._end_without_copy(*problem)
 
     def _end_without_copy(self, code: Exit, why: str) -> NoReturn:
         """End all ranks alike, since the run is done but its result could not be uploaded."""
         message = f"the result is only in {self._folder}: {why}; the same command uploads it"
+        ending = Ending("done", code, message, f"error: {message}")
         if self._accelerator.is_main_process:
-            self._status.set("done", code, message)
-        self._accelerator.print(f"error: {message}", file=sys.stderr, flush=True)
-        report_to_launcher("done", code, message, f"error: {message}")
+            self._status.end(ending)
+        self._accelerator.print(ending.text, file=sys.stderr, flush=True)
+        report_to_launcher(ending)
         sys.exit(code)
 
     def _trained_seconds(self) -> float | None:
@@ -469,7 +468,7 @@ class Run:
         A checkpoint that is written in the background is taken further. All ranks end with 73 if it
         cannot be finished.
         """
-        stops, *votes = self._watch.vote(self._accelerator, *self._saver.votes())
+        stops, *votes = self._watch.vote(self._accelerator, *self._saver.vote())
         problem = self._saver.advance(self._accelerator, votes)
         if problem is not None:
             self._end(*problem)
@@ -620,16 +619,9 @@ class Run:
         Each rank verifies the files that it will read.
         """
         accelerator = self._accelerator
-        wish = self._args.resume_from_checkpoint
-        dry_run = self._args.dry_run
-        choose = partial(checkpoint.choose_checkpoint, self._folder, wish, dry_run)
-        if self._store is not None and not dry_run:
-            stored = call_on_rank_0(accelerator, partial(self._store.bring_newest, wish))
-            choose = partial(self._store.choose_checkpoint, wish, stored)
-        find_candidates = partial(checkpoint.find_candidates, self._folder, wish, dry_run)
-        damages = find_damages(accelerator, call_on_rank_0(accelerator, find_candidates))
-        verdict = damages.__getitem__
-        found = call_on_rank_0(accelerator, partial(choose, damage_of_checkpoint=verdict))
+        candidates = call_on_rank_0(accelerator, self._find_candidates)
+        damages = verify_candidates(accelerator, candidates)
+        found = call_on_rank_0(accelerator, partial(self._choose_checkpoint, damages))
         if found is None:
             self._keep_finished_model()
             return
@@ -652,6 +644,31 @@ class Run:
         self._nonfinite.left_out = self._restored["nonfinite_steps"]
         self._status.step = self.step
         self._find_best()
+
+    def _find_candidates(self) -> list[Path]:
+        """Return the checkpoints to try, in order, in a tidy folder. Rank 0 calls it."""
+        requested = self._args.resume_from_checkpoint
+        if not self._args.dry_run:
+            checkpoint.clean_up_after_killed_saves(self._folder)
+            if self._store is not None:
+                self._store.bring_newest(requested)
+        return checkpoint.find_candidates(self._folder, requested)
+
+    def _choose_checkpoint(self, damages: Mapping[Path, str | None]) -> Path | None:
+        """Return the checkpoint to continue from, or None to start over. Rank 0 calls it.
+
+        Args:
+            damages: as for `checkpoint.choose_checkpoint`.
+        """
+        requested = self._args.resume_from_checkpoint
+        if self._args.dry_run:
+            return checkpoint.choose_checkpoint(self._folder, requested, damages)
+        has_copy = self._store is not None and self._store.has_one_for(requested)
+        found = checkpoint.choose_checkpoint(self._folder, requested, damages, has_copy)
+        checkpoint.set_damaged_aside(damages)
+        if self._store is not None:
+            return self._store.bring_if_further(requested, found)
+        return found
 
     def _keep_row_order(self) -> None:
         """Take over the order of rows of the checkpoint's run; end with 64 if it is unknown."""
@@ -786,7 +803,7 @@ class Run:
         if best.step == self.step:
             return
         path = self._folder / f"checkpoint-{best.step}"
-        damage = find_damage_together(accelerator, path)
+        damage = verify_together(accelerator, path)
         if damage is not None:
             self._end(
                 Exit.DATA,

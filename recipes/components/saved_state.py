@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The state in a checkpoint as one rank after another reads it, for all of them.
 
-Each file is read by one rank of the run, which verifies its hash, and then sends its tensors to the
-others, whole and one at a time. So the file system is asked for each byte once, however many ranks
-there are, as long as the page cache of the host keeps what was verified until it is sent. No rank
-needs memory for more than one tensor.
+Each file is read by one rank of the run, however many ranks there are. It verifies the file's hash,
+and then sends its tensors to the others, whole and one at a time. That reads the file a second
+time: from the page cache of the host, as far as that still holds what the host's ranks have
+verified, and otherwise from the disk. No rank needs memory for more than one tensor.
 """
 
 from collections.abc import Mapping, Sequence
@@ -83,7 +83,9 @@ class SavedState:
         return whole
 
 
-def find_damages(accelerator: Accelerator, candidates: Sequence[Path]) -> dict[Path, str | None]:
+def verify_candidates(
+    accelerator: Accelerator, candidates: Sequence[Path]
+) -> dict[Path, str | None]:
     """Return {checkpoint: why it cannot be trusted, or None}, up to the first that can be.
 
     Every rank takes part. All ranks end with 64 if a host does not see a checkpoint of rank 0's.
@@ -94,13 +96,13 @@ def find_damages(accelerator: Accelerator, candidates: Sequence[Path]) -> dict[P
     found: dict[Path, str | None] = {}
     for path in candidates:
         require_on_every_host(accelerator, path)
-        found[path] = find_damage_together(accelerator, path)
+        found[path] = verify_together(accelerator, path)
         if found[path] is None:
             break
     return found
 
 
-def find_damage_together(accelerator: Accelerator, path: Path) -> str | None:
+def verify_together(accelerator: Accelerator, path: Path) -> str | None:
     """Return why a checkpoint cannot be trusted, or None. Each rank looks at what it reads."""
     rank, num_ranks = accelerator.process_index, accelerator.num_processes
     look = partial(checkpoint.find_damage, path, rank, num_ranks)

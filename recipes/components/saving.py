@@ -8,12 +8,13 @@ while a run waits and, with --async_save, while it trains.
 
 import contextlib
 import copy
+import enum
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from accelerate import Accelerator
@@ -25,9 +26,29 @@ from components.ending import Problem
 from components.exits import Exit
 from components.object_store import ObjectStore
 from components.state import first_nonfinite
+from components.write_errors import WriteError
 
 # What the manifest says about the files that a rank has written, and why it could not write
-Written = tuple[dict[str, Any], str | None]
+Written = tuple[dict[str, Any], WriteError | None]
+
+
+class Phase(enum.Enum):
+    """What the threads of all ranks do for a checkpoint. They end one phase before the next."""
+
+    WRITING = enum.auto()  # Each owner writes its tensors.
+    PUBLISHING = enum.auto()  # Rank 0 gives the checkpoint its name; the others do nothing.
+
+
+class Vote(NamedTuple):
+    """What a rank says of its thread between steps. The votes of all ranks are added up.
+
+    Attributes:
+        phases_ended: those that its thread has ended so far, of all checkpoints.
+        failures: 1 if the last of them failed.
+    """
+
+    phases_ended: int
+    failures: int
 
 
 @dataclass
@@ -38,15 +59,14 @@ class PendingSave:
         progress: the content of its progress.json.
         nbytes: of the tensors of all owners.
         kept_step: the step of a checkpoint that is kept in any case.
-        work: what this rank's thread does for it now.
-        is_completing: whether all owners have written, and rank 0 gives it its name.
+        work: what this rank's thread does for it in this phase.
     """
 
     progress: Mapping[str, Any]
     nbytes: int
     kept_step: int | None
     work: Future[Written]
-    is_completing: bool = False
+    phase: Phase = Phase.WRITING
 
 
 class Saver:
@@ -64,7 +84,7 @@ class Saver:
         self._limit = limit
         self._store = store
         self._thread = ThreadPoolExecutor(1, "saver")
-        self._num_begun = 0  # Pieces of work that the thread was given
+        self._phases_begun = 0  # Of all checkpoints
         self._pending: PendingSave | None = None
         self._kept_step: int | None = None  # What the newest checkpoint was saved with
 
@@ -95,12 +115,12 @@ class Saver:
         sizes = [size for size, _ in found]
         problem = None
         if accelerator.is_main_process:
-            problem = begin(self._folder, step, sum(sizes))
+            problem = try_to_make_staging_folder(self._folder, step, sum(sizes))
         problem = broadcast_object_list([problem])[0]
         if problem is not None:
             return self._describe(step, sum(sizes), problem)
         file = files_of_owners(sizes).get(accelerator.process_index)
-        work = self._give_thread(write_share, self._folder, step, file, share)
+        work = self._begin_phase(write_share, self._folder, step, file, share)
         # The run may continue and change what its progress consists of.
         self._pending = PendingSave(copy.deepcopy(progress), sum(sizes), kept_step, work)
         return None
@@ -109,14 +129,15 @@ class Saver:
         """Keep the checkpoint of a step, as an earlier call has decided, until the next save."""
         self._kept_step = step
 
-    def votes(self) -> tuple[int, int]:
-        """Return what `advance` has to know the sums of: pieces of work done, and failures."""
+    def vote(self) -> Vote:
+        """Return what `advance` has to know the sums of."""
         if self._pending is None:
-            return self._num_begun, 0
+            return Vote(self._phases_begun, 0)
         work = self._pending.work
         if not work.done():
-            return self._num_begun - 1, 0
-        return self._num_begun, int(work.exception() is not None or work.result()[1] is not None)
+            return Vote(self._phases_begun - 1, 0)
+        has_failed = work.exception() is not None or work.result()[1] is not None
+        return Vote(self._phases_begun, int(has_failed))
 
     def advance(self, accelerator: Accelerator, sums: Sequence[int]) -> Problem | None:
         """Take the checkpoint under way further if no rank's thread has to be waited for.
@@ -124,17 +145,17 @@ class Saver:
         If a rank could not write, the others are waited for, since the run ends.
 
         Args:
-            sums: of the `votes` of all ranks, the same on each. They may be earlier ones, since
-                what is counted never becomes less.
+            sums: of the votes of all ranks, the same on each. They may be those of an earlier step,
+                since phases that have ended are never fewer than before.
 
         Returns:
             On every rank why the checkpoint could not be finished, or None.
         """
-        num_done, num_failed = sums
-        is_done = num_done == accelerator.num_processes * self._num_begun
-        if self._pending is None or not (is_done or num_failed):
+        votes = Vote(*sums)
+        has_ended = votes.phases_ended == accelerator.num_processes * self._phases_begun
+        if self._pending is None or not (has_ended or votes.failures):
             return None
-        return self._take_further(accelerator, self._pending)
+        return self._end_phase(accelerator, self._pending)
 
     def finish(self, accelerator: Accelerator) -> Problem | None:
         """Wait until the checkpoint under way is whole.
@@ -144,11 +165,16 @@ class Saver:
         """
         problem = None
         while self._pending is not None:
-            problem = self._take_further(accelerator, self._pending)
+            problem = self._end_phase(accelerator, self._pending)
         return problem
 
-    def _take_further(self, accelerator: Accelerator, save: PendingSave) -> Problem | None:
-        """Wait for the threads of all ranks; have rank 0 complete what all have written."""
+    def _begin_phase(self, function: Callable[..., Written], *arguments: Any) -> Future[Written]:
+        """Have this rank's thread call a function."""
+        self._phases_begun += 1
+        return self._thread.submit(function, *arguments)
+
+    def _end_phase(self, accelerator: Accelerator, save: PendingSave) -> Problem | None:
+        """Wait for the threads of all ranks; have rank 0 publish what all have written."""
         step = save.progress["step"]
         written = {}
         problems = []
@@ -156,24 +182,21 @@ class Saver:
             written |= facts
             if problem is not None:
                 problems.append(problem)
-        if problems or save.is_completing:
-            self._pending = None
         if problems:
+            self._pending = None
             if accelerator.is_main_process:
                 discard(self._folder, step)
             return self._describe(step, save.nbytes, problems[0])
-        if not save.is_completing:
-            save.is_completing = True
-            mine = accelerator.is_main_process
-            save.work = self._give_thread(self._complete if mine else do_nothing, save, written)
+        match save.phase:
+            case Phase.WRITING:
+                save.phase = Phase.PUBLISHING
+                publish = self._publish if accelerator.is_main_process else do_nothing
+                save.work = self._begin_phase(publish, save, written)
+            case Phase.PUBLISHING:
+                self._pending = None
         return None
 
-    def _give_thread(self, function: Callable[..., Written], *arguments: Any) -> Future[Written]:
-        """Have this rank's thread call a function."""
-        self._num_begun += 1
-        return self._thread.submit(function, *arguments)
-
-    def _complete(self, save: PendingSave, written: Mapping[str, Any]) -> Written:
+    def _publish(self, save: PendingSave, written: Mapping[str, Any]) -> Written:
         """Give the checkpoint its name, and begin to upload it. Rank 0's thread calls it.
 
         One that is still being uploaded is not deleted, however old it is.
@@ -181,14 +204,14 @@ class Saver:
         self._kept_step = save.kept_step
         kept_steps = {save.kept_step}
         try:
-            checkpoint.complete(self._folder, save.progress, written)
+            checkpoint.publish(self._folder, save.progress, written)
             if self._store is not None:
                 path = self._folder / f"checkpoint-{save.progress['step']}"
                 self._store.start_upload(path, self._limit, save.kept_step)
                 kept_steps |= self._store.steps_to_upload()
             checkpoint.delete_old(self._folder, self._limit, kept_steps)
         except OSError as error:
-            return {}, str(error)
+            return {}, WriteError.of(error)
         return {}, None
 
     def finish_uploads(self, is_done: bool) -> Problem | None:
@@ -201,18 +224,17 @@ class Saver:
             Why the result could not be uploaded, or None.
         """
         assert self._store is not None
-        problem = self._store.finish(is_done)
+        problem = self._store.upload_the_rest(is_done)
         with contextlib.suppress(OSError):  # It would only take room.
             checkpoint.delete_old(self._folder, self._limit, {self._kept_step})
         return problem
 
-    def _describe(self, step: int, nbytes: int, problem: str) -> Problem:
+    def _describe(self, step: int, nbytes: int, problem: WriteError) -> Problem:
         """Return how a run ends whose checkpoint cannot be written."""
-        free = shutil.disk_usage(self._folder).free
         return Exit.CANNOT_WRITE, (
-            f"the checkpoint after step {step} could not be finished: {problem}: it needs "
-            f"{nbytes:,} bytes, {free:,} are free in {self._folder}; older checkpoints, if there "
-            "are any, are whole"
+            f"the checkpoint after step {step} could not be finished: "
+            f"{problem.describe(self._folder, nbytes)}; older checkpoints, if there are any, are "
+            "whole"
         )
 
 
@@ -226,13 +248,13 @@ def files_of_owners(sizes: list[int]) -> dict[int, str]:
     return dict(zip(owners, checkpoint.state_files(len(owners)), strict=True))
 
 
-def begin(folder: Path, step: int, nbytes: int) -> str | None:
+def try_to_make_staging_folder(folder: Path, step: int, nbytes: int) -> WriteError | None:
     """Make the staging folder. Returns why that failed, or None."""
     try:
-        checkpoint.begin(folder, step, nbytes)
+        checkpoint.make_staging_folder(folder, step, nbytes)
     except OSError as error:
         discard(folder, step)
-        return str(error)
+        return WriteError.of(error)
     return None
 
 
@@ -253,11 +275,11 @@ def write_share(
     try:
         return {file: checkpoint.write_part(path, share)}, None
     except (OSError, SafetensorError) as error:
-        return {}, str(error)
+        return {}, WriteError.of(error)
 
 
 def do_nothing(*arguments: Any) -> Written:
-    """Do what the other ranks have to do while rank 0 completes a checkpoint."""
+    """Do what the other ranks have to do while rank 0 publishes a checkpoint."""
     return {}, None
 
 

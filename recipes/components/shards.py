@@ -14,7 +14,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +35,7 @@ from components.owners import Entry, largest_first, share_out
 from components.state import entries_of, free_whole_weights
 from components.status import write_file
 from components.strategy import Strategy
+from components.write_errors import WriteError
 
 SHARD = re.compile(r"model-[0-9]{5,}-of-[0-9]{5,}\.safetensors")
 STAGING = "model.staging"
@@ -164,25 +165,38 @@ def has_no_joined_tensors(unwrapped: Any) -> bool:
 
 
 def owners_of_groups(
-    accelerator: Accelerator, groups: Mapping[str, Sequence[Entry]], buffers: set[str]
+    accelerator: Accelerator, groups: Mapping[str, Sequence[Entry]], buffers: Collection[str]
 ) -> dict[str, int]:
     """Return the rank that owns each group. Every rank takes part.
 
-    What a stage of a pipeline has goes to one of its ranks. Each rank may have other values in
-    buffers: those of the first one are saved.
+    What a stage of a pipeline has goes to one of its ranks. Weights are the same on all ranks that
+    have them, but buffers need not be: BatchNorm has statistics of each rank's own rows. So the
+    first rank that has a buffer owns its group, as in a checkpoint.
+
+    Args:
+        buffers: the names of the buffers in the groups.
     """
-    found = {}
+    own_sizes = {}
     for group, entries in groups.items():
-        has_buffer = any(entry.name in buffers for entry in entries)
-        found[group] = (sum(entry.nbytes for entry in entries), has_buffer)
+        own_sizes[group] = sum(entry.nbytes for entry in entries)
     sizes: dict[str, int] = {}
     holders: dict[str, list[int]] = {}
-    for rank, of_rank in enumerate(gather_object([found])):
-        for group, (nbytes, has_buffer) in of_rank.items():
-            sizes[group] = nbytes
-            if not has_buffer or group not in holders:
-                holders.setdefault(group, []).append(rank)
+    for rank, sizes_of_rank in enumerate(gather_object([own_sizes])):
+        sizes |= sizes_of_rank
+        for group in sizes_of_rank:
+            holders.setdefault(group, []).append(rank)
+    for group in gather_object(groups_with(buffers, groups)):
+        holders[group] = holders[group][:1]
     return share_out(sizes, accelerator.num_processes, holders, SMALLEST_SHARE)
+
+
+def groups_with(names: Collection[str], groups: Mapping[str, Sequence[Entry]]) -> list[str]:
+    """Return the groups in which there is an entry of one of these names."""
+    found = []
+    for group, entries in groups.items():
+        if any(entry.name in names for entry in entries):
+            found.append(group)
+    return found
 
 
 def as_in_files(unwrapped: Any, parts: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -211,7 +225,7 @@ def write_shards(
     staging = folder / STAGING
     problem = None
     if accelerator.is_main_process:
-        problem = begin(staging)
+        problem = stage_result(staging)
     problem = broadcast_object_list([problem])[0]
     if problem is not None:
         return problem
@@ -222,7 +236,7 @@ def write_shards(
     own = dict(zip(names[first : first + len(files)], files, strict=True))
     reports = gather_object([write_files(staging, own, share)])
     if accelerator.is_main_process:
-        problem = complete(folder, reports, write_rest)
+        problem = publish_result(folder, reports, write_rest)
     return broadcast_object_list([problem])[0]
 
 
@@ -239,9 +253,9 @@ def write_on_rank_0(
     """
     problem = None
     if accelerator.is_main_process:
-        problem = begin(folder / STAGING)
+        problem = stage_result(folder / STAGING)
         if problem is None:
-            problem = complete(folder, [], write_rest)
+            problem = publish_result(folder, [], write_rest)
     return broadcast_object_list([problem])[0]
 
 
@@ -260,13 +274,13 @@ def names_of_files(number: int) -> list[str]:
     return [f"model-{i:05d}-of-{number:05d}.safetensors" for i in range(1, number + 1)]
 
 
-def begin(staging: Path) -> str | None:
+def stage_result(staging: Path) -> str | None:
     """Make the staging folder. Returns why that failed, or None."""
     try:
         shutil.rmtree(staging, ignore_errors=True)  # left over from a run that was killed
         staging.mkdir(parents=True)
     except OSError as error:
-        return str(error)
+        return str(WriteError.of(error))
     return None
 
 
@@ -290,11 +304,11 @@ def write_files(
             give_usual_mode(staging / file)
             flush(staging / file)
     except (OSError, SafetensorError) as error:
-        problem = str(error)
+        problem = str(WriteError.of(error))
     return {file: list(names) for file, names in files.items()}, nbytes, elements, problem
 
 
-def complete(
+def publish_result(
     folder: Path, reports: Sequence[Report], write_rest: Callable[[Path], None]
 ) -> str | None:
     """Write the rest and give all files their names, on rank 0, if all owners have written.
@@ -322,15 +336,15 @@ def complete(
             write_file(staging / INDEX, index_of(files, reports))
     except Exception as error:  # The tokenizers package raises no other kind if the disk is full.
         shutil.rmtree(staging, ignore_errors=True)
-        return str(error)
+        return str(WriteError.of(error))
     try:
-        publish(folder, files)
+        replace_result(folder, files)
     except OSError as error:
-        return str(error)
+        return str(WriteError.of(error))
     return None
 
 
-def publish(folder: Path, files: Iterable[str]) -> None:
+def replace_result(folder: Path, files: Iterable[str]) -> None:
     """Replace an earlier result by the staged one: first all but the weights, the index last.
 
     Args:

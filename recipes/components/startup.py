@@ -12,7 +12,7 @@ from components.cli import parse_arguments
 from components.exits import Exit
 from components.meeting import leave_word
 from components.roles import find_column_conflicts
-from components.status import fail, process_status
+from components.status import Ending, fail, process_status
 
 A = TypeVar("A")
 
@@ -23,7 +23,7 @@ def start(kind: type[A], description: str | None) -> A:
     A wrong call ends here, within a second. A fifth of the time of imports would go to garbage
     collection, which finds nothing to collect: it pauses until `imports_are_done`.
     """
-    process_status().tell_other_hosts = leave_word
+    process_status().tell_other_hosts_by(leave_word)
     sys.excepthook = on_early_exception
     arguments = parse_arguments(kind, description or "")
     if isinstance(arguments, DataArguments):
@@ -41,7 +41,7 @@ def on_early_exception(
     """Print an exception, such as a package that only this host lacks, and tell other hosts."""
     sys.__excepthook__(kind, error, trace)
     why = f"{kind.__name__}: {error}"
-    leave_word("failed", Exit.FAILED, why, f"error: {why}")
+    leave_word(Ending.failed(Exit.FAILED, why))
 
 
 def imports_are_done() -> None:

@@ -4,7 +4,7 @@
 Checkpoints hold these tensors, so that they fit every YAML and number of ranks.
 """
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -32,6 +32,9 @@ from components.owners import Entry, largest_first, share_out
 from components.saved_state import SavedState
 from components.strategy import Strategy
 
+# A function that restores what one engine trains, from the model, the engine's optimizer, a saved
+# state and the names of its tensors. Every rank calls it. It returns whether all is in place.
+Restorer = Callable[[torch.nn.Module, Any, SavedState, Collection[str]], bool]
 LARGEST_MAP = 4096  # elements; bitsandbytes' quantization maps have no more
 # The attributes that are the state of DeepSpeed's dynamic loss scale
 LOSS_SCALE = ("cur_scale", "cur_iter", "last_overflow_iter", "cur_hysteresis")
@@ -177,21 +180,55 @@ def restore_state(
         buffer.copy_(state.fetch(name))
     trained = [name for name in state.names if name not in buffers]
 
-    if has_flat_parts(Strategy.of(accelerator)):
-        restore_zero_state(model, state)
-        return are_restored(read_again(zero_entries(model), state), state, trained)
-    masters = master_weights(model, optimizer.optimizer)
-    if masters:
-        inner = optimizer.optimizer.optimizer
-        restore_master_state(masters, inner, state)
-        return are_restored(master_parts(masters, inner), state, trained)
-    own = trained
-    if Strategy.of(accelerator).pipeline > 1:
-        _init_optim_state(optimizer.optimizer)
-        own = [name for name, _ in trained_entries(model, optimizer.optimizer)]
-        if set(gather_object(own)) != set(trained):
-            return False
-    return restore_in_place(model, optimizer.optimizer, state, trained, own)
+    restore = restorer_of(accelerator, model, optimizer.optimizer)
+    return restore(model, optimizer.optimizer, state, trained)
+
+
+def restorer_of(accelerator: Accelerator, model: torch.nn.Module, optimizer: Any) -> Restorer:
+    """Return the function that restores what the engine in force trains."""
+    strategy = Strategy.of(accelerator)
+    if has_flat_parts(strategy):
+        return restore_flat_parts
+    if master_weights(model, optimizer):
+        return restore_masters
+    if strategy.pipeline > 1:
+        return restore_stages
+    return restore_in_place
+
+
+def restore_flat_parts(
+    model: torch.nn.Module, optimizer: Any, state: SavedState, names: Collection[str]
+) -> bool:
+    """Restore ZeRO-1, 2 or 3, and compare what it has then."""
+    restore_zero_state(model, state)
+    return are_restored(read_again(zero_entries(model), state), state, names)
+
+
+def restore_masters(
+    model: torch.nn.Module, optimizer: Any, state: SavedState, names: Collection[str]
+) -> bool:
+    """Restore ZeRO-0 in 16 bits, which trains fp32 master weights, and compare them."""
+    masters = master_weights(model, optimizer)
+    restore_master_state(masters, optimizer.optimizer, state)
+    return are_restored(master_parts(masters, optimizer.optimizer), state, names)
+
+
+def restore_stages(
+    model: torch.nn.Module, optimizer: Any, state: SavedState, names: Collection[str]
+) -> bool:
+    """Restore a pipeline in place, of which each rank has the tensors of its stages."""
+    _init_optim_state(optimizer)
+    own = [name for name, _ in trained_entries(model, optimizer)]
+    if set(gather_object(own)) != set(names):
+        return False
+    return copy_in_place(model, optimizer, state, names, own)
+
+
+def restore_in_place(
+    model: torch.nn.Module, optimizer: Any, state: SavedState, names: Collection[str]
+) -> bool:
+    """Restore one process, DDP, FSDP or ZeRO-0 in fp32 in place."""
+    return copy_in_place(model, optimizer, state, names, own=names)
 
 
 def restore_after_training(
@@ -202,7 +239,7 @@ def restore_after_training(
 ) -> bool:
     """Restore a saved state over the one that training has reached, as `restore_state` does.
 
-    Call it between steps. Optimizer state is made from scratch where restore_in_place does so:
+    Call it between steps. Optimizer state is made from scratch where copy_in_place does so:
     FSDP1 keeps it only for weights of which the rank has a part, and the checkpoint has it for all.
     """
     if has_flat_parts(Strategy.of(accelerator)):
@@ -258,7 +295,7 @@ def are_restored(
     return is_equal and found == set(names)
 
 
-def restore_in_place(
+def copy_in_place(
     model: torch.nn.Module,
     optimizer: torch.optim.Optimizer,
     state: SavedState,
@@ -267,7 +304,7 @@ def restore_in_place(
 ) -> bool:
     """Copy a saved state into the weights and the optimizer, tensor by tensor.
 
-    This is for one process, DDP, FSDP and ZeRO-0 in fp32. Every rank takes part.
+    Every rank takes part.
 
     Args:
         names: of what to restore, in the same order on every rank.

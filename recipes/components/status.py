@@ -8,6 +8,7 @@ This module imports nothing slow, so that a wrong flag is reported at once.
 """
 
 import contextlib
+import dataclasses
 import functools
 import json
 import os
@@ -15,10 +16,13 @@ import re
 import sys
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
 import psutil
+
+from components.exits import Exit
 
 RANK = int(os.environ.get("RANK", 0))
 LOCAL_RANK = int(os.environ.get("LOCAL_RANK", RANK))
@@ -26,6 +30,55 @@ HOST = os.uname().nodename
 TIME_FORMAT = "%Y-%m-%d %H:%M:%S"  # In this format times sort as text.
 # The other ranks of a host find the same problem, and the first one is to report it.
 SECONDS_FOR_FIRST_RANK = 10
+
+
+@dataclass(frozen=True)
+class Ending:
+    """How a rank ends, in all places that are to know it.
+
+    Attributes:
+        state: done, stopped or failed.
+        exit_code: of its process.
+        why: the reason, for status.json.
+        text: what is printed; it may have several lines.
+        rank: the rank that ends so.
+    """
+
+    state: str
+    exit_code: int
+    why: str | None = None
+    text: str = ""
+    rank: int = RANK
+
+    @classmethod
+    def done(cls) -> "Ending":
+        """Return the end of a run of which nothing is left to do."""
+        return cls("done", Exit.DONE)
+
+    @classmethod
+    def stopped(cls, why: str) -> "Ending":
+        """Return the end of a run that the same command continues."""
+        return cls("stopped", Exit.STOPPED, why, why)
+
+    @classmethod
+    def failed(cls, code: int, why: str, text: str = "") -> "Ending":
+        """Return the end of a run that failed; the text is by default the reason as an error."""
+        return cls("failed", int(code), why, text or f"error: {why}")
+
+    @classmethod
+    def of_json(cls, text: str | bytes) -> "Ending":
+        """Return what `to_json` was called on."""
+        return cls(**json.loads(text))
+
+    def to_json(self) -> str:
+        """Return a text for the ranks of other hosts."""
+        return json.dumps(dataclasses.asdict(self))
+
+    def with_place(self, when: str) -> "Ending":
+        """Return the same with rank and host in the text, for the ranks of other hosts."""
+        reason = self.text.removeprefix("error: ")
+        text = f"error: rank {self.rank} on {HOST} ended {when}: {reason}"
+        return dataclasses.replace(self, text=text)
 
 
 class Status:
@@ -38,8 +91,6 @@ class Status:
         is_open: whether `output_dir` has been decided on.
         is_decided: whether it is settled how the run ends, though it has not ended yet.
         began: when this process began, in TIME_FORMAT.
-        tell_other_hosts: tells the ranks of other hosts how this rank ends, with the arguments of
-            `report_to_launcher`; it does nothing until HostWatch of hosts.py watches them.
     """
 
     def __init__(self) -> None:
@@ -49,7 +100,7 @@ class Status:
         self.is_open = False
         self.is_decided = False
         self.began = ""
-        self.tell_other_hosts: Callable[[str, int, str, str], None] = tell_nobody
+        self._tell_other_hosts: Callable[[Ending], None] | None = None
 
     @property
     def is_training(self) -> bool:
@@ -81,29 +132,47 @@ class Status:
             self._forget_later_call()
             self.set("starting")
 
-    def set(self, state: str, code: int | None = None, why: str | None = None) -> None:
-        """Record the state of the run in status.json. Of several failures the first counts.
+    def set(self, state: str) -> None:
+        """Record in status.json that the run is starting or running."""
+        was_training = self.state != "starting"
+        self.state = state
+        self._record(state, None, None, was_training)
+
+    def end(self, ending: Ending) -> None:
+        """Record in status.json how the run ended. Of several failures the first counts.
 
         A finished run stays done until it trains again. If a later call fails before that, because
         of wrong arguments for example, this is recorded beside it as `later_call`.
         """
         was_training = self.state != "starting"
-        self.state = state
-        if not (self.is_decided and state == "failed"):
-            self._record(state, code, why, was_training)
+        self.state = ending.state
+        if not (self.is_decided and ending.state == "failed"):
+            self._record(ending.state, ending.exit_code, ending.why, was_training)
 
-    def decide(self, state: str, code: int, why: str | None) -> None:
+    def decide(self, ending: Ending) -> None:
         """Record how the run ends, though its ranks still watch each other.
 
         Every rank calls it, and rank 0 writes. A rank that is lost from now on changes nothing of
         it, since nothing is left to train or to save.
         """
         if RANK == 0:
-            self._record(state, code, why, self.state != "starting")
+            was_training = self.state != "starting"
+            self._record(ending.state, ending.exit_code, ending.why, was_training)
         self.is_decided = True
 
+    def tell_other_hosts_by(self, function: Callable[[Ending], None]) -> None:
+        """Have `announce` tell the ranks of other hosts by this function from now on."""
+        self._tell_other_hosts = function
+
+    def announce(self, ending: Ending) -> None:
+        """Record how this rank ends, and tell the launcher and the ranks of other hosts."""
+        self.end(ending)
+        report_to_launcher(ending)
+        if self._tell_other_hosts is not None:
+            self._tell_other_hosts(ending)
+
     def _record(self, state: str, code: int | None, why: str | None, was_training: bool) -> None:
-        """Write status.json as `set` says."""
+        """Write status.json as `end` says."""
         if self.output_dir is None:
             return
         before = self.read()
@@ -136,12 +205,12 @@ class Status:
                 return status
         return {}
 
-    def reported_by_others(self) -> Mapping[str, Any]:
-        """Return how another process of this run ended, as it reported, or {}.
+    def reported_by_others(self) -> Ending | None:
+        """Return how another process of this run ended, as it reported, or None.
 
-        A report has `state`, `exit_code` and `why`. On this host `report_to_launcher` has written
-        it, for each rank in a folder beside this rank's, whether or not the output folder exists.
-        Other hosts, and processes without torchrun, only have status.json.
+        On this host `report_to_launcher` has written it, for each rank in a folder beside this
+        rank's, whether or not the output folder exists. Other hosts, and processes without
+        torchrun, only have status.json.
         """
         path = os.environ.get("TORCHELASTIC_ERROR_FILE")
         errors = sorted(Path(path).parent.parent.glob("*/error.json")) if path else []
@@ -149,13 +218,13 @@ class Status:
             with contextlib.suppress(OSError, ValueError):
                 report = json.loads(file.read_text())
                 if "state" in report:  # torch writes such files too, without a state.
-                    return report
+                    return ending_of(report)
         report = last_call(self.read())
         # The file may still be that of an earlier run, until rank 0 replaces it.
         is_of_this_run = report.get("time", "") >= self.began
         if is_of_this_run and report.get("state") in ("failed", "stopped"):
-            return report
-        return {}
+            return ending_of(report)
+        return None
 
     def _write(self, facts: Mapping[str, Any]) -> None:
         """Write status.json if that is possible."""
@@ -196,6 +265,12 @@ def last_call(status: Mapping[str, Any]) -> Mapping[str, Any]:
     return status.get("later_call", status)
 
 
+def ending_of(report: Mapping[str, Any]) -> Ending:
+    """Return how a process ended that has left this in status.json or in its launcher's file."""
+    why = report.get("why")
+    return Ending(report["state"], report.get("exit_code") or Exit.FAILED, why, why or "")
+
+
 def is_still_running(status: Mapping[str, Any]) -> bool:
     """Return whether the process that wrote a status.json on this host is still running."""
     is_active = status.get("state") in ("starting", "running") and status.get("host") == HOST
@@ -214,18 +289,12 @@ def fail(code: int, *problems: str) -> NoReturn:
     status = process_status()
     if not status.is_open:
         status.open_for_wrong_call()
-    status.set("failed", code, problems[0])
-    report_to_launcher("failed", code, problems[0], text)
-    status.tell_other_hosts("failed", code, problems[0], text)
+    status.announce(Ending.failed(code, problems[0], text))
     sys.exit(code)
 
 
-def tell_nobody(state: str, code: int, why: str, text: str) -> None:
-    """Do nothing, since no other host is watched."""
-
-
-def report_to_launcher(state: str, code: int, why: str, text: str, later: int = 0) -> None:
-    """Write a text to the file from which torchrun reads why a process ended.
+def report_to_launcher(ending: Ending, later: int = 0) -> None:
+    """Write how this process ends to the file from which torchrun reads it.
 
     accelerate's launcher is torchrun too. Its report then ends with that text, and the other
     processes of this host read there what happened. The first text of a process counts. The format
@@ -233,18 +302,17 @@ def report_to_launcher(state: str, code: int, why: str, text: str, later: int = 
     prints its `py_callstack`.
 
     Args:
-        state, code, why: as in status.json.
         later: seconds to add to the time, since the report ends with the text of the earliest.
     """
     path = os.environ.get("TORCHELASTIC_ERROR_FILE")
     if not path or os.path.exists(path):
         return
-    extra = {"py_callstack": text, "timestamp": str(int(time.time()) + later)}
+    extra = {"py_callstack": ending.text, "timestamp": str(int(time.time()) + later)}
     report = {
-        "message": {"message": text, "extraInfo": extra},
-        "state": state,
-        "exit_code": code,
-        "why": why,
+        "message": {"message": ending.text, "extraInfo": extra},
+        "state": ending.state,
+        "exit_code": ending.exit_code,
+        "why": ending.why,
     }
     with contextlib.suppress(OSError):
         write_file(path, json.dumps(report))

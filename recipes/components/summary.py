@@ -38,6 +38,7 @@ from components.model_checks import share_of_experts, size_of
 from components.optimizer import warmup_steps
 from components.plugins import mixed_dtype
 from components.shell_text import folded
+from components.status import Ending
 from components.strategy import Strategy, compute_dtype
 
 GIB = 2**30
@@ -406,7 +407,7 @@ def end_dry_run(
     accelerator.print(
         "Dry run: all of this fits together; nothing was trained or written.", flush=True
     )
-    conclude(accelerator, "done", Exit.DONE)
+    conclude(accelerator, Ending.done())
     leave_group(accelerator)
     sys.exit(Exit.DONE)
 

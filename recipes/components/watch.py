@@ -6,6 +6,7 @@ run that is preempted would lose what it did since its last checkpoint.
 """
 
 import contextlib
+import dataclasses
 import errno
 import faulthandler
 import math
@@ -18,7 +19,6 @@ import time
 from multiprocessing.connection import wait
 from pathlib import Path
 from types import FrameType, TracebackType
-from typing import Any
 
 import psutil
 import torch
@@ -28,7 +28,8 @@ from safetensors import SafetensorError
 
 from components.exits import Exit
 from components.hosts import Host, HostWatch, is_broken_connection
-from components.status import HOST, RANK, process_status, report_to_launcher
+from components.status import HOST, RANK, Ending, process_status, report_to_launcher
+from components.write_errors import WriteError
 
 CANNOT_WRITE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES)
 SECONDS_BETWEEN_LOOKS = 0.2
@@ -99,25 +100,22 @@ class Watch:
         report = self._status.reported_by_others()
         gone = self.gone_peers()
         if report:  # The launcher ends all ranks when one has ended, and that one said why.
-            code = report["exit_code"] or Exit.FAILED
             text = "ended by the launcher, since another rank had ended"
-            report_to_launcher(report["state"], code, report["why"], text, later=1)
-            return code
+            report_to_launcher(dataclasses.replace(report, text=text), later=1)
+            return report.exit_code
         if gone:  # The peer was killed: if it had been stopped, it would have reported that.
             rank, process = gone[0]
             why = f"rank {rank} (process {process}) is gone on {HOST}"
-            print(f"error: {why}", file=sys.stderr, flush=True)
-            self._status.set("failed", Exit.FAILED, why)
-            report_to_launcher("failed", Exit.FAILED, why, f"error: {why}")
-            self._status.tell_other_hosts("failed", Exit.FAILED, why, f"error: {why}")
-            return Exit.FAILED
-        name = signal.Signals(number).name
-        message = f"Stopped by {name} before the first step: run the same command again"
-        self._status.set("stopped", Exit.STOPPED, message)
-        print(message, flush=True)
-        report_to_launcher("stopped", Exit.STOPPED, message, message)
-        self._status.tell_other_hosts("stopped", Exit.STOPPED, message, message)
-        return Exit.STOPPED
+            ending = Ending.failed(Exit.FAILED, why)
+            print(ending.text, file=sys.stderr, flush=True)
+        else:
+            name = signal.Signals(number).name
+            ending = Ending.stopped(
+                f"Stopped by {name} before the first step: run the same command again"
+            )
+            print(ending.text, flush=True)
+        self._status.announce(ending)
+        return ending.exit_code
 
     def vote(self, accelerator: Accelerator, *counts: int) -> list[int]:
         """Return how many ranks were asked to stop, and the sums over all ranks of these counts.
@@ -156,6 +154,7 @@ class Watch:
                 with contextlib.suppress(OSError):  # It is in another container of the same name.
                     self.peers[os.pidfd_open(process)] = rank, process
         self.hosts.join(accelerator)
+        self._status.tell_other_hosts_by(self.hosts.tell)
         threading.Thread(target=self._look_after_ranks, args=(timeout,), daemon=True).start()
 
     def gone_peers(self) -> list[tuple[int, int]]:
@@ -216,47 +215,45 @@ class Watch:
         if not self._status.is_training:
             return
         report = self._status.reported_by_others()
-        if report.get("state") == "stopped":  # The peer was stopped before its first step.
-            print(report["why"], flush=True)
-        elif not report:
-            ending = (
+        if report is None:
+            text = (
                 f"error: {why} on {HOST} in step {self._status.step}; "
                 "the same command continues from the newest checkpoint"
             )
-            print(ending, file=sys.stderr, flush=True)
-            self._status.set("failed", Exit.FAILED, f"{why} on {HOST}")
-            report_to_launcher("failed", Exit.FAILED, f"{why} on {HOST}", ending)
-            self._status.tell_other_hosts("failed", Exit.FAILED, f"{why} on {HOST}", ending)
-        os._exit(report.get("exit_code") or Exit.FAILED)
+            print(text, file=sys.stderr, flush=True)
+            self._status.announce(Ending.failed(Exit.FAILED, f"{why} on {HOST}", text))
+            os._exit(Exit.FAILED)
+        if report.state == "stopped":  # The peer was stopped before its first step.
+            print(report.text, flush=True)
+        os._exit(report.exit_code)
 
     def _end_with_other_hosts(self, lost: list[Host]) -> None:
         """End this rank as a rank of another host has ended, or since hosts are lost.
 
         The first rank of each host prints the line, since hosts have logs of their own.
         """
-        report = self.hosts.report or self._report_of(lost)
+        ending = self.hosts.report or self._ending_without(lost)
         if not self._status.is_training:
             return
         if self.hosts.is_leader:
-            print(report["text"], file=sys.stderr, flush=True)
-            self._status.set(report["state"], report["exit_code"], report["why"])
-            told = report["state"], report["exit_code"], report["why"], report["text"]
-            report_to_launcher(*told)
+            print(ending.text, file=sys.stderr, flush=True)
+            self._status.end(ending)
+            report_to_launcher(ending)
             if lost:
                 end_blocked_launcher()
-                self.hosts.tell(*told)  # Others may still answer.
+                self.hosts.tell(ending)  # Others may still answer.
         else:
             time.sleep(1)  # When the first rank has ended, the launcher ends the others.
-        os._exit(report["exit_code"])
+        os._exit(ending.exit_code)
 
-    def _report_of(self, lost: list[Host]) -> dict[str, Any]:
-        """Return the report of a rank that ends since hosts are lost."""
+    def _ending_without(self, lost: list[Host]) -> Ending:
+        """Return how a rank ends since hosts are lost."""
         why = self.hosts.why_lost(lost)
         text = (
             f"error: {why}: rank {RANK} on {HOST} ends in step {self._status.step}; "
             "the same command continues from the newest checkpoint"
         )
-        return {"state": "failed", "exit_code": int(Exit.FAILED), "why": why, "text": text}
+        return Ending.failed(Exit.FAILED, why, text)
 
     # ---- Exceptions ----
     def on_exception(
@@ -270,17 +267,16 @@ class Watch:
             # If a host is lost, the thread that looks after ranks notices it and ends this process.
             time.sleep(self.hosts.note_broken_connection())
         report = self._status.reported_by_others()
-        if report.get("state") == "failed":  # Another rank, or a process that loads data, failed.
-            os._exit(report.get("exit_code") or Exit.FAILED)
+        # Another rank, or a process that loads data, failed.
+        if report is not None and report.state == "failed":
+            os._exit(report.exit_code)
         why = f"{kind.__name__}: {error}"
         code, text = self._explain(error)
         if code == Exit.FAILED:
             sys.__excepthook__(kind, error, trace)
         else:
             print(text, file=sys.stderr)
-        self._status.set("failed", code, why)
-        report_to_launcher("failed", code, why, text)
-        self._status.tell_other_hosts("failed", code, why, text)
+        self._status.announce(Ending.failed(code, why, text))
         sys.stdout.flush()
         os._exit(code)
 
@@ -290,7 +286,7 @@ class Watch:
         if name == "NoMatchingPeftModuleError":
             return Exit.USAGE, f"error: --lora_target_modules: {error}"
         if is_about_a_file(error, self._output_dir):
-            return Exit.CANNOT_WRITE, f"error: cannot read or write: {error}"
+            return Exit.CANNOT_WRITE, f"error: cannot read or write: {WriteError.of(error)}"
         return Exit.FAILED, f"error: {name}: {error}"
 
 

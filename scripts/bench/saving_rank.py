@@ -103,13 +103,13 @@ def main() -> None:
     stopwatch.watch(Run, "_save", before=stopwatch.begin_save)
     stopwatch.watch(Saver, "advance")
     stopwatch.watch(Saver, "finish")
-    take_further = Saver._take_further
+    end_phase = Saver._end_phase
     finish_step = Run.finish_step
     steps = Run.steps
     begin = [0.0]
 
-    def take_further_and_note(saver: Saver, *arguments: Any) -> Any:
-        problem = take_further(saver, *arguments)
+    def end_phase_and_note(saver: Saver, *arguments: Any) -> Any:
+        problem = end_phase(saver, *arguments)
         stopwatch.note_whole(is_pending=saver._pending is not None)
         return problem
 
@@ -123,7 +123,7 @@ def main() -> None:
             yield step
 
     patched: list[tuple[Any, str, Callable]] = [
-        (Saver, "_take_further", take_further_and_note),
+        (Saver, "_end_phase", end_phase_and_note),
         (Run, "finish_step", finish_and_note),
         (Run, "steps", steps_and_note),
     ]

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import torch
 
 from components import checkpoint as files
-from components.checkpoint import choose_checkpoint, find_damage, hash_of
+from components.checkpoint import find_damage, hash_of
 
 MANIFEST = "manifest.json"
 # What `make_checkpoint` writes
@@ -88,17 +88,29 @@ def publish(
         shares: the tensors of each owner.
     """
     step = progress["step"]
-    files.begin(folder, step, sum(files.size_of_state(share) for share in shares))
+    files.make_staging_folder(folder, step, sum(files.size_of_state(share) for share in shares))
     written = {}
     for name, share in zip(files.state_files(len(shares)), shares, strict=True):
         written[name] = files.write_part(files.staging_folder(folder, step) / name, share)
-    files.complete(folder, progress, written)
+    files.publish(folder, progress, written)
     files.delete_old(folder, limit, {kept_step})
 
 
-def find_newest(folder: Path) -> Path | None:
-    """Return the checkpoint from which a run in this folder would resume."""
-    return choose_checkpoint(folder, "auto", dry_run=False)
+def find_checkpoint(folder: Path, requested: str = "auto") -> Path | None:
+    """Return the checkpoint from which a run in this folder resumes, tidied as by the run.
+
+    Args:
+        requested: --resume_from_checkpoint.
+    """
+    files.clean_up_after_killed_saves(folder)
+    damages: dict[Path, str | None] = {}
+    for path in files.find_candidates(folder, requested):
+        damages[path] = find_damage(path)
+        if damages[path] is None:
+            break
+    found = files.choose_checkpoint(folder, requested, damages)
+    files.set_damaged_aside(damages)
+    return found
 
 
 def is_found(checkpoint: Path, name: str) -> bool:
@@ -282,7 +294,7 @@ def older_one_is_taken(folder: Path) -> Tried:
         older = make_checkpoint(folder, 3)
         newest = make_checkpoint(folder, 7)
         (newest / name).write_bytes(b"")
-        if find_newest(folder) != older:
+        if find_checkpoint(folder) != older:
             missed.append(f"{name}: another one")
         kept = list(folder.glob("checkpoint-7.damaged-*"))
         if len(kept) != 1 or newest.exists():
@@ -299,7 +311,7 @@ def stray_files(folder: Path) -> Tried:
     for step in (1, 2, 3):
         make_checkpoint(folder, step, limit=1)
     missed = []
-    if find_newest(folder) != folder / "checkpoint-3":
+    if find_checkpoint(folder) != folder / "checkpoint-3":
         missed.append("another one was taken")
     missed += [f"{path} is gone" for path in before if not is_there(path)]
     for path in (folder / "checkpoint-1", folder / "checkpoint-2"):

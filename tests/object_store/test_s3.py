@@ -61,7 +61,7 @@ def test_nothing_is_lost_by_kill_9(store, tiny, whole, tmp_path):
     process = start(words(tiny, tmp_path / "run", url), training | {"file": f"{tmp_path}/waits"})
     copy = ObjectStore(url, tmp_path / "run")
     try:
-        wait_until(lambda: copy.newest() is not None, process)
+        wait_until(lambda: copy.stored.newest() is not None, process)
     finally:
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
@@ -126,7 +126,7 @@ def test_an_upload_may_take_longer_than_ranks_wait_for_each_other(store, tiny, t
     assert "Uploading checkpoint-2 and checkpoint-5 to s3://runs/long" in output
     assert "warning: checkpoint-4 is only in" in output
     copy = ObjectStore(url, folder)
-    assert copy.newest().step == 5 and copy._has_same("status.json")
+    assert copy.stored.newest().step == 5 and copy.stored.has_same("status.json")
 
 
 def is_stopped(folder):

@@ -63,7 +63,7 @@ COLLECTIVES = set(
     evaluate_perplexity evaluate_tags evaluation_loader find_cause finish finish_step gather
     gather_for_metrics gather_object gather_state generate 
     interruptible self._watch.join self._watch.vote self._saver.start self._saver.advance
-    self._saver.finish _take_further lay_out load_on_rank_0 load_state losses losses_and_output
+    self._saver.finish _end_phase lay_out load_on_rank_0 load_state losses losses_and_output
     mean_losses mean_metrics measure new_group next_step ordered_loader pack_rows predict prepare
     read_weights reduce restore_after_training restore_state resume run_reference save_and_end
     save_model save_state share_new_modules skip_if_not_finite run.start start_trackers steps
@@ -72,7 +72,7 @@ COLLECTIVES = set(
     _upload_result_of_earlier_call check_hosts compare_clocks describe_cache self.hosts.join
     _check_nonfinite _deal _end _end_if_done _find_best _find_checkpoint _keep_finished_model
     _keep_row_order call_on_rank_0 call_on_every_rank _end_without_copy
-    find_damages find_damage_together require_on_every_host write_on_rank_0
+    verify_candidates verify_together require_on_every_host write_on_rank_0
     save_adapters save_whole_model
     _load_best _note_if_best _save_and_stop _save _save_if_new _finish_save _write_step
     """.split()

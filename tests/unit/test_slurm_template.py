@@ -49,6 +49,7 @@ def job(tmp_path):
             "SLURM_JOB_NODELIST": "localhost",
             "SLURM_NNODES": "1",
             "SLURM_GPUS_ON_NODE": "1",
+            "SLURM_CPUS_ON_NODE": "8",
             "SLURM_RESTART_COUNT": str(attempt),
             "ASKED": str(tmp_path / "asked"),
             "WORDS": str(tmp_path / "words"),
@@ -60,7 +61,7 @@ def job(tmp_path):
             command, env=environment | variables, capture_output=True, text=True, timeout=60
         )
         assert done.returncode == code, done.stderr
-        return done.stdout, (tmp_path / "asked").is_file()
+        return done.stdout + done.stderr, (tmp_path / "asked").is_file()
 
     return run
 
@@ -100,3 +101,24 @@ def test_percent_a_stands_for_a_task_only_in_an_array(task, seed, job, tmp_path)
     words = (tmp_path / "words").read_text().splitlines()
     assert words[words.index("--seed") + 1] == seed
     assert words[-1] == "50% and more"
+
+
+ONE_CORE = {"SLURM_GPUS_ON_NODE": "4", "SLURM_CPUS_ON_NODE": "2"}
+TOLD = (
+    "warning: CPUs per node: 2, ranks per node: 4: give the job more with sbatch "
+    "--cpus-per-task=N, with N larger than 8\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("variables", "is_warned"),
+    [
+        (ONE_CORE, True),
+        (ONE_CORE | {"SLURM_CPUS_PER_TASK": "2"}, False),  # the user's own choice
+        (ONE_CORE | {"SLURM_CPUS_ON_NODE": "32"}, False),  # the cluster gives CPUs for each GPU
+    ],
+)
+def test_ranks_that_share_one_core_are_named_with_the_cure(variables, is_warned, job):
+    told, _ = job(**variables)
+    assert (TOLD in told) == is_warned
+    assert told.count("warning:") == is_warned

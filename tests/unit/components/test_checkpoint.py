@@ -62,7 +62,7 @@ class TestDamage:
     def test_without_any_whole_checkpoint_it_refuses(self, tmp_path, capsys):
         (damage.make_checkpoint(tmp_path, 5) / "progress.json").unlink()
         with pytest.raises(SystemExit, match="65"):
-            checkpoint.choose_checkpoint(tmp_path, "auto", dry_run=False)
+            damage.find_checkpoint(tmp_path)
         assert "progress.json" in capsys.readouterr().err and (tmp_path / "checkpoint-5").is_dir()
 
     def test_sizes_that_cannot_be_added_are_damage(self, tmp_path):
@@ -107,10 +107,21 @@ class TestFolder:
         whole = damage.make_checkpoint(tmp_path, 5)
         left = tmp_path / "checkpoint-7.staging"
         left.mkdir()
-        assert checkpoint.choose_checkpoint(tmp_path, "auto", dry_run=True) == whole
-        assert left.exists()
-        assert checkpoint.choose_checkpoint(tmp_path, "auto", dry_run=False) == whole
-        assert not left.exists()
+        checkpoint.clean_up_after_killed_saves(tmp_path)
+        assert not left.exists() and checkpoint.find_damage(whole) is None
+
+    def test_finding_and_choosing_change_nothing(self, tmp_path):
+        """A dry run does no more."""
+        whole, damaged = (damage.make_checkpoint(tmp_path, step) for step in (5, 6))
+        (damaged / "progress.json").unlink()
+        (tmp_path / "checkpoint-7.staging").mkdir()
+        whole.rename(tmp_path / "checkpoint-5.replaced")
+        older = damage.make_checkpoint(tmp_path, 4)
+        before = sorted(tmp_path.rglob("*"))
+        candidates = checkpoint.find_candidates(tmp_path, "auto")
+        damages = {path: checkpoint.find_damage(path) for path in candidates}
+        assert checkpoint.choose_checkpoint(tmp_path, "auto", damages) == older
+        assert sorted(tmp_path.rglob("*")) == before
 
     def test_one_that_has_only_the_model_is_there_until_a_whole_one_is(self, tmp_path):
         """At each change a run that is killed there would find one of the two."""
@@ -122,7 +133,7 @@ class TestFolder:
 
         def look():
             shutil.copytree(run, copy)
-            path = checkpoint.choose_checkpoint(copy, "auto", dry_run=False)
+            path = damage.find_checkpoint(copy)
             found.append(checkpoint.read_progress(path)["only_model"])
             assert len(list(copy.glob("*.replaced"))) == 0
             shutil.rmtree(copy)
@@ -167,10 +178,10 @@ def test_the_state_is_read_from_all_of_its_files_and_from_one_of_an_earlier_vers
 
 def test_a_run_that_began_elsewhere_goes_on_from_its_own_checkpoints(tmp_path):
     before, own = damage.make_checkpoint(tmp_path / "before", 100), tmp_path / "own"
-    assert checkpoint.choose_checkpoint(own, str(before), dry_run=False) == before
+    assert damage.find_checkpoint(own, str(before)) == before
     newer = damage.make_checkpoint(own, 120)
-    assert checkpoint.choose_checkpoint(own, str(before), dry_run=False) == newer
+    assert damage.find_checkpoint(own, str(before)) == newer
     (newer / "progress.json").unlink()
     # The damaged one is set aside
-    assert checkpoint.choose_checkpoint(own, str(before), dry_run=False) == before
+    assert damage.find_checkpoint(own, str(before)) == before
     assert len(list(own.glob("checkpoint-120.damaged-*"))) == 1

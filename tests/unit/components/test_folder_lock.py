@@ -3,6 +3,7 @@
 
 import errno
 import fcntl
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -73,12 +74,18 @@ def test_a_folder_that_is_not_there_yet_is_locked_once_it_is(tmp_path):
     assert lock.take() is None and (tmp_path / "run" / NAME).is_file()
 
 
-def test_a_file_system_without_locks_locks_nothing(tmp_path, monkeypatch):
+@pytest.mark.parametrize("number", [errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP])
+def test_that_a_file_system_has_no_locks_is_said_once(number, tmp_path, monkeypatch, capsys):
     def refuse(*arguments):
-        raise OSError(errno.ENOLCK, "No locks available")
+        raise OSError(number, os.strerror(number))
 
     monkeypatch.setattr(fcntl, "lockf", refuse)
-    assert FolderLock(tmp_path).take() is None
+    lock = FolderLock(tmp_path)
+    assert lock.take() is None and lock.take() is None
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    assert said.startswith(f"warning: --output_dir {tmp_path}: its file system has no locks ")
+    assert os.strerror(number) in said
 
 
 def test_a_lock_that_names_nobody_is_still_a_lock(other_run, tmp_path, monkeypatch):

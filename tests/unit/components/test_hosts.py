@@ -10,7 +10,7 @@ import torch.distributed as dist
 from components import host_checks, hosts
 from components.host_checks import compare_clocks, find_difference
 from components.hosts import HostWatch, hosts_of, is_broken_connection, words_of_ranks
-from components.status import Status
+from components.status import Ending, Status
 from fakes import fake_accelerator
 
 MEMBERS = [
@@ -91,12 +91,18 @@ def test_other_hosts_learn_how_a_rank_ended_and_where(watches):
     a, b = watches([(0, ("a", ""), True), (1, ("b", ""), False)])
     b._status.step = 3
     start = time.monotonic()
-    b.tell("failed", 73, "OSError", "error: the disk is full")
+    b.tell(Ending.failed(73, "OSError", "error: the disk is full"))
     assert time.monotonic() - start < hosts.SECONDS_TO_TELL, "nobody confirmed it"
     wait_for(lambda: a.report)
-    assert a.report["exit_code"] == 73 and b.report == {}
+    assert a.report.exit_code == 73 and b.report is None
     text = f"error: rank 1 on {hosts.HOST} ended in step 3: the disk is full"
-    assert a.report["text"] == text
+    assert a.report.text == text
+
+
+def test_on_one_host_nobody_is_told():
+    watch = HostWatch(Status())
+    watch.tell(Ending.failed(1, "why"))
+    assert watch._to_tell is None
 
 
 def test_only_errors_of_connections_make_it_impatient():

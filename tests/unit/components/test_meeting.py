@@ -12,6 +12,7 @@ import torch.distributed as dist
 
 from components import meeting
 from components.meeting import Meeting, leave_word, words_of
+from components.status import Ending
 from ranks import free_port
 
 HOSTS_DIFFER = "was started for a run on 2 hosts, and "
@@ -43,8 +44,8 @@ def launcher(monkeypatch):
 def ranks(monkeypatch):
     """A function that lets ranks meet, and returns {rank: how it ended, "" if it continued}."""
 
-    def end(self, report):
-        raise EndedError(report["exit_code"], report["text"])
+    def end(self, ending):
+        raise EndedError(ending.exit_code, ending.text)
 
     monkeypatch.setattr(Meeting, "_end", end)
 
@@ -96,13 +97,13 @@ def test_hosts_of_runs_of_different_sizes_end_with_64(ranks):
 
 
 def test_a_rank_that_ends_before_leaves_word(ranks):
-    leave_word("failed", 64, "no such flag", "error: no such flag")
+    leave_word(Ending.failed(64, "no such flag"))
     code, line = ranks({0: "2"})[0]
     assert code == 64 and line.endswith("ended before the first step: no such flag")
 
 
 def test_word_of_an_earlier_attempt_does_not_count(ranks, monkeypatch):
-    leave_word("failed", 64, "no such flag", "error: no such flag")
+    leave_word(Ending.failed(64, "no such flag"))
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
     assert ranks({0: "2", 1: "2"}) == {0: "", 1: ""}
 
@@ -138,7 +139,7 @@ def test_the_requests_of_waiting_ranks_are_bounded(number, monkeypatch):
     monkeypatch.setattr(meeting, "RANK", 1)
     one = Meeting(3)
     one._store = CountingStore(one._store)
-    monkeypatch.setattr(one, "_leave", lambda report: one._store.set(f"start/{meeting.ALL}", ""))
+    monkeypatch.setattr(one, "_leave", lambda ending: one._store.set(f"start/{meeting.ALL}", ""))
     start = time.monotonic()
     one.wait_for_all("start")
     pauses = (time.monotonic() - start) / one._pause
@@ -158,7 +159,7 @@ def test_without_other_ranks_nothing_is_done(monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "1")
     monkeypatch.setenv("MASTER_PORT", "1")
     Meeting(1).wait_for_all("start")
-    leave_word("failed", 1, "why", "error: why")
+    leave_word(Ending.failed(1, "why"))
 
 
 def train_after_meeting(rank, sums):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The copy of a run in an object store, in this process and in the memory of fsspec.
+"""The copy of a run in an object store, which is in the memory of this process.
 
 tests/object_store trains beside a real server.
 """
@@ -10,31 +10,29 @@ import threading
 import time
 from concurrent.futures import wait
 from pathlib import Path, PurePosixPath
+from types import SimpleNamespace
 
 import fsspec
 import pytest
 
 from components.checkpoint import find_damage
 from components.folder import MANIFEST, has_result
-from components.object_store import (
-    CHECKSUMS,
-    FILES_AT_ONCE,
-    RUN_ID,
-    ObjectStore,
-    find_url_problem,
-)
+from components.object_store import ObjectStore
+from components.run import Run
+from components.store_protocol import CHECKSUMS, RUN_ID
+from components.store_transport import FILES_AT_ONCE
+from object_memory import URL
 from proof.damage import make_checkpoint
 
 pytestmark = pytest.mark.usefixtures("new_process")
-URL = "memory://bucket/run"
 # Methods by which the module changes something in a store
 CHANGES = ("put_file", "pipe_file", "rm_file", "rm")
 
 
 @pytest.fixture
 def files():
-    """fsspec's store in memory, which is empty before and after."""
-    found = fsspec.filesystem("memory")
+    """A store in memory, which is empty before and after."""
+    found = fsspec.filesystem("objects")
     yield found
     if found.exists("/bucket"):
         found.rm("/bucket", recursive=True)
@@ -56,11 +54,18 @@ def finish_uploads(store):
 
 def choose(store, requested):
     """The checkpoint that a run continues from, as rank 0 chooses it."""
-    return store.choose_checkpoint(requested, store.bring_newest(requested))
+    arguments = SimpleNamespace(resume_from_checkpoint=requested, dry_run=False)
+    run = SimpleNamespace(_args=arguments, _folder=store._folder, _store=store)
+    damages = {}
+    for path in Run._find_candidates(run):
+        damages[path] = find_damage(path)
+        if damages[path] is None:
+            break
+    return Run._choose_checkpoint(run, damages)
 
 
 def stored_steps(store):
-    return sorted({int(PurePosixPath(path).name.split("-")[1]) for path in store._checkpoints()})
+    return sorted({stored.step for stored in store.stored.checkpoints()})
 
 
 class TestContinuing:
@@ -129,7 +134,7 @@ class TestContinuing:
         made = make_checkpoint(tmp_path, 5)
         upload(store, made)
         shutil.rmtree(made)
-        files.pipe_file(f"{store.newest().path}/progress.json", b"{")
+        files.pipe_file(f"{store.stored.newest().path}/progress.json", b"{")
         with pytest.raises(SystemExit, match="65"):
             choose(store, "auto")
         assert "cannot be trusted: progress.json has 1 bytes" in capsys.readouterr().err
@@ -140,7 +145,7 @@ class TestContinuing:
         for step in (3, 5):
             upload(store, make_checkpoint(tmp_path, step))
             shutil.rmtree(tmp_path / f"checkpoint-{step}")
-        damaged = store.newest()
+        damaged = store.stored.newest()
         progress = files.cat_file(f"{damaged.path}/progress.json")
         files.pipe_file(f"{damaged.path}/progress.json", b"{")
         assert choose(store, "auto") == tmp_path / "checkpoint-3"
@@ -152,7 +157,7 @@ class TestContinuing:
         (tmp_path / "model.safetensors").write_text("weights")
         (tmp_path / "status.json").write_text('{"state": "done"}')
         assert store.upload_result() is None
-        files.pipe_file(f"{store._root}/model.safetensors", b"Weights")
+        files.pipe_file(f"{store._transport.root}/model.safetensors", b"Weights")
         (tmp_path / "model.safetensors").unlink()
         choose(store, "auto")
         assert not (tmp_path / "model.safetensors").exists()
@@ -177,7 +182,7 @@ class TestContinuing:
         assert store.upload_result() is None
         for name in contents:
             (tmp_path / name).unlink()
-        store.begin(dry_run=False)
+        store.connect(dry_run=False)
         assert not (tmp_path / "model.safetensors").exists()
         assert choose(store, "auto") is None
         assert {name: (tmp_path / name).read_text() for name in contents} == contents
@@ -192,7 +197,7 @@ class TestContinuing:
         further = {"status.json": '{"state": "done"}' if is_done else "{}", "metrics.jsonl": "8"}
         result = {"model.safetensors": "of step 8"} if is_done else {}
         for name, content in (further | result).items():
-            files.pipe_file(f"{store._root}/{name}", content.encode())
+            files.pipe_file(f"{store._transport.root}/{name}", content.encode())
         shutil.rmtree(tmp_path / "checkpoint-8")
         before = {"status.json": '{"state": "done", "step": 4}', "metrics.jsonl": "4"}
         for name, content in (before | {"model.safetensors": "of step 4"}).items():
@@ -201,9 +206,9 @@ class TestContinuing:
         for name, content in (further | result).items():
             assert (tmp_path / name).read_text() == content
         assert store.upload_result() is None
-        assert store._has_same("status.json")
+        assert store.stored.has_same("status.json")
         for name, content in result.items():
-            assert files.cat_file(f"{store._root}/{name}").decode() == content
+            assert files.cat_file(f"{store._transport.root}/{name}").decode() == content
 
     def test_the_best_checkpoint_is_fetched_too(self, store, tmp_path):
         upload(store, make_checkpoint(tmp_path, 2))
@@ -241,7 +246,7 @@ class TestContinuing:
         for name in now:
             (tmp_path / name).write_text("{}")
         assert store.upload_result() is None
-        there = {PurePosixPath(path).name for path in files.ls(store._root, detail=False)}
+        there = {PurePosixPath(path).name for path in files.ls(store._transport.root, detail=False)}
         assert there == now | {CHECKSUMS}
 
     def test_an_upload_that_is_cut_leaves_no_mixture_of_two_results(
@@ -262,7 +267,7 @@ class TestContinuing:
                 problem = store.upload_result()
                 monkeypatch.undo()
             fetched = tmp_path / f"fetched-{cut_at}"
-            files.get(store._root, str(fetched), recursive=True)
+            files.get(store._transport.root, str(fetched), recursive=True)
             if has_result(fetched):
                 assert len({(fetched / name).read_text() for name in names}) == 1
             cut_at += 1
@@ -271,7 +276,7 @@ class TestContinuing:
 
 def test_a_folder_of_this_machine_is_made(tmp_path):
     store = ObjectStore(f"file://{tmp_path}/new/store", tmp_path / "run")
-    store.begin(dry_run=False)
+    store.connect(dry_run=False)
     upload(store, make_checkpoint(tmp_path / "run", 3))
     assert stored_steps(store) == [3]
 
@@ -279,20 +284,22 @@ def test_a_folder_of_this_machine_is_made(tmp_path):
 class TestTwoRuns:
     def test_the_copy_of_another_run_is_refused(self, files, tmp_path, capsys):
         folders = [tmp_path / name for name in ("first", "second", "returned")]
-        ObjectStore(URL, folders[0]).begin(dry_run=False)
-        ObjectStore("memory://bucket/other", folders[1]).begin(dry_run=False)
+        ObjectStore(URL, folders[0]).connect(dry_run=False)
+        ObjectStore("objects://bucket/other", folders[1]).connect(dry_run=False)
         with pytest.raises(SystemExit, match="64"):
-            ObjectStore(URL, folders[1]).begin(dry_run=False)
+            ObjectStore(URL, folders[1]).connect(dry_run=False)
         assert "has the copy of another run" in capsys.readouterr().err
-        ObjectStore(URL, folders[0]).begin(dry_run=False)
-        ObjectStore(URL, folders[2]).begin(dry_run=False)  # A new folder continues the run.
+        ObjectStore(URL, folders[0]).connect(dry_run=False)
+        ObjectStore(URL, folders[2]).connect(dry_run=False)  # A new folder continues the run.
 
     def test_a_run_that_began_at_the_same_time_overwrites_nothing(self, files, tmp_path, capsys):
         folders = [tmp_path / name for name in ("first", "second")]
         first, second = (ObjectStore(URL, folder) for folder in folders)
-        first.begin(dry_run=False)
-        files.rm_file(f"{first._root}/{RUN_ID}")  # The second one looked before it was there.
-        second.begin(dry_run=False)
+        first.connect(dry_run=False)
+        files.rm_file(
+            f"{first._transport.root}/{RUN_ID}"
+        )  # The second one looked before it was there.
+        second.connect(dry_run=False)
         upload(second, make_checkpoint(folders[1], 3))
         upload(first, make_checkpoint(folders[0], 5))
         assert "checkpoint-5 is only in" in capsys.readouterr().err
@@ -341,10 +348,10 @@ class TestLongUploads:
         replacement = make_checkpoint(tmp_path, 5, numbers=20)
         event.set()
         finish_uploads(store)
-        assert store.newest() is None
+        assert store.stored.newest() is None
         upload(store, replacement)
         shutil.rmtree(replacement)
-        assert len(store._checkpoints()) == 1
+        assert len(store.stored.checkpoints()) == 1
         assert find_damage(choose(store, "auto")) is None
 
     def test_the_status_of_a_stopped_run_follows_its_last_checkpoint(
@@ -355,8 +362,8 @@ class TestLongUploads:
         wait_until(lambda: begun)
         (tmp_path / "status.json").write_text('{"state": "stopped"}')
         threading.Timer(0.2, event.set).start()
-        assert store.finish(is_done=False) is None
-        assert files.cat_file(f"{store._root}/status.json") == b'{"state": "stopped"}'
+        assert store.upload_the_rest(is_done=False) is None
+        assert files.cat_file(f"{store._transport.root}/status.json") == b'{"state": "stopped"}'
         assert stored_steps(store) == [5]
 
 
@@ -376,7 +383,7 @@ class TestKeeping:
     def test_one_that_replaces_another_of_its_step_is_taken(self, store, tmp_path):
         upload(store, make_checkpoint(tmp_path, 5, numbers=10))
         upload(store, make_checkpoint(tmp_path, 5, numbers=20), limit=1)
-        assert len(store._checkpoints()) == 1
+        assert len(store.stored.checkpoints()) == 1
         shutil.rmtree(tmp_path / "checkpoint-5")
         assert choose(store, "auto").is_dir()
 
@@ -410,12 +417,12 @@ class TestKeeping:
             assert found is not None and find_damage(found) is None
             cut_at += 1
         assert cut_at > 5  # two parts, progress, manifest, and what is deleted
-        assert len(store._checkpoints()) == limit
+        assert len(store.stored.checkpoints()) == limit
 
     def test_what_a_killed_upload_left_is_deleted_and_not_counted(self, store, files, tmp_path):
         upload(store, make_checkpoint(tmp_path, 3))
-        files.rm_file(f"{store.newest().path}/{MANIFEST}")
-        assert store.newest() is None
+        files.rm_file(f"{store.stored.newest().path}/{MANIFEST}")
+        assert store.stored.newest() is None
         upload(store, make_checkpoint(tmp_path, 1))
         upload(store, make_checkpoint(tmp_path, 2))
         assert stored_steps(store) == [1, 2]
@@ -438,36 +445,8 @@ def cut(files, monkeypatch, number):
         monkeypatch.setattr(files, name, failing(getattr(files, name)))
 
 
-@pytest.mark.parametrize(
-    ("url", "says"),
-    [
-        ("runs/full", "write it as s3://BUCKET/RUN"),
-        ("s3://", "write it as s3://BUCKET/RUN"),
-        ("nosuch://bucket/run", "fsspec knows no nosuch://"),
-        ("memory://bucket/run", None),
-    ],
-)
-def test_wrong_urls_are_explained(url, says):
-    problem = find_url_problem(url)
-    assert problem is None if says is None else says in problem
-
-
 def test_a_store_out_of_reach_ends_with_69(store, files, monkeypatch, capsys):
     cut(files, monkeypatch, 0)
     with pytest.raises(SystemExit, match="69"):
-        store.begin(dry_run=False)
+        store.connect(dry_run=False)
     assert capsys.readouterr().err == f"error: --output_url {URL}: cannot be reached: cut\n"
-
-
-@pytest.mark.parametrize(
-    ("error", "says"),
-    [
-        # As s3fs raises it for NoSuchBucket
-        (FileNotFoundError("The specified bucket does not exist"), "The specified bucket does not"),
-        (FileNotFoundError(2, "No such file or directory", "runs/a.json"), "'runs/a.json'"),
-    ],
-)
-def test_what_was_not_found_is_said(store, error, says):
-    code, text = store.describe(error)
-    assert code == 73 and text.startswith(f"--output_url {URL}: not found: ") and says in text
-    assert ("bucket does" in text) == ("bucket does" in says)

@@ -16,7 +16,7 @@ from components.base_files import fingerprint_of_weights
 from components.cli import may_change
 from components.ending import end_all_ranks
 from components.run import describe_maker
-from components.status import fail, process_status
+from components.status import Ending, fail, process_status
 from fakes import alone
 from launching import read_json
 
@@ -168,7 +168,7 @@ class TestFinishedRun:
             and status["later_call"]["why"] == "other values of max_steps"
         )
         process_status().state = "starting"
-        process_status().set("failed", 70, "a later one")  # the first one counts
+        process_status().end(Ending.failed(70, "a later one"))  # the first one counts
         assert read_json(folder / "status.json")["later_call"]["exit_code"] == 64
 
     def test_a_wrong_flag_does_not_count_against_it(self, folder, monkeypatch):
@@ -181,7 +181,7 @@ class TestFinishedRun:
             assert status["state"] == "done" and status["later_call"]["exit_code"] == code
 
     def test_a_call_that_starts_forgets_what_the_one_before_met(self, folder, arguments, start_run):
-        process_status().set("failed", 64, "wrong")
+        process_status().end(Ending.failed(64, "wrong"))
         process_status().state = "starting"
         arguments.output_dir = str(folder)
         start_run(arguments)
@@ -189,7 +189,7 @@ class TestFinishedRun:
 
     def test_once_it_trains_again_it_is_no_longer_done(self, folder):
         process_status().set("running")
-        process_status().set("failed", 70, "not finite")
+        process_status().end(Ending.failed(70, "not finite"))
         status = read_json(folder / "status.json")
         assert status["state"] == "failed" and "later_call" not in status
 

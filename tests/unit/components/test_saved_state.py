@@ -5,7 +5,7 @@ import pytest
 from accelerate import Accelerator
 
 from components import checkpoint, saved_state
-from components.saved_state import find_damage_together, find_damages, require_on_every_host
+from components.saved_state import require_on_every_host, verify_candidates, verify_together
 from proof.damage import make_checkpoint
 from ranks import on_ranks
 
@@ -24,7 +24,7 @@ def test_each_file_is_verified_by_the_one_rank_that_reads_it(tmp_path, monkeypat
             return hash_of(path)
 
         monkeypatch.setattr(checkpoint, "hash_of", hash_and_note)
-        assert find_damage_together(Accelerator(), made) is None
+        assert verify_together(Accelerator(), made) is None
         return hashed
 
     by_rank = on_ranks(hashed_here, 2)
@@ -42,7 +42,7 @@ def test_damage_that_one_rank_finds_counts_for_all(tmp_path):
     content = bytearray((newer / name).read_bytes())
     content[-1] ^= 1
     (newer / name).write_bytes(content)
-    found = on_ranks(lambda: find_damages(Accelerator(), [newer, older]), 2)
+    found = on_ranks(lambda: verify_candidates(Accelerator(), [newer, older]), 2)
     assert found == [{newer: f"{name} is not what was written", older: None}] * 2
 
 

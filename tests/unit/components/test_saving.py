@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A checkpoint is written by the threads of all ranks, and is whole once all of them are done."""
 
+import errno
 import threading
 import time
 from types import SimpleNamespace
@@ -15,7 +16,9 @@ from components.object_store import ObjectStore
 from components.saving import Saver
 from components.state import gather_state
 from components.watch import Watch
+from components.write_errors import CURES, WriteError
 from fakes import fake_accelerator
+from object_memory import URL
 from proof.damage import make_checkpoint
 from ranks import on_ranks
 
@@ -56,7 +59,7 @@ def advance_until_done(saver, accelerator):
     watch = Watch("runs")
     problem = None
     while saver._pending is not None:
-        _, *sums = watch.vote(accelerator, *saver.votes())
+        _, *sums = watch.vote(accelerator, *saver.vote())
         problem = saver.advance(accelerator, sums)
         time.sleep(0.01)
     return problem
@@ -66,7 +69,7 @@ def advance_until_done(saver, accelerator):
 def test_a_run_goes_on_while_its_checkpoint_is_written(saver, held_back, tmp_path):
     accelerator = fake_accelerator()
     assert start(saver, 3) is None
-    assert saver.votes() == (0, 0) and saver.advance(accelerator, saver.votes()) is None
+    assert saver.vote() == (0, 0) and saver.advance(accelerator, saver.vote()) is None
     assert checkpoint.checkpoints_in(tmp_path) == {}
     held_back.set()
     assert advance_until_done(saver, accelerator) is None
@@ -82,20 +85,20 @@ def test_finishing_waits_for_it(saver, held_back, tmp_path):
 
 def test_without_one_under_way_nothing_is_waited_for(saver):
     assert saver.finish(fake_accelerator()) is None
-    assert saver.advance(fake_accelerator(), saver.votes()) is None
+    assert saver.advance(fake_accelerator(), saver.vote()) is None
 
 
-def test_votes_of_an_earlier_piece_of_work_do_not_complete_a_later_one(saver, held_back):
+def test_votes_of_an_earlier_phase_do_not_end_a_later_one(saver, held_back):
     """On a GPU the sums are those of the votes one step before."""
     accelerator = fake_accelerator()
     held_back.set()
     start(saver, 3)
     advance_until_done(saver, accelerator)
-    earlier = saver.votes()
+    earlier = saver.vote()
     held_back.clear()
     start(saver, 6)
     assert saver.advance(accelerator, earlier) is None
-    assert not saver._pending.is_completing
+    assert saver._pending.phase == saving.Phase.WRITING
 
 
 def test_what_it_records_is_the_progress_of_its_own_step(saver, held_back, tmp_path):
@@ -130,7 +133,7 @@ def test_a_write_that_fails_ends_the_run_at_the_next_vote(saver, tmp_path, monke
 
     monkeypatch.setattr(checkpoint, "save_file", refuse)
     start(saver, 6)
-    while saver.votes() != (3, 1):
+    while saver.vote() != (3, 1):
         time.sleep(0.01)
     code, why = saver.advance(fake_accelerator(), (3, 1))
     assert code == Exit.CANNOT_WRITE
@@ -143,7 +146,7 @@ def test_a_weight_that_is_not_finite_is_found_before_the_run_goes_on(saver, tmp_
     share = {"weight": torch.tensor([1.0, float("nan")])}
     code, why = saver.start(fake_accelerator(), share, {"step": 3})
     assert code == Exit.NOT_FINITE and "weight is not finite after step 3" in why
-    assert saver.votes() == (0, 0) and not any(tmp_path.iterdir())
+    assert saver.vote() == (0, 0) and not any(tmp_path.iterdir())
 
 
 def test_saves_do_not_wait_for_an_upload_whose_checkpoint_is_kept(tmp_path, monkeypatch):
@@ -157,7 +160,7 @@ def test_saves_do_not_wait_for_an_upload_whose_checkpoint_is_kept(tmp_path, monk
 
     uploaded = []
     monkeypatch.setattr(ObjectStore, "_upload_checkpoint", upload)
-    saver = Saver(tmp_path, limit=1, store=ObjectStore("memory://bucket/run", tmp_path))
+    saver = Saver(tmp_path, limit=1, store=ObjectStore(URL, tmp_path))
     for step in (3, 6, 9):
         start(saver, step)
         saver.finish(fake_accelerator())
@@ -174,7 +177,7 @@ def test_the_best_checkpoint_of_an_earlier_call_is_kept_though_nothing_is_saved(
     """The call resumes, and is stopped before its first save."""
     for step in (2, 4, 6):
         make_checkpoint(tmp_path, step, limit=3)
-    saver = Saver(tmp_path, limit=1, store=ObjectStore("memory://bucket/run", tmp_path))
+    saver = Saver(tmp_path, limit=1, store=ObjectStore(URL, tmp_path))
     saver.keep(2)
     assert saver.finish_uploads(is_done=False) is None
     assert [*checkpoint.checkpoints_in(tmp_path)] == [6, 2]
@@ -185,9 +188,9 @@ def test_an_upload_that_failed_is_a_warning(tmp_path, monkeypatch, capsys):
         raise ConnectionError("cut")
 
     monkeypatch.setattr(ObjectStore, "_upload_checkpoint", fail)
-    store = ObjectStore("memory://bucket/run", tmp_path)
+    store = ObjectStore(URL, tmp_path)
     store.start_upload(tmp_path / "checkpoint-3", limit=1)
-    assert store.finish(is_done=False) is None
+    assert store.upload_the_rest(is_done=False) is None
     assert capsys.readouterr().err.startswith(f"warning: checkpoint-3 is only in {tmp_path}: ")
 
 
@@ -204,7 +207,7 @@ def test_a_checkpoint_is_whole_once_the_slowest_rank_has_written(tmp_path):
         begun = start(saver, 3, accelerator)
         early = []
         for _ in range(20):
-            _, *sums = watch.vote(accelerator, *saver.votes())
+            _, *sums = watch.vote(accelerator, *saver.vote())
             early.append(saver.advance(accelerator, sums))
         existed = (tmp_path / "checkpoint-3").exists()
         accelerator.wait_for_everyone()
@@ -221,13 +224,17 @@ def test_if_one_rank_cannot_write_all_end_alike(tmp_path):
     def save():
         accelerator = Accelerator()
         if accelerator.process_index == 1:
-            saving.write_share = lambda *arguments: ({}, "Input/output error")
+            saving.write_share = lambda *arguments: ({}, WriteError("broken", errno.EIO))
         saver = Saver(tmp_path, limit=2, store=None)
         start(saver, 3, accelerator)
         code, why = advance_until_done(saver, accelerator)
-        return int(code), why.partition(":")[0], saver.finish(accelerator)
+        return int(code), why, saver.finish(accelerator)
 
-    expected = (73, "the checkpoint after step 3 could not be finished", None)
+    why = (
+        f"the checkpoint after step 3 could not be finished: broken: {CURES[errno.EIO]}; older "
+        "checkpoints, if there are any, are whole"
+    )
+    expected = (73, why, None)
     assert on_ranks(save, 2) == [expected, expected]
     assert not any(tmp_path.iterdir())
 

@@ -19,7 +19,7 @@ from transformers import (
 
 from components import shards
 from components.owners import Entry
-from components.shards import complete, group_entries, write_files, write_shards
+from components.shards import group_entries, publish_result, write_files, write_shards
 from fakes import fake_accelerator, mixture_of_two
 
 SIZES = {
@@ -37,13 +37,13 @@ def nothing(folder):
 
 def written(folder, number, **shares):
     """Have owners write their shares of one tensor each; return why it failed, or None."""
-    shards.begin(folder / shards.STAGING)
+    shards.stage_result(folder / shards.STAGING)
     files = shards.names_of_files(len(shares))
     reports = []
     for file, (name, value) in zip(files, shares.items(), strict=True):
         share = {name: torch.full((number,), float(value))}
         reports.append(write_files(folder / shards.STAGING, {file: [name]}, share))
-    return complete(folder, reports, nothing)
+    return publish_result(folder, reports, nothing)
 
 
 def names_in(folder):
@@ -75,19 +75,19 @@ def test_nothing_of_an_earlier_result_is_left_beside_a_new_one(tmp_path):
 def test_if_an_owner_cannot_write_the_earlier_result_is_unchanged(tmp_path):
     assert written(tmp_path, 3, a=1) is None
     before = (tmp_path / shards.SINGLE).read_bytes()
-    shards.begin(tmp_path / shards.STAGING)
+    shards.stage_result(tmp_path / shards.STAGING)
     share = {"b": torch.ones(1)}
     report = write_files(tmp_path / "no folder", {shards.SINGLE: ["b"]}, share)
-    assert "No such file" in complete(tmp_path, [report], nothing)
+    assert "No such file" in publish_result(tmp_path, [report], nothing)
     assert names_in(tmp_path) == [shards.SINGLE]
     assert (tmp_path / shards.SINGLE).read_bytes() == before
 
 
 def with_rest(folder, write_rest):
     """Have an owner write a tensor of ones, and then the rest; return why it failed, or None."""
-    shards.begin(folder / shards.STAGING)
+    shards.stage_result(folder / shards.STAGING)
     report = write_files(folder / shards.STAGING, {shards.SINGLE: ["a"]}, {"a": torch.ones(1)})
-    return complete(folder, [report], write_rest)
+    return publish_result(folder, [report], write_rest)
 
 
 def test_the_rest_is_written_before_an_earlier_result_is_removed(tmp_path):
@@ -135,6 +135,18 @@ def test_a_folder_that_cannot_be_made_is_a_problem_and_not_an_error(tmp_path):
     (tmp_path / "file").write_text("")
     problem = write_shards(fake_accelerator(), tmp_path / "file", {}, nothing)
     assert "Not a directory" in problem
+
+
+# ---- Who owns what ----
+@pytest.mark.parametrize(("buffers", "owner"), [([], 1), (["norm.mean"], 0)])
+def test_a_group_with_a_buffer_is_written_by_the_first_rank(buffers, owner, monkeypatch):
+    """Each rank has statistics of its own rows, and a checkpoint has those of rank 0."""
+    groups = {}
+    for name in ("matrix", "norm.mean"):
+        groups[name] = [Entry(name, shards.SMALLEST_SHARE, lambda owner: torch.ones(1))]
+    monkeypatch.setattr(shards, "gather_object", lambda of_rank: [*of_rank, *of_rank])
+    owners = shards.owners_of_groups(fake_accelerator(num_processes=2), groups, buffers)
+    assert owners == {"matrix": 0, "norm.mean": owner}
 
 
 # ---- What belongs together ----

@@ -9,7 +9,7 @@ import psutil
 import pytest
 
 from components import status
-from components.status import HOST, fail, process_status
+from components.status import HOST, Ending, fail, process_status
 from launching import read_json
 
 pytestmark = pytest.mark.usefixtures("new_process")
@@ -87,8 +87,8 @@ def test_a_rank_that_is_lost_during_the_last_upload_does_not_change_how_the_run_
     run = process_status()
     run.open(tmp_path)
     run.set("running")
-    run.decide(state, code, "why")
+    run.decide(Ending(state, code, "why"))
     assert run.is_training  # The ranks still watch each other.
-    run.set("failed", 1, "no answer from host-b")
+    run.end(Ending.failed(1, "no answer from host-b"))
     found = read_json(tmp_path / "status.json")
     assert (found["state"], found["exit_code"], found["why"]) == (state, code, "why")

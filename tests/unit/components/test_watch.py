@@ -13,7 +13,7 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, P
 
 from components import watch
 from components.ending import end_all_ranks
-from components.status import HOST, fail, process_status
+from components.status import HOST, Ending, fail, process_status
 from components.watch import Watch, end_blocked_launcher
 from fakes import Exit, alone
 from launching import read_json
@@ -112,9 +112,9 @@ class TestLastWords:
         failed = {"state": "failed", "exit_code": 70, "time": "2026-01-01 00:00:00"}
         (folder / "status.json").write_text(json.dumps(failed))
         process_status().began = "2026-01-01 00:00:01"
-        assert process_status().reported_by_others() == {}
+        assert process_status().reported_by_others() is None
         process_status().began = "2026-01-01 00:00:00"
-        assert process_status().reported_by_others() == failed
+        assert process_status().reported_by_others() == Ending("failed", 70)
 
     @pytest.mark.parametrize("there_is_a_folder", [True, False])
     def test_a_rank_that_is_ended_after_another_has_failed_says_nothing(
