@@ -84,7 +84,7 @@ class Saver:
         self._limit = limit
         self._store = store
         self._thread = ThreadPoolExecutor(1, "saver")
-        self._phases_begun = 0  # Of all checkpoints
+        self._phases_begun = 0  # by this rank's thread, for all checkpoints
         self._pending: PendingSave | None = None
         self._kept_step: int | None = None  # What the newest checkpoint was saved with
 
