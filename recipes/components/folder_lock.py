@@ -51,7 +51,7 @@ class FolderLock:
             return None
         began = time.monotonic()
         is_told = False
-        while is_locked_by_others(file):
+        while not self._try_to_lock(file):
             holder = read_holder(file)
             is_here = holder.get("host", HOST) == HOST
             seconds = SECONDS_ON_THIS_HOST if is_here else SECONDS_ON_ANOTHER_HOST
@@ -69,22 +69,24 @@ class FolderLock:
         self._file = file
         return None
 
+    def _try_to_lock(self, file: IO[str]) -> bool:
+        """Lock a file, and return whether no other process has it locked.
 
-def is_locked_by_others(file: IO[str]) -> bool:
-    """Lock a file for this process, and return False, unless another process has it locked."""
-    try:
-        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        if error.errno in HELD_BY_OTHERS:
-            return True
-        print(
-            f"warning: --output_dir {Path(file.name).parent}: its file system has no locks "
-            f"({error.strerror}): make sure that no other run writes there, since it would not be "
-            "refused",
-            file=sys.stderr,
-            flush=True,
-        )
-    return False
+        Where the file system has no locks, this says so.
+        """
+        try:
+            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            if error.errno in HELD_BY_OTHERS:
+                return False
+            print(
+                f"warning: --output_dir {self._path.parent}: its file system has no locks "
+                f"({error.strerror}): make sure that no other run writes there, since it would not "
+                "be refused",
+                file=sys.stderr,
+                flush=True,
+            )
+        return True
 
 
 def read_holder(file: IO[str]) -> dict[str, Any]:

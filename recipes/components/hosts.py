@@ -9,12 +9,13 @@ the host that reads it, so that the clocks of hosts need not agree. A rank that 
 hosts why, through the same store.
 """
 
+import contextlib
 import os
 import secrets
 import socket
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Generator, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -152,15 +153,22 @@ class HostWatch:
         return self._silence + 2 * SECONDS_BETWEEN_BEATS
 
     # ---- Telling ----
-    def tell(self, ending: Ending) -> None:
-        """Tell the other hosts how this rank ends, and wait until they know, for some seconds."""
+    @contextlib.contextmanager
+    def telling(self, ending: Ending) -> Generator[None]:
+        """Tell the other hosts how this rank ends, and wait at the end until they know.
+
+        What is done in this context may record that the run has ended, after which there would be
+        no more beats. The wait takes some seconds at most.
+        """
         if not self.others:
+            yield
             return
         ending = replace(ending, rank=self.rank)
         if HOST not in ending.text:
             ending = ending.with_place(f"in step {self._status.step}")
         self._to_tell = ending
         self._wakes.set()
+        yield
         self._has_told.wait(SECONDS_TO_TELL)
 
     # ---- The thread that talks to the store, in which a call may never return ----

@@ -11,10 +11,12 @@ ranks wait in the process group instead. Word of an earlier attempt is not read,
 counts attempts.
 """
 
+import contextlib
 import json
 import os
 import sys
 import time
+from collections.abc import Generator
 from datetime import timedelta
 from typing import Any, NoReturn
 
@@ -185,6 +187,13 @@ def leave_word(ending: Ending) -> None:
         return
 
 
+@contextlib.contextmanager
+def leaving_word(ending: Ending) -> Generator[None]:
+    """Leave word after this context, in which the ending is recorded."""
+    yield
+    leave_word(ending)
+
+
 def name_of_list() -> str:
     """Return the prefix of what ranks sign and say at the start.
 
@@ -207,7 +216,7 @@ def open_store(prefix: str, seconds: int, is_here: bool = False) -> Any:
     """Return a connection of this rank's own to the store at MASTER_ADDR:MASTER_PORT.
 
     Args:
-        prefix: of the keys, which other connections do not see.
+        prefix: of the keys. Those of other prefixes are not seen.
         seconds: in which each call has to be answered.
         is_here: whether this process has the store, and makes it if it is not there yet.
 

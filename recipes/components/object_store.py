@@ -27,6 +27,7 @@ from components.exits import Exit
 from components.status import fail
 from components.store_protocol import OtherRunError, StoredCheckpoint, StoredRun, is_of_result
 from components.store_transport import Transport
+from components.write_errors import WriteError
 
 WRITE_TEST = ".write_test"
 
@@ -307,9 +308,12 @@ class ObjectStore:
             fail(*self._describe(error))
 
     def _describe(self, error: Exception) -> tuple[Exit, str]:
-        """Return why an operation on the store failed, in words, and the exit code for that."""
+        """Return why bringing or uploading a file failed, in words, and the exit code for that."""
         if isinstance(error, OtherRunError):
             return Exit.USAGE, f"--output_url {self.url}: {error}"
+        file = getattr(error, "filename", None)
+        if isinstance(file, str | Path) and Path(file).is_relative_to(self._folder):
+            return Exit.CANNOT_WRITE, f"cannot read or write: {WriteError.of(error)}"
         return self._transport.describe(error)
 
     def _warn(self, name: str, problem: str) -> None:

@@ -22,7 +22,7 @@ from accelerate.optimizer import AcceleratedOptimizer
 from accelerate.utils import broadcast_object_list, gather_object
 from safetensors.torch import load_file, save_file
 
-from components import checkpoint, folder, nonfinite, shuffling, upstream
+from components import checkpoint, folder, nonfinite, resuming, shuffling, upstream
 from components.arguments import CommonArguments, EvalOnStartArguments
 from components.base_files import fingerprint_of_weights
 from components.best import BestEvaluation, is_better, metric_name
@@ -619,9 +619,13 @@ class Run:
         Each rank verifies the files that it will read.
         """
         accelerator = self._accelerator
-        candidates = call_on_rank_0(accelerator, self._find_candidates)
+        wish = self._args.resume_from_checkpoint
+        of_this_run = (self._folder, self._store, wish, self._args.dry_run)
+        candidates = call_on_rank_0(accelerator, partial(resuming.find_candidates, *of_this_run))
         damages = verify_candidates(accelerator, candidates)
-        found = call_on_rank_0(accelerator, partial(self._choose_checkpoint, damages))
+        found = call_on_rank_0(
+            accelerator, partial(resuming.choose_checkpoint, *of_this_run, damages)
+        )
         if found is None:
             self._keep_finished_model()
             return
@@ -644,31 +648,6 @@ class Run:
         self._nonfinite.left_out = self._restored["nonfinite_steps"]
         self._status.step = self.step
         self._find_best()
-
-    def _find_candidates(self) -> list[Path]:
-        """Return the checkpoints to try, in order, in a tidy folder. Rank 0 calls it."""
-        requested = self._args.resume_from_checkpoint
-        if not self._args.dry_run:
-            checkpoint.clean_up_after_killed_saves(self._folder)
-            if self._store is not None:
-                self._store.bring_newest(requested)
-        return checkpoint.find_candidates(self._folder, requested)
-
-    def _choose_checkpoint(self, damages: Mapping[Path, str | None]) -> Path | None:
-        """Return the checkpoint to continue from, or None to start over. Rank 0 calls it.
-
-        Args:
-            damages: as for `checkpoint.choose_checkpoint`.
-        """
-        requested = self._args.resume_from_checkpoint
-        if self._args.dry_run:
-            return checkpoint.choose_checkpoint(self._folder, requested, damages)
-        has_copy = self._store is not None and self._store.has_one_for(requested)
-        found = checkpoint.choose_checkpoint(self._folder, requested, damages, has_copy)
-        checkpoint.set_damaged_aside(damages)
-        if self._store is not None:
-            return self._store.bring_if_further(requested, found)
-        return found
 
     def _keep_row_order(self) -> None:
         """Take over the order of rows of the checkpoint's run; end with 64 if it is unknown."""

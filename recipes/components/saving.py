@@ -33,7 +33,7 @@ Written = tuple[dict[str, Any], WriteError | None]
 
 
 class Phase(enum.Enum):
-    """What the threads of all ranks do for a checkpoint. They end one phase before the next."""
+    """What the threads of all ranks do for a checkpoint: all end a phase before the next begins."""
 
     WRITING = enum.auto()  # Each owner writes its tensors.
     PUBLISHING = enum.auto()  # Rank 0 gives the checkpoint its name; the others do nothing.
@@ -151,9 +151,9 @@ class Saver:
         Returns:
             On every rank why the checkpoint could not be finished, or None.
         """
-        votes = Vote(*sums)
-        has_ended = votes.phases_ended == accelerator.num_processes * self._phases_begun
-        if self._pending is None or not (has_ended or votes.failures):
+        phases_ended, failures = sums
+        has_ended = phases_ended == accelerator.num_processes * self._phases_begun
+        if self._pending is None or not (has_ended or failures):
             return None
         return self._end_phase(accelerator, self._pending)
 
@@ -184,9 +184,10 @@ class Saver:
                 problems.append(problem)
         if problems:
             self._pending = None
+            ending = self._describe(step, save.nbytes, problems[0])  # while the disk is full
             if accelerator.is_main_process:
                 discard(self._folder, step)
-            return self._describe(step, save.nbytes, problems[0])
+            return ending
         match save.phase:
             case Phase.WRITING:
                 save.phase = Phase.PUBLISHING
@@ -233,8 +234,8 @@ class Saver:
         """Return how a run ends whose checkpoint cannot be written."""
         return Exit.CANNOT_WRITE, (
             f"the checkpoint after step {step} could not be finished: "
-            f"{problem.describe(self._folder, nbytes)}; older checkpoints, if there are any, are "
-            "whole"
+            f"{problem.describe(self._folder, nbytes)}; older checkpoints, if there are any, were "
+            "not touched"
         )
 
 

@@ -170,8 +170,8 @@ def owners_of_groups(
     """Return the rank that owns each group. Every rank takes part.
 
     What a stage of a pipeline has goes to one of its ranks. Weights are the same on all ranks that
-    have them, but buffers need not be: BatchNorm has statistics of each rank's own rows. So the
-    first rank that has a buffer owns its group, as in a checkpoint.
+    have them, but buffers need not be: BatchNorm has statistics of each rank's own rows. So a group
+    with a buffer is owned by the first rank that has the group, as in a checkpoint.
 
     Args:
         buffers: the names of the buffers in the groups.

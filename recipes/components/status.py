@@ -81,6 +81,10 @@ class Ending:
         return dataclasses.replace(self, text=text)
 
 
+# A context that tells others of an ending while what is done in it is done
+Telling = Callable[[Ending], contextlib.AbstractContextManager[Any]]
+
+
 class Status:
     """The state of this process's run, and the file in the output folder that records it.
 
@@ -100,7 +104,7 @@ class Status:
         self.is_open = False
         self.is_decided = False
         self.began = ""
-        self._tell_other_hosts: Callable[[Ending], None] | None = None
+        self._telling: Telling = contextlib.nullcontext
 
     @property
     def is_training(self) -> bool:
@@ -160,16 +164,15 @@ class Status:
             self._record(ending.state, ending.exit_code, ending.why, was_training)
         self.is_decided = True
 
-    def tell_other_hosts_by(self, function: Callable[[Ending], None]) -> None:
-        """Have `announce` tell the ranks of other hosts by this function from now on."""
-        self._tell_other_hosts = function
+    def tell_other_hosts_by(self, telling: Telling) -> None:
+        """Have `announce` tell the ranks of other hosts by this context from now on."""
+        self._telling = telling
 
     def announce(self, ending: Ending) -> None:
         """Record how this rank ends, and tell the launcher and the ranks of other hosts."""
-        self.end(ending)
-        report_to_launcher(ending)
-        if self._tell_other_hosts is not None:
-            self._tell_other_hosts(ending)
+        with self._telling(ending):
+            self.end(ending)
+            report_to_launcher(ending)
 
     def _record(self, state: str, code: int | None, why: str | None, was_training: bool) -> None:
         """Write status.json as `end` says."""

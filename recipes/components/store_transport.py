@@ -168,7 +168,10 @@ def find_url_problem(url: str) -> str | None:
     if not separator or not rest.strip("/"):
         return f"--output_url {url}: write it as s3://BUCKET/RUN or gs://BUCKET/RUN"
     if protocol == "memory":
-        return f"--output_url {url}: is lost when the run ends: choose s3://BUCKET/RUN or the like"
+        return (
+            f"--output_url {url}: a copy there is lost when the run ends: choose s3://BUCKET/RUN "
+            "or the like"
+        )
     try:
         fsspec.get_filesystem_class(protocol)
     except ImportError:

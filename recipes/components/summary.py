@@ -319,7 +319,7 @@ def find_slow_paths(
 def find_larger_shards(
     accelerator: Accelerator, model: torch.nn.Module, strategy: Strategy
 ) -> list[str]:
-    """Return a line if shards are notably larger than the ranks that share the weights promise.
+    """Return a line if experts make shards notably larger than the number of ranks promises.
 
     FSDP2 cuts each weight along its first dimension, and fills all parts up to one size
     (torch/distributed/fsdp/_fully_shard/_fsdp_param.py, _init_sharded_param). The first dimension
@@ -327,20 +327,25 @@ def find_larger_shards(
     """
     mesh = Mesh.of(accelerator)
     num_ranks = mesh.dp_shard * mesh.cp
-    if strategy.fsdp_version != 2 or mesh.pp > 1 or num_ranks == 1:
+    if strategy.fsdp_version != 2 or mesh.tp > 1 or mesh.pp > 1:
+        return []
+    if share_of_experts(model) < 0.1:  # Of other weights, no rank goes without.
         return []
     whole = held = 0
     for weight in model.parameters():
         if weight.dim() and weight.numel():
             whole += weight.numel()
-            held += math.ceil(len(weight) / num_ranks) * weight[0].numel()
+            rows = len(weight)
+            held += math.ceil(rows / num_ranks) * (weight.numel() // rows)
     if held * num_ranks <= (1 + NOTABLE_PADDING) * whole:
         return []
-    return [
+    hint = (
         f"each rank holds 1/{whole / held:.1f} of the weights and not 1/{num_ranks}, since FSDP2"
-        " cuts a weight along its first dimension, and that of experts is their number:"
-        " fsdp1_full_shard.yaml and deepspeed_zero3.yaml cut all weights evenly"
-    ]
+        " cuts a weight along its first dimension, and that of experts is their number"
+    )
+    if mesh.ep > 1:  # Other engines cannot spread experts.
+        return [hint]
+    return [f"{hint}: fsdp1_full_shard.yaml and deepspeed_zero3.yaml cut all weights evenly"]
 
 
 # ---- run.json ----

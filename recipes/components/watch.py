@@ -19,6 +19,7 @@ import time
 from multiprocessing.connection import wait
 from pathlib import Path
 from types import FrameType, TracebackType
+from typing import TextIO
 
 import psutil
 import torch
@@ -31,7 +32,10 @@ from components.hosts import Host, HostWatch, is_broken_connection
 from components.status import HOST, RANK, Ending, process_status, report_to_launcher
 from components.write_errors import WriteError
 
-CANNOT_WRITE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES)
+CANNOT_WRITE = (
+    *(errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES),
+    *(errno.EIO, errno.ESTALE),
+)
 SECONDS_BETWEEN_LOOKS = 0.2
 SECONDS_FOR_MAIN_THREAD = 5  # It handles a signal within these if it can.
 SECONDS_FOR_OTHER_RANKS = 2  # A rank that failed first has reported it after these.
@@ -107,14 +111,15 @@ class Watch:
             rank, process = gone[0]
             why = f"rank {rank} (process {process}) is gone on {HOST}"
             ending = Ending.failed(Exit.FAILED, why)
-            print(ending.text, file=sys.stderr, flush=True)
+            stream = sys.stderr
         else:
             name = signal.Signals(number).name
             ending = Ending.stopped(
                 f"Stopped by {name} before the first step: run the same command again"
             )
-            print(ending.text, flush=True)
-        self._status.announce(ending)
+            stream = sys.stdout
+        self._status.announce(ending)  # Before the text, whose reader may be gone
+        print(ending.text, file=stream, flush=True)
         return ending.exit_code
 
     def vote(self, accelerator: Accelerator, *counts: int) -> list[int]:
@@ -154,7 +159,7 @@ class Watch:
                 with contextlib.suppress(OSError):  # It is in another container of the same name.
                     self.peers[os.pidfd_open(process)] = rank, process
         self.hosts.join(accelerator)
-        self._status.tell_other_hosts_by(self.hosts.tell)
+        self._status.tell_other_hosts_by(self.hosts.telling)
         threading.Thread(target=self._look_after_ranks, args=(timeout,), daemon=True).start()
 
     def gone_peers(self) -> list[tuple[int, int]]:
@@ -220,11 +225,11 @@ class Watch:
                 f"error: {why} on {HOST} in step {self._status.step}; "
                 "the same command continues from the newest checkpoint"
             )
-            print(text, file=sys.stderr, flush=True)
             self._status.announce(Ending.failed(Exit.FAILED, f"{why} on {HOST}", text))
+            print_if_possible(text)
             os._exit(Exit.FAILED)
         if report.state == "stopped":  # The peer was stopped before its first step.
-            print(report.text, flush=True)
+            print_if_possible(report.text, sys.stdout)
         os._exit(report.exit_code)
 
     def _end_with_other_hosts(self, lost: list[Host]) -> None:
@@ -235,15 +240,18 @@ class Watch:
         ending = self.hosts.report or self._ending_without(lost)
         if not self._status.is_training:
             return
-        if self.hosts.is_leader:
-            print(ending.text, file=sys.stderr, flush=True)
+        if not self.hosts.is_leader:
+            time.sleep(1)  # When the first rank has ended, the launcher ends the others.
+            os._exit(ending.exit_code)
+        others = contextlib.nullcontext()
+        if lost:  # Those that are not may still answer.
+            others = self.hosts.telling(ending)
+        with others:
             self._status.end(ending)
             report_to_launcher(ending)
+            print_if_possible(ending.text)
             if lost:
                 end_blocked_launcher()
-                self.hosts.tell(ending)  # Others may still answer.
-        else:
-            time.sleep(1)  # When the first rank has ended, the launcher ends the others.
         os._exit(ending.exit_code)
 
     def _ending_without(self, lost: list[Host]) -> Ending:
@@ -290,6 +298,15 @@ class Watch:
         return Exit.FAILED, f"error: {name}: {error}"
 
 
+def print_if_possible(text: str, stream: TextIO | None = None) -> None:
+    """Print a last line, on stderr by default, from a thread that has to end the process after it.
+
+    The program that reads the output may have ended, and then nothing can be printed.
+    """
+    with contextlib.suppress(OSError, ValueError):
+        print(text, file=stream or sys.stderr, flush=True)
+
+
 def end_blocked_launcher() -> None:
     """Have torchrun killed if it is still there some seconds after its ranks have ended.
 
@@ -324,7 +341,8 @@ def leave_process_group(worker_id: int) -> None:
 def is_about_a_file(error: BaseException, output_dir: str) -> bool:
     """Return whether an exception means that a file could not be read or written.
 
-    That is any file for lack of space or permission, or a file in the output folder for any reason.
+    That is any file for lack of space or permission or since its disk or server has failed, or a
+    file in the output folder for any reason.
     """
     if isinstance(error, SafetensorError) or getattr(error, "errno", None) in CANNOT_WRITE:
         return True

@@ -14,10 +14,11 @@ CURES = {
     errno.EFBIG: "no file may be so large there: see `ulimit -f` and the limits of the file system",
     errno.EIO: "the disk, or the connection to it, has failed: see `dmesg`, and choose a folder "
     "on another disk",
-    errno.EROFS: "the file system is read-only, which the kernel makes it after an error of the "
-    "disk: see `dmesg`, and mount it again, or choose another folder",
+    errno.EROFS: "the file system is read-only, as mounted or since an error of the disk (see "
+    "`dmesg`): choose another folder",
     errno.EACCES: "change the owner or the mode (`chown`, `chmod`), or choose another folder",
-    errno.EPERM: "a file there may not be changed: see `lsattr`, or choose another folder",
+    errno.EPERM: "the file system, or an attribute of a file (`lsattr`), forbids it: choose "
+    "another folder",
     errno.ESTALE: "the file server has lost the folder: mount it again",
 }
 # safetensors has no error numbers, but ends its texts with them.
@@ -38,7 +39,7 @@ class WriteError:
 
     @classmethod
     def of(cls, error: BaseException) -> "WriteError":
-        """Return the same of an exception."""
+        """Return what an exception says."""
         number = getattr(error, "errno", None)
         in_text = NUMBER_IN_TEXT.search(str(error))
         if number is None and in_text is not None:
@@ -62,5 +63,8 @@ class WriteError:
         free = shutil.disk_usage(folder).free
         text = f"{self.text}: it needs {nbytes:,} bytes, {free:,} are free in {folder}"
         if free >= nbytes:
-            text += ": they are enough, but there may be too many files: see `df -i`"
+            text += (
+                ": others may have freed them since, a checkpoint takes a little more than its "
+                "tensors, or there are too many files (`df -i`)"
+            )
         return text

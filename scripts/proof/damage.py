@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import torch
 
 from components import checkpoint as files
+from components import resuming
 from components.checkpoint import find_damage, hash_of
 
 MANIFEST = "manifest.json"
@@ -102,15 +103,12 @@ def find_checkpoint(folder: Path, requested: str = "auto") -> Path | None:
     Args:
         requested: --resume_from_checkpoint.
     """
-    files.clean_up_after_killed_saves(folder)
     damages: dict[Path, str | None] = {}
-    for path in files.find_candidates(folder, requested):
+    for path in resuming.find_candidates(folder, None, requested, dry_run=False):
         damages[path] = find_damage(path)
         if damages[path] is None:
             break
-    found = files.choose_checkpoint(folder, requested, damages)
-    files.set_damaged_aside(damages)
-    return found
+    return resuming.choose_checkpoint(folder, None, requested, False, damages)
 
 
 def is_found(checkpoint: Path, name: str) -> bool:

@@ -209,7 +209,7 @@ def test_a_checkpoint_that_one_host_cannot_write_ends_both_and_the_one_before_is
     assert [launch.end() for launch in launches] == [1, 1], launches[0].output[-3000:]
     [line] = launches[0].errors()
     assert "the checkpoint after step 10 could not be finished: " in line and "too large" in line
-    assert "older checkpoints, if there are any, are whole" in line
+    assert "older checkpoints, if there are any, were not touched" in line
     assert read_json(folder / "status.json")["exit_code"] == 73
     assert [path.name for path in folder.glob("checkpoint-*")] == ["checkpoint-5"]
 

@@ -84,7 +84,8 @@ LOSS = 1e-6
 PREDICT = "--predict_with_generate --num_predictions 9 --generation_max_new_tokens 8".split()
 # An int8 base rounds its activations, and a last bit can tip one over. A single one moved the loss
 # of these few rows by 1.5e-4, with the kernels of AVX2 but not with those of AVX-512.
-INT8_LOSS = 5e-4
+WORST_INT8_LOSS = 5e-4
+INT8_LOSS = 1e-4
 # Files with times, with the name of the folder, or with the number of a process
 RECORDS = (
     *("README.md", "metrics.jsonl", "progress.json", "run.json", "status.json"),
@@ -217,7 +218,7 @@ def test_a_refusal_comes_before_the_model_is_loaded(
 @pytest.mark.parametrize(("config", "kind"), RUN_HERE)
 def test_a_mesh_gives_the_numbers_of_one_process(config, kind, finished, tiny_of_meshes):
     folder, whole = finished(config, kind), finished("single", kind)
-    assert_agrees(folder, whole, worst=INT8_LOSS if kind == "int8 LoRA" else LOSS)
+    assert_agrees(folder, whole, worst=WORST_INT8_LOSS if kind == "int8 LoRA" else LOSS)
     assert json.loads((folder / "report.json").read_text())["verdict"] == "ok"
     if kind == "full":
         assert max(line["grad_norm"] for line in read_metrics(folder)[0]) > 0.5  # It was clipped

@@ -11,7 +11,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
-from components import checkpoint
+from components import checkpoint, resuming
 from launching import read_json
 from proof import damage
 
@@ -107,20 +107,19 @@ class TestFolder:
         whole = damage.make_checkpoint(tmp_path, 5)
         left = tmp_path / "checkpoint-7.staging"
         left.mkdir()
-        checkpoint.clean_up_after_killed_saves(tmp_path)
+        assert resuming.find_candidates(tmp_path, None, "auto", dry_run=False) == [whole]
         assert not left.exists() and checkpoint.find_damage(whole) is None
 
-    def test_finding_and_choosing_change_nothing(self, tmp_path):
-        """A dry run does no more."""
+    def test_a_dry_run_changes_nothing(self, tmp_path):
         whole, damaged = (damage.make_checkpoint(tmp_path, step) for step in (5, 6))
         (damaged / "progress.json").unlink()
         (tmp_path / "checkpoint-7.staging").mkdir()
         whole.rename(tmp_path / "checkpoint-5.replaced")
         older = damage.make_checkpoint(tmp_path, 4)
         before = sorted(tmp_path.rglob("*"))
-        candidates = checkpoint.find_candidates(tmp_path, "auto")
+        candidates = resuming.find_candidates(tmp_path, None, "auto", dry_run=True)
         damages = {path: checkpoint.find_damage(path) for path in candidates}
-        assert checkpoint.choose_checkpoint(tmp_path, "auto", damages) == older
+        assert resuming.choose_checkpoint(tmp_path, None, "auto", True, damages) == older
         assert sorted(tmp_path.rglob("*")) == before
 
     def test_one_that_has_only_the_model_is_there_until_a_whole_one_is(self, tmp_path):

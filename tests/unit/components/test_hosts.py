@@ -91,7 +91,9 @@ def test_other_hosts_learn_how_a_rank_ended_and_where(watches):
     a, b = watches([(0, ("a", ""), True), (1, ("b", ""), False)])
     b._status.step = 3
     start = time.monotonic()
-    b.tell(Ending.failed(73, "OSError", "error: the disk is full"))
+    with b.telling(Ending.failed(73, "OSError", "error: the disk is full")):
+        b._status.state = "failed"
+        time.sleep(3 * hosts.SECONDS_BETWEEN_BEATS)  # as long as a slow disk takes to record it
     assert time.monotonic() - start < hosts.SECONDS_TO_TELL, "nobody confirmed it"
     wait_for(lambda: a.report)
     assert a.report.exit_code == 73 and b.report is None
@@ -101,8 +103,8 @@ def test_other_hosts_learn_how_a_rank_ended_and_where(watches):
 
 def test_on_one_host_nobody_is_told():
     watch = HostWatch(Status())
-    watch.tell(Ending.failed(1, "why"))
-    assert watch._to_tell is None
+    with watch.telling(Ending.failed(1, "why")):
+        assert watch._to_tell is None
 
 
 def test_only_errors_of_connections_make_it_impatient():

@@ -10,15 +10,14 @@ import threading
 import time
 from concurrent.futures import wait
 from pathlib import Path, PurePosixPath
-from types import SimpleNamespace
 
 import fsspec
 import pytest
 
+from components import resuming
 from components.checkpoint import find_damage
 from components.folder import MANIFEST, has_result
 from components.object_store import ObjectStore
-from components.run import Run
 from components.store_protocol import CHECKSUMS, RUN_ID
 from components.store_transport import FILES_AT_ONCE
 from object_memory import URL
@@ -52,16 +51,15 @@ def finish_uploads(store):
     wait([upload.work for upload in store._uploads])
 
 
-def choose(store, requested):
+def choose(store, requested, dry_run=False):
     """The checkpoint that a run continues from, as rank 0 chooses it."""
-    arguments = SimpleNamespace(resume_from_checkpoint=requested, dry_run=False)
-    run = SimpleNamespace(_args=arguments, _folder=store._folder, _store=store)
+    folder = store._folder
     damages = {}
-    for path in Run._find_candidates(run):
+    for path in resuming.find_candidates(folder, store, requested, dry_run):
         damages[path] = find_damage(path)
         if damages[path] is None:
             break
-    return Run._choose_checkpoint(run, damages)
+    return resuming.choose_checkpoint(folder, store, requested, dry_run, damages)
 
 
 def stored_steps(store):

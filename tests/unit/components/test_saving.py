@@ -232,7 +232,7 @@ def test_if_one_rank_cannot_write_all_end_alike(tmp_path):
 
     why = (
         f"the checkpoint after step 3 could not be finished: broken: {CURES[errno.EIO]}; older "
-        "checkpoints, if there are any, are whole"
+        "checkpoints, if there are any, were not touched"
     )
     expected = (73, why, None)
     assert on_ranks(save, 2) == [expected, expected]

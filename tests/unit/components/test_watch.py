@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What torchrun prints last, and what ranks know about a rank that has ended."""
 
+import contextlib
 import json
 import os
 import signal
@@ -37,6 +38,38 @@ def test_a_rank_in_a_container_of_its_own_does_not_stop_the_others(become_rank, 
     for descriptor in ours.peers:
         os.close(descriptor)
     assert [*ours.peers.values()] == [(2, os.getppid())]
+
+
+def test_from_then_on_other_hosts_are_told_how_it_ends(become_rank, monkeypatch):
+    become_rank(0)
+    monkeypatch.setattr(watch, "gather_object", lambda _: [])
+    monkeypatch.setattr(watch.threading, "Thread", lambda **_: SimpleNamespace(start=lambda: None))
+    ours = Watch("runs/llama")
+    told = []
+
+    @contextlib.contextmanager
+    def telling(ending):
+        told.append((ending.text, process_status().state))
+        yield
+
+    monkeypatch.setattr(ours.hosts, "telling", telling)
+    ours.join(alone(1), timeout=1)
+    process_status().announce(Ending.failed(1, "why"))
+    assert told == [("error: why", "starting")]  # before it counts as ended
+
+
+def test_a_stop_before_the_first_step_is_recorded_though_nobody_reads_the_output(
+    folder, monkeypatch
+):
+    def refuse(*_, **__):
+        raise BrokenPipeError
+
+    ours = Watch(str(folder))
+    monkeypatch.setattr("builtins.print", refuse)
+    with pytest.raises(BrokenPipeError):
+        ours._report_end_before_first_step(signal.SIGINT)
+    status = read_json(folder / "status.json")
+    assert (status["state"], status["exit_code"]) == ("stopped", 75)
 
 
 @pytest.mark.parametrize("has_launcher", [True, False], ids=["launched", "started by hand"])
