@@ -216,7 +216,10 @@ def words_of_sharing(run: Run) -> dict[str, str]:
     if requested.sp > 1:
         shared.append(f"{requested.sp} share the tokens of a row, and its heads in attention")
     if requested.tp > 1:
-        shared.append(f"{requested.tp} share the matrices of each layer")
+        words = f"{requested.tp} share the matrices of each layer"
+        if run.engine == "fsdp2" and not run.for_recipes:
+            words += ", in a script that works around accelerate's fault (see below)"
+        shared.append(words)
     groups = max(run.processes // sharing, 1)
     rows = "all processes see the same rows"
     if groups > 1:
