@@ -808,7 +808,7 @@ broken(
     ZERO2.replace("8", "3") + "parallelism_config:\n  parallelism_config_sp_size: 2\n",
     "error",
     "parallelism_config",
-    "launch 2 processes or another multiple of 2",
+    "launch 2 processes",
 )
 broken(
     "fp16 as it was",

@@ -54,18 +54,20 @@ def problems_of(monkeypatch):
         (
             2,
             ["--num_microbatches", "3"],
-            "--num_microbatches 3 does not divide --per_device_train_batch_size 8: use 2",
+            "--num_microbatches 3 does not divide --per_device_train_batch_size 8: use "
+            "--num_microbatches 2",
         ),
         (
             4,
             ["--pp_size", "4", "--num_microbatches", "2"],
-            "--num_microbatches 2: 1f1b needs at least 4, one for each stage",
+            "--num_microbatches 2: 1f1b needs at least 4, one for each stage: use "
+            "--num_microbatches 4",
         ),
         (
             2,
             ["--per_device_train_batch_size", "5", "--pipeline_schedule", "interleaved"],
             "--per_device_train_batch_size 5 makes 5 micro-batches: interleaved runs them in "
-            "equal rounds of at least 2: use 4 or 6",
+            "equal rounds of at least 2: use --per_device_train_batch_size 4",
         ),
         (
             4,
