@@ -8,6 +8,8 @@ model was loaded.
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from components.arguments import (
     CommonArguments,
     CompileArguments,
@@ -29,6 +31,8 @@ if TYPE_CHECKING:
     from components.strategy import Strategy
 
 NOT_TOGETHER = "tensor and context parallelism together were never compared with one process"
+# The modules that accelerate/big_modeling.py, _attach_context_parallel_hooks, has ignore their mask
+HOOKED = "self_attn"
 NAMES = {"tp": "tensor", "cp": "context", "sp": "sequence"}
 
 
@@ -244,6 +248,13 @@ def find_misfits_of_config(config: Any, mesh: Mesh) -> Iterator[str]:
             f"ranks that share rows exchange their parts: {without(sharing, mesh)}"
         )
         return
+    if mesh.cp > 1 and not has_attention_of_this_name(config, HOOKED):
+        yield (
+            f"context parallelism drops masks in modules of the name {HOOKED}, and a "
+            f"{config.model_type} model has none, so that its ring would be given a mask: "
+            f"{without('cp', mesh)}"
+        )
+        return
     others = attention_other_than_full(config)
     if mesh.sp > 1 and not has_separate_heads(config):
         yield (
@@ -317,6 +328,21 @@ def attends_by_sdpa(config: Any) -> bool:
     if model_class is None:
         return True
     return model_class._supports_attention_backend and model_class._supports_sdpa
+
+
+def has_attention_of_this_name(config: Any, name: str) -> bool:
+    """Return whether a causal language model of transformers has a module of this name.
+
+    Of classes that transformers does not have, nothing is known.
+    """
+    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
+
+    model_class: Any = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
+    if model_class is None:
+        return True
+    with torch.device("meta"):  # without weights
+        model = model_class(config)
+    return any(path.endswith(name) for path, _ in model.named_modules())
 
 
 def has_separate_heads(config: Any) -> bool:

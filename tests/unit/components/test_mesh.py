@@ -7,16 +7,23 @@ from unittest import mock
 
 import pytest
 import torch
+from accelerate.big_modeling import _attach_context_parallel_hooks
 from transformers import (
     AutoModelForCausalLM,
     BloomConfig,
     DeepseekV3Config,
+    FalconConfig,
     Gemma2Config,
     GPT2Config,
+    GPTBigCodeConfig,
     GPTJConfig,
+    GPTNeoConfig,
+    GPTNeoXConfig,
     LlamaConfig,
     MistralConfig,
     MixtralConfig,
+    OPTConfig,
+    PhiConfig,
     Qwen3Config,
 )
 
@@ -181,6 +188,36 @@ def test_heads_that_cannot_be_exchanged_are_refused_under_sequence_parallelism(c
 def test_attention_of_a_models_own_is_refused_where_rows_are_shared(config, fits, kind):
     problems = [*mesh_checks.find_misfits_of_config(config(), mesh.Mesh(**{kind: 2}))]
     assert any(OUT_OF[kind] in problem for problem in problems) != fits
+
+
+SMALL = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "vocab_size": 8}
+
+
+@pytest.mark.parametrize(
+    ("config", "is_hooked"),
+    [
+        (LlamaConfig(**SMALL, intermediate_size=8), True),
+        (PhiConfig(**SMALL, intermediate_size=8), True),
+        (OPTConfig(**SMALL, ffn_dim=8, word_embed_proj_dim=16), True),  # learned positions
+        (GPT2Config(**SMALL), False),
+        (GPTBigCodeConfig(**SMALL), False),
+        (GPTNeoXConfig(**SMALL, intermediate_size=8), False),  # rotary positions
+    ],
+    ids=lambda value: getattr(value, "model_type", value),
+)
+def test_attention_whose_mask_accelerate_does_not_drop_is_refused_in_a_ring(config, is_hooked):
+    model = AutoModelForCausalLM.from_config(config)
+    _attach_context_parallel_hooks(model)
+    assert any(module._forward_pre_hooks for module in model.modules()) == is_hooked
+    problems = list(mesh_checks.find_misfits_of_config(config, mesh.Mesh(cp=2)))
+    assert len(problems) == (not is_hooked)
+    assert all(OUT_OF["cp"] in problem and "self_attn" in problem for problem in problems)
+
+
+@pytest.mark.parametrize("config", [BloomConfig(), FalconConfig(), GPTNeoConfig()])
+def test_attention_that_no_ring_replaces_is_refused_whatever_its_positions(config):
+    (problem,) = mesh_checks.find_misfits_of_config(config, mesh.Mesh(cp=2))
+    assert "does not attend by transformers' sdpa" in problem and OUT_OF["cp"] in problem
 
 
 @pytest.mark.parametrize("kind", ["cp", "sp"])
