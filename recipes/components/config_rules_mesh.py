@@ -131,9 +131,9 @@ def matrices_are_not_split(sizes: dict[str, int]) -> Finding:
     then as transformers 4 did it. See docs/upstream/accelerate_fsdp2_tp.md.
     """
     reason = (
-        "accelerate 1.15 with transformers 5 stops in prepare if the script has loaded the model by "
-        "a tensor parallel plan (ImportError of ReplicateParallel), and splits no matrix if it has "
-        f"not: {sizes['tp']} processes then compute the same; the recipes work around it"
+        "accelerate 1.15 with transformers 5 stops in prepare if the script has loaded the model "
+        "with a tp_plan (ImportError of ReplicateParallel), and splits no matrix if it has not: "
+        f"each {sizes['tp']} processes then compute the same; the recipes work around it"
     )
     shards = sizes["dp_shard"] * sizes["tp"]
     fix = f"leave it out, with parallelism_config_dp_shard_size: {shards}, which splits as much"
@@ -206,18 +206,19 @@ def processes_can_use_the_mesh(config: Config) -> Iterator[Finding]:
 def only_groups_of_tp_run(sizes: dict[str, int]) -> Iterator[Finding]:
     """Without FSDP, accelerate wraps a model with split matrices in nothing, not even in DDP.
 
-    accelerate/accelerator.py, prepare_model: under tensor parallelism it only asks for the size by
-    which the model is split.
+    accelerate/accelerator.py, prepare_model: under tensor parallelism it only compares the size
+    by which the model is split.
     """
     if sizes["dp_shard"] > 1:
         reason = (
-            f"without FSDP nothing is sharded: each of {sizes['dp_shard']} groups trains a model of "
-            "its own on its own rows, and nothing averages the gradients of the groups"
+            "without FSDP nothing is sharded, and nothing averages the gradients of the "
+            f"{sizes['dp_shard']} groups; prepare stops besides, unless the script has split the "
+            f"model over {sizes['tp']} processes, where transformers 5 splits it over all"
         )
-        fix = "FSDP, as in fsdp2_tp.yaml, or 1, with as many processes as parallelism_config_tp_size"
+        fix = f"1, with num_processes: {sizes['tp']}; or FSDP2 without parallelism_config_tp_size"
         yield finding(IGNORED, size_path("dp_shard"), reason, fix)
     reason = (
-        "accelerate splits no model itself: a script has to load it by a tensor parallel plan, as "
-        "the recipes do, or prepare stops"
+        "accelerate splits no model itself: prepare stops unless the script has loaded it with "
+        'tp_plan="auto" of transformers'
     )
     yield finding(ADVICE, size_path("tp"), reason)
