@@ -34,7 +34,8 @@ NO_SHARD_IN_FSDP2 = "; FSDP2 has none, DDP does the same"
 
 def rules_of_fsdp(config: Config) -> Iterator[Finding]:
     """Check fsdp_config against all rules about it."""
-    if config.engine != "FSDP":
+    version = config.fsdp_written.get("fsdp_version", 1)
+    if config.engine != "FSDP" or not keys.is_readable("", version, keys.FSDP["fsdp_version"]):
         return
     if "fsdp_version" not in config.fsdp_written and means_fsdp2(config):
         # Under the right version, everything else may be correct

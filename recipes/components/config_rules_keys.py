@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Rules on keys that are misspelled, misplaced or unknown, and on values that cannot be read."""
 
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -58,6 +59,7 @@ SET_BY_SCRIPTS = "a script sets it, the recipes here by {}"
 # Words that people write instead of a value
 OTHER_WORDS = {
     "ddp": "MULTI_GPU",
+    "tp": "MULTI_GPU",
     "tpu": "XLA",
     "zero": "DEEPSPEED",
     "fp32": "no",
@@ -299,7 +301,7 @@ def judge_unknown(unknown: UnknownKey) -> Finding:
     if unknown.section == ("deepspeed_config",) and isinstance(unknown.value, dict):
         return section_of_a_json(unknown)
     meant = nearest(unknown.section, str(unknown.key), unknown.names)
-    if meant is None:
+    if meant is None or (meant[-1] in keys.SECTIONS and not isinstance(unknown.value, dict)):
         return similar_to_none(unknown)
     if meant[:-1] != unknown.section:
         return misplaced(unknown, meant)
@@ -364,6 +366,8 @@ def similar_to_none(unknown: UnknownKey) -> Finding:
         more = words_of_json_key(unknown.key)
     if unknown.names and not isinstance(unknown.value, dict):
         return unknown.found(more, [delete(unknown.path)])
+    if unknown.section == () and value_at(unknown.value, ("distributed_type",)) is not None:
+        return unknown.found("; it does not look into sections", "its keys at the top level")
     return unknown.found(more, "delete it, or write its right name")
 
 
@@ -425,6 +429,9 @@ def misplaced(unknown: UnknownKey, meant: KeyPath) -> Finding:
     obstacle = unknown.obstacle(meant, unknown.value)
     if obstacle:
         return unknown.found(f"{more}, where it {obstacle}", f"delete it, or write {meant[-1]}")
+    if section == MESH and unknown.kind == IGNORED and not written_in(unknown.content, *MESH):
+        # A mesh of one size would stop a file that runs without one
+        return unknown.found(more, f"{meant[-1]} there, beside the other sizes of a mesh")
     return unknown.found(more, [move(unknown.path, meant, unknown.value)])
 
 
@@ -507,6 +514,10 @@ def value_is_readable(config: Config, setting: KnownSetting, home: KeyPath) -> I
     except ValueError:
         if key in keys.READ_AS_ANYTHING:
             return
+        if home == ("num_processes",) and is_counted_by_torchrun(config, setting.value):
+            reason = "torchrun starts one process for each GPU or core that it finds"
+            yield finding(COSTS, setting.path, reason, "a number")
+            return
         kind = setting.kind
         if key == "fsdp_reshard_after_forward" and config.fsdp_version == 2:
             kind = keys.BOOL
@@ -514,6 +525,12 @@ def value_is_readable(config: Config, setting: KnownSetting, home: KeyPath) -> I
         return
     if isinstance(setting.value, str) and home in COMPARED_WITH_NUMBERS:
         yield number_in_quotes(config, setting.path, home, value)
+
+
+def is_counted_by_torchrun(config: Config, value: Any) -> bool:
+    """Return whether torchrun itself counts processes, which accelerate cannot divide."""
+    is_word = value in keys.COUNTS_OF_TORCHRUN
+    return is_word and config.uses_torchrun and config.machines == 1
 
 
 def number_in_quotes(config: Config, path: KeyPath, home: KeyPath, value: int) -> Finding:
@@ -569,9 +586,18 @@ def unreadable(path: KeyPath, value: Any, kind: Kind, has_processes: bool = True
     if choices:
         wanted = f"one of {', '.join(map(str, choices.values()))}"
     written = "empty" if value is None else as_yaml(value)
+    if is_placeholder(value):
+        fix = f"{wanted}, or the flag --{path[-1]}"
+        reason = f"{written}: must be {wanted}, and accelerate fills in no variables"
+        return finding(STOPS, path, reason, fix)
     meant = meant_by(value, choices)
     fix = wanted if meant is None else [set_value(path, meant)]
     return finding(STOPS, path, f"{written}: must be {wanted}", fix)
+
+
+def is_placeholder(value: Any) -> bool:
+    """Return whether a value is to be filled in, as $NAME, ${NAME}, {{ name }} or ???."""
+    return isinstance(value, str) and re.match(r"\$|\{\{|\?\?\?", value) is not None
 
 
 def not_text(path: KeyPath, value: Any) -> Finding:

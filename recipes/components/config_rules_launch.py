@@ -17,6 +17,7 @@ from components.config_findings import (
     set_value,
 )
 from components.config_reading import NOT_GIVEN, Config
+from components.config_rules_keys import is_placeholder
 
 
 # ---- Engine ----
@@ -150,6 +151,10 @@ def every_process_has_a_gpu(config: Config) -> Iterator[Finding]:
 
 def machines_have_an_address(config: Config) -> Iterator[Finding]:
     """Several machines meet at the address of one; with GPUs, the default port is 29500."""
+    ip = config.read.get("main_process_ip")
+    if config.machines > 1 and is_placeholder(ip):
+        reason = f"{ip}: accelerate fills in no variables, and looks for a machine of this name"
+        yield finding(STOPS, "main_process_ip", reason, "an address, or the flag")
     address = ["main_process_ip"]
     if config.engine in ("NO", "MULTI_CPU"):
         address.append("main_process_port")

@@ -101,9 +101,7 @@ def another_size(args: PipelineTrainingArguments, ranks: int, layers: int | None
     return ways or "use recipes/llama.py"
 
 
-def how_to_divide(
-    size: int, ranks: int, flag: str, beside: Callable[[int], str | None]
-) -> str:
+def how_to_divide(size: int, ranks: int, flag: str, beside: Callable[[int], str | None]) -> str:
     """Return what to do about ranks that do not make whole groups of this size, or "".
 
     Args:

@@ -109,7 +109,9 @@ def with_other_name(text: str, edit: RenameKey, positions: Positions) -> str:
     """Return text in which a key has another name, in the same quotes."""
     node = positions.nodes[edit.path].key
     quote = getattr(node, "style", None) or ""
-    return f"{text[: node.start_mark.index]}{quote}{edit.new_key}{quote}{text[node.end_mark.index :]}"
+    return (
+        f"{text[: node.start_mark.index]}{quote}{edit.new_key}{quote}{text[node.end_mark.index :]}"
+    )
 
 
 def with_key_elsewhere(text: str, edit: MoveKey, positions: Positions) -> str:

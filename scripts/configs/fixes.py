@@ -56,7 +56,7 @@ def fix(file: ConfigFile, num_processes: int | None = None, for_recipes: bool = 
 def with_edits(file: ConfigFile, item: Finding) -> ConfigFile:
     """Return a file with the edits of a finding made. Raises CannotEditError."""
     for edit in item.edits:
-        file = edited(file, edit)
+        file = edited(file, replace(edit, path=file.as_written(edit.path)))
     return file
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from components.config_files import ConfigFile, file_of, find_faults, load
 from components.config_findings import STOPS, WISHES, Finding
-from configs.description import describe
 from configs.comments import comments
+from configs.description import describe
 from configs.fixes import fix
 
 

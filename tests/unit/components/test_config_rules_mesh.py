@@ -115,7 +115,12 @@ def test_the_name_of_a_size_elsewhere_comes_with_that_of_accelerate(name, tmp_pa
     ("text", "key", "fix"),
     [
         (DDP + "tensor_parallel_degree: 2\n", "tensor_parallel_degree", "_tp_size: 2 in parall"),
-        (FSDP2 + "  cp_size: 2\n", "cp_size", "parallelism_config_cp_size: 2 in parallelism_c"),
+        (FSDP2 + "  cp_size: 2\n", "cp_size", "parallelism_config_cp_size there, beside"),
+        (
+            FSDP2 + f"  cp_size: 2\n{SECTION}  parallelism_config_dp_shard_size: 4\n",
+            "cp_size",
+            "parallelism_config_cp_size: 2 in parallelism_config, not here",
+        ),
         (FSDP2 + "parallelism:\n  tp_size: 2\n", "parallelism", "parallelism_config"),
         (
             FSDP2 + SECTION + "  data_parallel_shard_degree: -1\n",

@@ -35,7 +35,9 @@ def ways_of(cure):
 
 def with_sizes(way, sizes):
     """The sizes of a mesh that a way sets."""
-    found = {first or second: int(value or other) for first, value, second, other in SIZE.findall(way)}
+    found = {
+        first or second: int(value or other) for first, value, second, other in SIZE.findall(way)
+    }
     return sizes | found
 
 

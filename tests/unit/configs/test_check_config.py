@@ -124,6 +124,30 @@ def test_a_file_of_another_program_is_named_and_never_changed(
     assert path.read_text() == text and [*tmp_path.iterdir()] == [path]
 
 
+@pytest.mark.parametrize(
+    ("text", "hint"),
+    [
+        ("distributed_type: FSDP\nfsdp_config:\n\tfsdp_version: 2\n", "indent with spaces"),
+        (DDP + "---\n" + FSDP2, "keep one of the documents"),
+        (DDP.replace("8", "{{ num_gpus }}"), "fill it in first"),
+    ],
+)
+def test_text_that_cannot_be_read_comes_with_what_to_do(text, hint, tmp_path, check, capsys):
+    path = write(tmp_path, text)
+    assert check(path, "--fix") == 65
+    assert hint in capsys.readouterr().out
+    assert path.read_text() == text and [*tmp_path.iterdir()] == [path]
+
+
+@pytest.mark.parametrize("text", ["\ufeff" + DDP, f"---\n{DDP}...\n", DDP.rstrip()])
+def test_marks_around_a_file_stay(text, tmp_path, check):
+    path = tmp_path / "config.yaml"
+    path.write_text(text.replace("mixed_precision: bf16", "fp16: true"), encoding="utf-8")
+    assert check(path, "--fix") == 0
+    fixed = (tmp_path / "config.fixed.yaml").read_text(encoding="utf-8")
+    assert fixed.rstrip() == text.replace("bf16", "fp16").rstrip()
+
+
 EMPTY_SECTIONS = FULL2 + "parallelism_config:\ndeepspeed_config: null\nmpirun_config: ~\n"
 ODD_KEYS = (
     DDP + "1: a\n2020-01-01: b\nnull: c\ntrue: d\n",
@@ -254,7 +278,9 @@ def test_the_comments_of_a_deleted_key_are_named_and_all_others_stay(tmp_path, c
 
 
 def test_what_cannot_be_edited_is_left_with_a_hint_and_the_rest_is_fixed(tmp_path, check, capsys):
-    text = FULL2 + "  fsdp_offlod_params: &on true\n  fsdp_activation_checkpointing: *on\nfp16: no\n"
+    text = (
+        FULL2 + "  fsdp_offlod_params: &on true\n  fsdp_activation_checkpointing: *on\nfp16: no\n"
+    )
     path = write(tmp_path, text.replace("fsdp_offlod_params", "zzzz"))
     assert check(path, "--fix") == 65
     fixed = (tmp_path / "config.fixed.yaml").read_text()
