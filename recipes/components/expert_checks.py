@@ -25,13 +25,24 @@ def find_expert_problems(args: CommonArguments, accelerator: Accelerator) -> Ite
     """Yield a problem, with its fix, for each thing that does not fit expert parallelism."""
     if not isinstance(args, ExpertParallelArguments) or args.ep_size == 1:
         return
-    yield from find_misfits_of_launch(accelerator)
+    yield from find_misfits_of_launch(args.ep_size, accelerator, experts_of_model(args))
     yield from find_misfits_of_arguments(args, accelerator)
     yield from find_misfits_of_model(args, args.ep_size, accelerator.num_processes)
 
 
-def find_misfits_of_launch(accelerator: Accelerator) -> Iterator[str]:
-    """Yield a problem for each thing in the YAML that does not fit groups with experts."""
+def experts_of_model(args: CommonArguments) -> int:
+    """Return how many experts a layer of the model has, or 0 if that is not known."""
+    config = read_model_config(args)
+    return 0 if config is None else number_of_experts(config.get_text_config())
+
+
+def find_misfits_of_launch(size: int, accelerator: Accelerator, experts: int = 0) -> Iterator[str]:
+    """Yield a problem for each thing in YAML and launcher that does not fit groups of this size.
+
+    Args:
+        experts: of a layer, or 0 if they are not known.
+    """
+    ranks = accelerator.num_processes
     strategy = Strategy.of(accelerator)
     mesh = Mesh.of(accelerator)
     if strategy.zero_stage is not None or strategy.fsdp_version == 1:
@@ -50,6 +61,8 @@ def find_misfits_of_launch(accelerator: Accelerator) -> Iterator[str]:
             "--ep_size: experts would be shards over all replicas: leave "
             "parallelism_config_dp_replicate_size out, as in fsdp2_ep.yaml"
         )
+    if ranks % size:
+        yield from find_indivisible_numbers(size, ranks, experts)
     yield from find_misfits_of_fsdp(fsdp_plugin(accelerator))
 
 
@@ -101,7 +114,6 @@ def find_misfits_of_model(args: CommonArguments, size: int, ranks: int) -> Itera
     """
     config = read_model_config(args)
     if config is None:
-        yield from find_indivisible_numbers(size, ranks, 0)
         return
     yield from find_misfits_of_config(config.get_text_config(), size, ranks)
     if getattr(config, "quantization_config", None):
@@ -115,7 +127,7 @@ def find_misfits_of_config(config: Any, size: int, ranks: int | None = None) -> 
     """Yield a problem for each thing in a config of transformers that forbids spreading experts.
 
     Args:
-        ranks: all of them, in groups of this size; None to have only one group.
+        ranks: all of them, in groups of this size; None if they are one group.
     """
     experts = number_of_experts(config)
     if experts == 0:
@@ -129,7 +141,9 @@ def find_misfits_of_config(config: Any, size: int, ranks: int | None = None) -> 
             "--ep_size: transformers has no plan by which to spread the experts of a "
             f"{config.model_type} model: leave it out, and use fsdp2_full_shard.yaml"
         )
-    yield from find_indivisible_numbers(size, size if ranks is None else ranks, experts)
+    groups_of = size if ranks is None else ranks
+    if groups_of % size == 0:  # `find_misfits_of_launch` has said it otherwise
+        yield from find_indivisible_numbers(size, groups_of, experts)
 
 
 def find_indivisible_numbers(size: int, ranks: int, experts: int) -> Iterator[str]:

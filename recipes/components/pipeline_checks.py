@@ -12,8 +12,14 @@ from components.pipeline_kinds import KINDS, num_microbatches, why_not_scheduled
 from components.strategy import Strategy
 
 
-def find_pipeline_problems(args: CommonArguments, accelerator: Accelerator) -> Iterator[str]:
-    """Yield a problem, with its fix, for each thing that does not fit a pipeline."""
+def find_pipeline_problems(
+    args: CommonArguments, accelerator: Accelerator, layers: int | None = None
+) -> Iterator[str]:
+    """Yield a problem, with its fix, for each thing that does not fit a pipeline.
+
+    Args:
+        layers: of the model; None if they are not known.
+    """
     if not isinstance(args, PipelineTrainingArguments):
         return
     strategy = Strategy.of(accelerator)
@@ -32,11 +38,13 @@ def find_pipeline_problems(args: CommonArguments, accelerator: Accelerator) -> I
         yield "the loss scale of fp16 is not kept over stages: use mixed_precision: bf16"
     if args.shard_stages and args.optim.endswith("bit"):
         yield f"--optim {args.optim} cannot hold shards: use adamw_torch_fused"
-    yield from find_misfits_of_size(args, accelerator.num_processes, layers_of_model(args))
+    yield from find_misfits_of_size(args, accelerator.num_processes, layers)
 
 
 def layers_of_model(args: CommonArguments) -> int | None:
-    """Return how many layers the model has, or None if its config does not say it."""
+    """Return how many layers the model has, or None if it is not known or there is no pipeline."""
+    if not isinstance(args, PipelineTrainingArguments):
+        return None
     config = read_model_config(args)
     if config is None:
         return None

@@ -146,7 +146,8 @@ def is_only_key(path: KeyPath, positions: Positions) -> bool:
 
 def is_in_flow_style(text: str, path: KeyPath, positions: Positions) -> bool:
     """Return whether the section of a key is written as {key: value, ...}."""
-    return bool(section_at(text, path[:-1], positions).flow_style)
+    section = section_at(text, path[:-1], positions)
+    return isinstance(section, yaml.CollectionNode) and bool(section.flow_style)
 
 
 def section_at(text: str, path: KeyPath, positions: Positions) -> yaml.Node:
