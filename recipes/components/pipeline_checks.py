@@ -96,7 +96,7 @@ def fewer_stages(args: PipelineTrainingArguments, ranks: int, layers: int | None
 
 
 def another_size(args: PipelineTrainingArguments, ranks: int, layers: int | None) -> str:
-    """Return which --pp_size, or number of ranks, fits a model with so many layers."""
+    """Return which --pp_size, or number of ranks, fits a model of `layers` layers."""
 
     def beside(size: int) -> str | None:
         if not has_layers(args, size, layers):

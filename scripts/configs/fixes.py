@@ -61,7 +61,7 @@ def with_edits(file: ConfigFile, item: Finding) -> ConfigFile:
 
 
 def with_hint(item: Finding) -> Finding:
-    """Return a finding, which its edits cannot mend, with what its author has to do."""
+    """Return a finding, whose edits cannot be made, with what its author has to do."""
     return replace(item, fix=f"{item.fix}, {BY_HAND}", edits=())
 
 

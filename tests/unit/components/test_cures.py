@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The way out that a refusal names works: whoever follows it is not refused again."""
+"""The fix that a refusal names works: whoever follows it is not refused again."""
 
 import dataclasses
 import itertools
@@ -85,8 +85,8 @@ def accelerate_takes(engine, sizes, processes):
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_a_mesh_that_is_mended_as_told_is_taken_by_the_rules_and_by_accelerate(engine):
-    mended = 0
+def test_a_mesh_that_is_changed_as_told_is_taken_by_the_rules_and_by_accelerate(engine):
+    followed = 0
     for sizes, processes in itertools.product(SIZES, range(1, 17)):
         fixes = refusals(engine, sizes, processes)
         fix = fixes.get("parallelism_config", "")
@@ -102,9 +102,9 @@ def test_a_mesh_that_is_mended_as_told_is_taken_by_the_rules_and_by_accelerate(e
             number = launched_by(way, processes)
             assert not refusals(engine, others, number), (sizes, processes, way)
             assert accelerate_takes(engine, others, number), (sizes, processes, way)
-            mended += 1
-    print(f"{engine}: {mended} ways were followed")
-    assert mended > 50
+            followed += 1
+    print(f"{engine}: {followed} fixes were followed")
+    assert followed > 50
 
 
 # ---- What a model forbids ----
@@ -113,7 +113,7 @@ HEADS = [(4, 4), (4, 2), (4, 1), (6, 3), (6, 2), (8, 8), (5, 5)]
 
 @pytest.mark.parametrize("kind", ["tp", "sp"])
 def test_a_size_that_fits_the_heads_of_a_model_comes_with_a_mesh_for_the_same_ranks(kind):
-    mended = 0
+    followed = 0
     for heads, shards, size in itertools.product(HEADS, (1, 2, 3), (2, 3, 4, 6)):
         config = LlamaConfig(
             hidden_size=heads[0] * 8, num_attention_heads=heads[0], num_key_value_heads=heads[1]
@@ -129,8 +129,8 @@ def test_a_size_that_fits_the_heads_of_a_model_comes_with_a_mesh_for_the_same_ra
             is_group_of_tp = kind == "tp" and shards == 1
             if not (is_group_of_tp and sizes["tp"] == 1):  # then it is DDP, of any number
                 assert math.prod(sizes.values()) == launched, problem
-            mended += 1
-    assert mended > 20
+            followed += 1
+    assert followed > 20
 
 
 # ---- Pipelines ----
@@ -145,8 +145,8 @@ def told_by(way, args):
 
 
 @pytest.mark.parametrize("schedule", ["1f1b", "interleaved", "zbv"])
-def test_a_pipeline_that_is_mended_as_told_is_not_refused_again(schedule):
-    mended = 0
+def test_a_pipeline_that_is_changed_as_told_is_not_refused_again(schedule):
+    followed = 0
     plain = parse_arguments(llama_pipeline.Arguments, words=[f"--pipeline_schedule={schedule}"])
     for ranks, size, rows, number, layers in itertools.product(
         (1, 2, 6, 7, 8), (2, 3, 4, 7), (1, 5, 8), (None, 2, 3), (None, 1, 4, 6)
@@ -162,13 +162,13 @@ def test_a_pipeline_that_is_mended_as_told_is_not_refused_again(schedule):
                 told = told_by(way, args)
                 found = list(find_misfits_of_size(told, launched_by(way, ranks), layers))
                 assert not found, (problem, found)
-                mended += 1
-    assert mended > 500
+                followed += 1
+    assert followed > 500
 
 
 # ---- Experts ----
-def test_a_group_of_experts_that_is_mended_as_told_is_not_refused_again():
-    mended = 0
+def test_a_group_of_experts_that_is_changed_as_told_is_not_refused_again():
+    followed = 0
     for size, ranks, experts in itertools.product(range(2, 9), range(1, 13), (0, 2, 4, 6, 8, 9)):
         for problem in find_indivisible_numbers(size, ranks, experts):
             for way in ways_of(problem.rpartition(": ")[2]):
@@ -177,8 +177,8 @@ def test_a_group_of_experts_that_is_mended_as_told_is_not_refused_again():
                 told = int(dict(FLAG.findall(way)).get("ep_size", size))
                 found = list(find_indivisible_numbers(told, launched_by(way, ranks), experts))
                 assert not found, (problem, found)
-                mended += 1
-    assert mended > 100
+                followed += 1
+    assert followed > 100
 
 
 @pytest.mark.parametrize(
