@@ -288,6 +288,7 @@ MAY_BE_EMPTY = (
     "fsdp_backward_prefetch",
     "fsdp_state_dict_type",
     "fsdp_ignored_modules",
+    "dynamo_backend",
 )
 # The launcher reads these from its command line only: its own defaults are not None, so those of
 # the file never count. Each is listed with the value that has no effect.
@@ -306,6 +307,11 @@ READ_BY_ONE_VERSION = {
     "fsdp_use_orig_params": 1,
     "fsdp_sync_module_states": 1,
     "fsdp_reshard_after_forward": 2,
+}
+# The plugin also takes the numbers of torch's BackwardPrefetch and StateDictType, from 1.
+BY_NUMBER = {
+    "fsdp_backward_prefetch": ("BACKWARD_PRE", "BACKWARD_POST"),
+    "fsdp_state_dict_type": ("FULL_STATE_DICT", "LOCAL_STATE_DICT", "SHARDED_STATE_DICT"),
 }
 # Keys of deepspeed_config that only DeepSpeed's launchers of several machines read
 FOR_SEVERAL_MACHINES = (
@@ -382,6 +388,8 @@ def read_value(key: str, value: Any, kind: Kind) -> Any:
         return read_bool(value)
     if kind == STRATEGY:
         return read_strategy(key, value)
+    if key in BY_NUMBER and str(value).isdigit() and 1 <= int(value) <= len(BY_NUMBER[key]):
+        return BY_NUMBER[key][int(value) - 1]
     return read_choice(key, value, choices_of(kind))
 
 

@@ -106,7 +106,7 @@ def fsdp2_prefetches_by_itself(config: Config) -> Iterator[Finding]:
 
 def modules_are_synchronized(config: Config) -> Iterator[Finding]:
     """If only the first process loads the weights, the others must get them from it."""
-    is_off = config.fsdp_written.get("fsdp_sync_module_states") is False
+    is_off = not config.fsdp_written.get("fsdp_sync_module_states", True)
     if not is_off or not config.fsdp["fsdp_cpu_ram_efficient_loading"]:
         return
     reason = "the launcher refuses it while fsdp_cpu_ram_efficient_loading is true, its default"

@@ -92,6 +92,7 @@ def rules_of_processes(config: Config) -> Iterator[Finding]:
     yield from processes_spread_over_machines(config)
     yield from machine_is_one_of_them(config)
     yield from every_process_has_a_gpu(config)
+    yield from port_exists(config)
     yield from machines_have_an_address(config)
     yield from deepspeed_reaches_all_machines(config)
     yield from launcher_reads_the_key(config)
@@ -147,6 +148,13 @@ def every_process_has_a_gpu(config: Config) -> Iterator[Finding]:
     if len(ids.split(",")) < needed:
         reason = f"{needed} processes on a machine need as many GPUs"
         yield finding(STOPS, "gpu_ids", reason, "more of them, or all")
+
+
+def port_exists(config: Config) -> Iterator[Finding]:
+    """A port has a number of 16 bits; at 0, the launcher takes a free one."""
+    port = config.read.get("main_process_port", 0)
+    if config.uses_torchrun and not 0 <= port <= 65535:
+        yield finding(STOPS, "main_process_port", f"{port}: no such port", "0 to 65535")
 
 
 def machines_have_an_address(config: Config) -> Iterator[Finding]:

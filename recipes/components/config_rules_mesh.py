@@ -108,6 +108,8 @@ def fsdp_can_use_the_mesh(config: Config) -> Iterator[Finding]:
             fix = "fsdp_version: 2, or HYBRID_SHARD without a mesh"
             yield finding(STOPS, SECTION, "FSDP1 takes no mesh", fix)
         return
+    if math.prod(sizes.values()) == 1:
+        return  # accelerate then makes no mesh, and FSDP2 shards over all processes
     if sizes["sp"] > 1:
         reason = "FSDP has no sequence parallelism, and each process would take whole rows"
         fix = "parallelism_config_cp_size, or DeepSpeed as in deepspeed_ulysses.yaml"

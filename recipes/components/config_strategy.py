@@ -60,9 +60,8 @@ class ConfigStrategy:
         shared = self.tp * self.cp * self.sp
         if self.engine == "zero" and self.sp == 1:
             return 0
-        if shared * self.replicas == 1 and not self.shards:
-            return 0
-        return self.replicas * max(self.shards, 1) * shared
+        places = self.replicas * max(self.shards, 1) * shared
+        return 0 if places == 1 else places
 
 
 def strategy_of(config: dict) -> ConfigStrategy:
