@@ -130,7 +130,7 @@ def matrices_are_not_split(sizes: dict[str, int]) -> Finding:
     """Return the finding on tensor parallelism under FSDP2, with which accelerate cannot deal.
 
     accelerate/accelerator.py, _prepare_tp: weights are only looked at if one of them is split, and
-    then as transformers 4 did it. See docs/upstream/accelerate_fsdp2_tp.md.
+    then as transformers 4 did it.
     """
     reason = (
         "accelerate 1.15 with transformers 5 stops in prepare if the script has loaded the model "
