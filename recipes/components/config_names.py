@@ -48,8 +48,8 @@ NAMES_OF_MESH = {
 OUTSIDE_OF_MESH = {
     name: f"--{kind}_size of {recipe}"
     for kind, word, recipe in (
-        ("pp", "pipeline", "llama_pipeline.py"),
-        ("ep", "expert", "mixtral.py"),
+        ("pp", "pipeline", "recipes/llama_pipeline.py"),
+        ("ep", "expert", "recipes/mixtral.py"),
     )
     for name in (
         f"{kind}_size",

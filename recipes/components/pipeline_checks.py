@@ -106,7 +106,7 @@ def another_size(args: PipelineTrainingArguments, ranks: int, layers: int | None
         return f" and {how_to_cut_batch(args, size)}"
 
     ways = how_to_divide(args.pp_size, ranks, "--pp_size", beside)
-    return ways or "use recipes/llama.py"
+    return ways or "use recipes/llama.py under fsdp2_full_shard.yaml"
 
 
 def how_to_divide(size: int, ranks: int, flag: str, beside: Callable[[int], str | None]) -> str:

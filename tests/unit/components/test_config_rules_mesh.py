@@ -135,7 +135,11 @@ def test_a_size_in_another_place_comes_with_its_own(text, key, fix):
 
 @pytest.mark.parametrize("name", OUTSIDE_OF_MESH)
 def test_a_size_that_no_mesh_has_comes_with_the_flag_of_the_recipe(name):
-    flag = "--pp_size of llama_pipeline.py" if name.startswith("p") else "--ep_size of mixtral.py"
+    flag = (
+        "--pp_size of recipes/llama_pipeline.py"
+        if name.startswith("p")
+        else "--ep_size of recipes/mixtral.py"
+    )
     for text in (FSDP2 + SECTION + f"  {name}: 2\n", DDP + f"{name}: 2\n"):
         item = findings_on(text)[name]
         assert item.reason.endswith(f"the recipes take it as {flag}")
