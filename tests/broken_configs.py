@@ -808,7 +808,7 @@ broken(
     ZERO2.replace("8", "3") + "parallelism_config:\n  parallelism_config_sp_size: 2\n",
     "error",
     "parallelism_config",
-    "launch 2 processes or another multiple of 2",
+    "launch 2 processes",
 )
 broken(
     "fp16 as it was",
@@ -883,3 +883,76 @@ broken(
     "bf16.enabled",
 )
 broken("key written twice", DDP + "num_processes: 4\n", "error", "num_processes", "last one counts")
+broken(
+    "environment left empty",
+    DDP + "compute_environment:\n",
+    "error",
+    "compute_environment",
+    "LOCAL_MACHINE",
+)
+broken(
+    "variable that nothing fills in",
+    DDP.replace("8", "${NUM_GPUS}"),
+    "error",
+    "num_processes",
+    "or the flag --num_processes",
+)
+broken(
+    "address that nothing fills in",
+    DDP + "num_machines: 2\nmain_process_ip: $MASTER_ADDR\nmain_process_port: 1\n",
+    "error",
+    "main_process_ip",
+    "looks for a machine of this name",
+)
+broken(
+    "processes that torchrun counts",
+    DDP.replace("8", "auto"),
+    "warning",
+    "num_processes",
+    "one process for each GPU",
+)
+broken(
+    "version of FSDP left empty",
+    FSDP + "  fsdp_version:\n  fsdp_reshard_after_forward: false\n",
+    "error",
+    "fsdp_version",
+    "empty: must be one of 1, 2",
+)
+broken(
+    "tensor parallelism as an engine",
+    DDP.replace("MULTI_GPU", "TP"),
+    "error",
+    "distributed_type",
+    "MULTI_GPU",
+    fixed={"distributed_type": "MULTI_GPU"},
+)
+broken(
+    "Trainer's flag of FSDP",
+    FULL2 + "fsdp: full_shard auto_wrap\n",
+    "error",
+    "fsdp",
+    "refuses unknown keys",
+    fixed={"fsdp": None, "fsdp_version": 2},
+)
+broken(
+    "classes in a list, under a short name",
+    FULL2 + "  transformer_layer_cls_to_wrap: [A, B]\n",
+    "error",
+    "fsdp_transformer_layer_cls_to_wrap",
+    "is not text",
+    fixed={"transformer_layer_cls_to_wrap": "A,B", "fsdp_transformer_layer_cls_to_wrap": None},
+)
+broken(
+    "a config inside a section",
+    "accelerate:\n  distributed_type: FSDP\n  num_processes: 8\n",
+    "error",
+    "accelerate",
+    "its keys at the top level",
+)
+broken(
+    "size of a mesh where there is none",
+    FULL2 + "  tp_size: 2\n",
+    "error",
+    "tp_size",
+    "parallelism_config_tp_size there",
+)

@@ -146,9 +146,17 @@ MESH = {
     "parallelism_config_sp_seq_length_is_variable": BOOL,
     "parallelism_config_sp_attn_implementation": TEXT,
 }
+# The flag of the launcher only takes the first three, a file all that torch has.
+DYNAMO_MODES = (
+    "default",
+    "reduce-overhead",
+    "max-autotune",
+    "max-autotune-no-cudagraphs",
+    "lite",
+)
 DYNAMO = {
     "dynamo_backend": DYNAMO_BACKENDS,
-    "dynamo_mode": ("default", "reduce-overhead", "max-autotune"),
+    "dynamo_mode": DYNAMO_MODES,
     "dynamo_use_fullgraph": BOOL,
     "dynamo_use_dynamic": BOOL,
     "dynamo_use_regional_compilation": BOOL,
@@ -253,6 +261,8 @@ ONLY_OPTIONS = (
 FLAGS_OF_ENGINES = ("cpu", "multi_gpu", "tpu", "use_deepspeed", "use_fsdp", "use_megatron_lm")
 # The launchers of these engines start one process by themselves, or mpirun.
 WITHOUT_TORCHRUN = ("NO", "MULTI_CPU")
+# What torchrun takes as the number of processes on a machine: as many as it has GPUs or cores
+COUNTS_OF_TORCHRUN = ("auto", "cpu", "gpu", "xpu")
 # Keys that only the launcher of TPUs reads
 FOR_TPUS = ("tpu_name", "tpu_zone", "tpu_use_cluster", "tpu_vm", "tpu_env")
 FOR_TPUS += ("command_file", "commands", "main_training_function")
@@ -266,8 +276,9 @@ REMOVED = {
 # The launcher puts the prefix before a key of these sections that lacks it.
 ADDED_PREFIXES = {"fsdp_config": "fsdp_", "dynamo_config": "dynamo_", "fp8_config": "fp8_"}
 CASE_MATTERS = ("compute_environment", "distributed_type", "fp8_backend")
-# The launcher compares it with a number, which an empty value cannot be.
-MUST_NOT_BE_EMPTY = ("num_machines",)
+# The launcher compares num_machines with a number, and takes a file whose compute_environment is
+# empty for one of SageMaker.
+MUST_NOT_BE_EMPTY = ("compute_environment", "num_machines")
 # No value of these keys stops: any text is true, or all but the word true is false.
 READ_AS_ANYTHING = ("debug", "fp16", "zero3_save_16bit_model")
 # The keys of other sections than deepspeed_config that may be empty. There, all may be.
@@ -277,6 +288,7 @@ MAY_BE_EMPTY = (
     "fsdp_backward_prefetch",
     "fsdp_state_dict_type",
     "fsdp_ignored_modules",
+    "dynamo_backend",
 )
 # The launcher reads these from its command line only: its own defaults are not None, so those of
 # the file never count. Each is listed with the value that has no effect.
@@ -295,6 +307,11 @@ READ_BY_ONE_VERSION = {
     "fsdp_use_orig_params": 1,
     "fsdp_sync_module_states": 1,
     "fsdp_reshard_after_forward": 2,
+}
+# The plugin also takes the numbers of torch's BackwardPrefetch and StateDictType, from 1.
+BY_NUMBER = {
+    "fsdp_backward_prefetch": ("BACKWARD_PRE", "BACKWARD_POST"),
+    "fsdp_state_dict_type": ("FULL_STATE_DICT", "LOCAL_STATE_DICT", "SHARDED_STATE_DICT"),
 }
 # Keys of deepspeed_config that only DeepSpeed's launchers of several machines read
 FOR_SEVERAL_MACHINES = (
@@ -371,6 +388,8 @@ def read_value(key: str, value: Any, kind: Kind) -> Any:
         return read_bool(value)
     if kind == STRATEGY:
         return read_strategy(key, value)
+    if key in BY_NUMBER and str(value).isdigit() and 1 <= int(value) <= len(BY_NUMBER[key]):
+        return BY_NUMBER[key][int(value) - 1]
     return read_choice(key, value, choices_of(kind))
 
 

@@ -35,7 +35,7 @@ from components.hub_ids import find_missing
 from components.launch_file import find_launch_faults
 from components.model_folder import find_folder_problems, find_missing_weights
 from components.optimizer import find_schedule_problem
-from components.pipeline_checks import find_pipeline_problems
+from components.pipeline_checks import find_pipeline_problems, layers_of_model
 from components.roles import find_column_conflicts
 from components.status import RANK, fail
 from components.strategy_checks import find_missing_device, find_strategy_problems
@@ -71,7 +71,7 @@ def find_problems(args: CommonArguments, accelerator: Accelerator) -> list[str]:
         *find_missing_weights(args),
         *find_strategy_problems(args, accelerator),
         *find_device_problems(args, accelerator),
-        *find_pipeline_problems(args, accelerator),
+        *find_pipeline_problems(args, accelerator, layers_of_model(args)),
         *find_expert_problems(args, accelerator),
         *find_missing_tracker(args),
     ]

@@ -16,8 +16,9 @@ from typing import Any
 
 import yaml
 
+from components.accelerate_keys import full_name
 from components.config_findings import IGNORED, STOPS, Finding, finding, worst_first
-from components.config_reading import written_in
+from components.config_reading import value_at, written_in
 from components.config_rules import check
 from components.yaml_text import UNREADABLE, KeyPath, Positions, find_positions
 
@@ -30,6 +31,14 @@ FOREIGN = {
     "base_model": "axolotl",
     "finetuning_type": "LLaMA-Factory",
     "model_name_or_path": "a training script, as TRL's and transformers' read them",
+}
+
+
+# {part of the reason that PyYAML gives for unreadable text: what to do}
+HINTS = {
+    "'\\t' that cannot start any token": "indent with spaces, since YAML takes no tabs",
+    "another document": "keep one of the documents, since accelerate reads one",
+    "found unhashable key": "if this is a template, fill it in first",
 }
 
 
@@ -62,8 +71,18 @@ class ConfigFile:
         except UNREADABLE:
             return Positions()
 
+    def as_written(self, path: KeyPath) -> KeyPath:
+        """Return a path with its key as it is written, which may lack the prefix of its section."""
+        *sections, key = path
+        section = value_at(self.content, tuple(sections))
+        if not isinstance(section, dict) or key in section or len(sections) != 1:
+            return path
+        written = [other for other in section if full_name(sections[0], other) == key]
+        return (*sections, *written) if len(written) == 1 else path
+
     def line_of(self, path: KeyPath) -> int | None:
         """Return the line, from 1, of a key or of the section that lacks it; None if not known."""
+        path = self.as_written(path)
         for length in range(len(path), 0, -1):
             nodes = self.positions.nodes.get(path[:length])
             if nodes is not None:
@@ -98,13 +117,21 @@ def read(path: Path, as_json: bool) -> ConfigFile:
         content = json.loads(text) if as_json else yaml.safe_load(text)
     except (OSError, *UNREADABLE) as error:
         reason = " ".join(str(error).split())
-        raise ValueError(f"{path} cannot be read: {reason}") from error
+        raise ValueError(f"{path} cannot be read: {reason}{hint_on(reason)}") from error
     if not isinstance(content, dict) or not content:
         raise ValueError(f"{path} is not an accelerate config: it has no keys")
     if is_too_large(content):
         size = f"more than {ENTRIES} entries or {DEPTH} levels"
         raise ValueError(f"{path} is not an accelerate config: it has {size}")
     return ConfigFile(path, text, content)
+
+
+def hint_on(reason: str) -> str:
+    """Return what to do about unreadable text, given PyYAML's reason, or ""."""
+    for part, hint in HINTS.items():
+        if part in reason:
+            return f": {hint}"
+    return ""
 
 
 def is_too_large(content: dict) -> bool:

@@ -11,6 +11,7 @@ from components.yaml_text import KeyPath, as_yaml
 STOPS = "stops"  # they end with an error
 IGNORED = "ignored"  # what runs is not what is written, without a message
 COSTS = "costs"  # it works, but has a cost or a surprise
+UPSTREAM = "upstream"  # they end with an error or go astray, which the recipes work around
 ADVICE = "advice"
 # Kinds of findings that say what the recipes need, the more severe first
 RECIPE = "recipe"  # the recipes refuse it or fail with it
@@ -20,12 +21,13 @@ WISHES = (RECIPE, UNTESTED)  # these say nothing about other scripts
 FOR_ANYBODY = {
     STOPS: "error",
     IGNORED: "error",
+    UPSTREAM: "error",
     RECIPE: "info",
     COSTS: "warning",
     UNTESTED: "info",
     ADVICE: "info",
 }
-FOR_THE_RECIPES = FOR_ANYBODY | {RECIPE: "error", UNTESTED: "warning"}
+FOR_THE_RECIPES = FOR_ANYBODY | {UPSTREAM: "info", RECIPE: "error", UNTESTED: "warning"}
 SEVERITIES = ("error", "warning", "info")
 
 
@@ -52,7 +54,16 @@ class RenameKey:
     new_key: str
 
 
-Edit = SetValue | DeleteKey | RenameKey
+@dataclass(frozen=True)
+class MoveKey:
+    """Write a key, which has this value, in another section, possibly under another name."""
+
+    path: KeyPath
+    new_path: KeyPath
+    value: Any
+
+
+Edit = SetValue | DeleteKey | RenameKey | MoveKey
 AnyPath = str | KeyPath  # "fsdp_config.fsdp_version", or the keys as a tuple
 
 
@@ -69,6 +80,11 @@ def delete(path: AnyPath) -> DeleteKey:
 def rename(path: AnyPath, new_key: str) -> RenameKey:
     """Return the edit that gives the key at a path another name."""
     return RenameKey(split(path), new_key)
+
+
+def move(path: AnyPath, new_path: AnyPath, value: Any) -> MoveKey:
+    """Return the edit that moves the key at a path, which has this value, to another path."""
+    return MoveKey(split(path), split(new_path), value)
 
 
 def split(path: AnyPath) -> KeyPath:
@@ -136,6 +152,9 @@ def words_of_edit(edit: Edit, path: KeyPath) -> str:
     """Return one edit in words, with its section if that is not the finding's own."""
     if isinstance(edit, DeleteKey):
         return f"delete {edit.path[-1]}"
+    if isinstance(edit, MoveKey):
+        place = ".".join(edit.new_path[:-1]) or "the top level"
+        return f"{edit.new_path[-1]}: {as_yaml(edit.value)} in {place}, not here"
     text = str(edit.new_key if isinstance(edit, RenameKey) else edit.path[-1])
     if isinstance(edit, SetValue):
         text += f": {as_yaml(edit.value)}"

@@ -11,8 +11,64 @@ from itertools import pairwise
 
 from components.yaml_text import KeyPath
 
+# {dimension of accelerate's mesh: the names of its size elsewhere: in torchtitan, Megatron, vLLM,
+# axolotl and DeepSpeed}
+SIZES_OF_MESH = {
+    "dp_replicate": (
+        "dp_replicate",
+        "dp_replicate_size",
+        "dp_replicate_degree",
+        "data_parallel_replicate_size",
+        "data_parallel_replicate_degree",
+    ),
+    "dp_shard": (
+        "dp_shard",
+        "dp_shard_size",
+        "dp_shard_degree",
+        "data_parallel_shard_size",
+        "data_parallel_shard_degree",
+    ),
+    "tp": (
+        "tp",
+        "tp_size",
+        "tp_degree",
+        "tensor_parallel_size",
+        "tensor_parallel_degree",
+        "tensor_model_parallel_size",
+    ),
+    "cp": ("cp", "cp_size", "cp_degree", "context_parallel_size", "context_parallel_degree"),
+    "sp": ("sp", "sp_size", "sequence_parallel_size", "ulysses_sequence_parallel_size"),
+}
+NAMES_OF_MESH = {
+    name: f"parallelism_config_{kind}_size"
+    for kind, names in SIZES_OF_MESH.items()
+    for name in names
+}
+# Sizes that accelerate's mesh does not have: {name elsewhere: the flag of the recipe that has it}
+OUTSIDE_OF_MESH = {
+    name: f"--{kind}_size of {recipe}"
+    for kind, word, recipe in (
+        ("pp", "pipeline", "recipes/llama_pipeline.py"),
+        ("ep", "expert", "recipes/mixtral.py"),
+    )
+    for name in (
+        f"{kind}_size",
+        f"{kind}_degree",
+        f"{word}_parallel_size",
+        f"{word}_parallel_degree",
+        f"{word}_model_parallel_size",
+    )
+}
 # {section: {name in public files: the key that means the same}}
 FORMER_NAMES: dict[KeyPath, dict[str, str]] = {
+    (): {
+        "deepspeed": "deepspeed_config",
+        "dynamo": "dynamo_config",
+        "fp8": "fp8_config",
+        "fsdp": "fsdp_config",
+        "parallelism": "parallelism_config",
+    },
+    ("parallelism_config",): NAMES_OF_MESH,
     ("fsdp_config",): {
         "fsdp_backward_prefetch_policy": "fsdp_backward_prefetch",
         "fsdp_cpu_offload": "fsdp_offload_params",
@@ -66,10 +122,10 @@ def meant_in(section: KeyPath, key: str, known: tuple[str, ...], prefix: str = "
         prefix: which names of the section have in common, and a key may lack.
     """
     former = FORMER_NAMES.get(section, {})
-    for name in (key, prefix + key):
+    wanted = normalized(key)
+    for name in (wanted, prefix + wanted, wanted.removeprefix(prefix)):
         if former.get(name) in known:
             return former[name]
-    wanted = normalized(key)
     short = {name.removeprefix(prefix): name for name in known}
     for name in (wanted, without_owner(wanted)):
         if name in known:

@@ -281,10 +281,12 @@ class Config:
         if section == "fp8_config":
             return self.read["mixed_precision"] == "fp8"
         if section == "dynamo_config":
-            return self.compiles and "dynamo_backend" not in self.written
+            backend = self.read.get(section, {}).get("dynamo_backend", "NO")
+            is_used = key != "dynamo_mode" or backend != "NO"
+            return is_used and self.compiles and "dynamo_backend" not in self.written
         if section == "mpirun_config":
             return self.engine in keys.WITHOUT_TORCHRUN
-        return self.uses_torchrun  # parallelism_config
+        return self.uses_torchrun and self.is_setting_of_mesh_read(key)
 
     @property
     def compiles(self) -> bool:
@@ -306,14 +308,22 @@ class Config:
         }
         return when.get(key, True)
 
+    def is_setting_of_mesh_read(self, key: str) -> bool:
+        """Return whether a key of parallelism_config is read: most only if rows are split."""
+        mesh = self.read.get("parallelism_config", {})
+        if key.endswith(("_size", "_backend")):
+            return True
+        kind = "cp" if "_cp_" in key else "sp"
+        return mesh.get(f"parallelism_config_{kind}_size", 1) > 1
+
     def is_setting_of_engine_read(self, key: str) -> bool:
         """Return whether the engine of the file reads a known key of its own section."""
         if key == "fsdp_min_num_params":
             return self.fsdp["fsdp_auto_wrap_policy"] == "SIZE_BASED_WRAP"
         if key == "fsdp_transformer_layer_cls_to_wrap":
             return self.fsdp["fsdp_auto_wrap_policy"] == "TRANSFORMER_BASED_WRAP"
-        if key in ("fsdp_backward_prefetch", "fsdp_sync_module_states"):
-            return True  # FSDP2 drops them only after it has read them
+        if key == "fsdp_backward_prefetch":
+            return True  # FSDP2 drops it only after it has read it
         if key in keys.READ_BY_ONE_VERSION:
             return keys.READ_BY_ONE_VERSION[key] == self.fsdp_version
         if key in keys.FOR_SEVERAL_MACHINES:

@@ -34,7 +34,8 @@ NO_SHARD_IN_FSDP2 = "; FSDP2 has none, DDP does the same"
 
 def rules_of_fsdp(config: Config) -> Iterator[Finding]:
     """Check fsdp_config against all rules about it."""
-    if config.engine != "FSDP":
+    version = config.fsdp_written.get("fsdp_version", 1)
+    if config.engine != "FSDP" or not keys.is_readable("", version, keys.FSDP["fsdp_version"]):
         return
     if "fsdp_version" not in config.fsdp_written and means_fsdp2(config):
         # Under the right version, everything else may be correct
@@ -105,7 +106,7 @@ def fsdp2_prefetches_by_itself(config: Config) -> Iterator[Finding]:
 
 def modules_are_synchronized(config: Config) -> Iterator[Finding]:
     """If only the first process loads the weights, the others must get them from it."""
-    is_off = config.fsdp_written.get("fsdp_sync_module_states") is False
+    is_off = not config.fsdp_written.get("fsdp_sync_module_states", True)
     if not is_off or not config.fsdp["fsdp_cpu_ram_efficient_loading"]:
         return
     reason = "the launcher refuses it while fsdp_cpu_ram_efficient_loading is true, its default"

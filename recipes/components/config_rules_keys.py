@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Rules on keys that are misspelled, misplaced or unknown, and on values that cannot be read."""
 
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -18,10 +19,18 @@ from components.config_findings import (
     Finding,
     delete,
     finding,
+    move,
     rename,
     set_value,
 )
-from components.config_names import common_prefix, is_comment, meant_in, normalized
+from components.config_names import (
+    NAMES_OF_MESH,
+    OUTSIDE_OF_MESH,
+    common_prefix,
+    is_comment,
+    meant_in,
+    normalized,
+)
 from components.config_reading import (
     Config,
     KnownSetting,
@@ -41,6 +50,7 @@ YAML_NAMES: Names = (
     ((), (*keys.TOP_LEVEL, *keys.SECTIONS)),
     *(((section,), tuple(known)) for section, known in keys.SECTIONS.items()),
 )
+MESH = ("parallelism_config",)
 # The right name is looked for, which takes time, for this many unknown keys of a file at most
 MAX_SEARCHES = 100
 
@@ -49,6 +59,7 @@ SET_BY_SCRIPTS = "a script sets it, the recipes here by {}"
 # Words that people write instead of a value
 OTHER_WORDS = {
     "ddp": "MULTI_GPU",
+    "tp": "MULTI_GPU",
     "tpu": "XLA",
     "zero": "DEEPSPEED",
     "fp32": "no",
@@ -184,7 +195,7 @@ def move_to_the_top(config: Config, option: OptionInSection) -> Any:
     is_only_key = section == "parallelism_config" and len(config.written[section]) == 1
     if option.value is None or key == "gpu_ids" or is_only_key:
         return f"{key} at the top level only"
-    return [delete(option.path), set_value(option.home, option.value)]
+    return [move(option.path, option.home, option.value)]
 
 
 def option_of_another_section(config: Config, option: OptionInSection) -> Finding:
@@ -268,8 +279,15 @@ def obstacle_in_yaml(config: Config, path: KeyPath, value: Any) -> str:
         can_be_read = value is None or is_readable(path[-1], value, kind_of(path))
     if not can_be_read:
         return f"does not take {as_yaml(value)}"
+    if is_below_one(path, value):
+        return f"is 1 or more, not {as_yaml(value)}"
     version = keys.READ_BY_ONE_VERSION.get(path[-1], config.fsdp_version)
     return "" if version == config.fsdp_version else f"is not read by FSDP{config.fsdp_version}"
+
+
+def is_below_one(path: KeyPath, value: Any) -> bool:
+    """Return whether the size of a mesh is -1, as torchtitan names all processes that are left."""
+    return path[-1] in NAMES_OF_MESH.values() and value is not None and int(str(value)) < 1
 
 
 def judge_unknown(unknown: UnknownKey) -> Finding:
@@ -278,10 +296,12 @@ def judge_unknown(unknown: UnknownKey) -> Finding:
         return owned_by_the_recipe(unknown)
     if unknown.path in keys.REMOVED:
         return removed_from_accelerate(unknown)
+    if unknown.engine is not None and name_in_mesh(unknown) in OUTSIDE_OF_MESH:
+        return outside_of_mesh(unknown)
     if unknown.section == ("deepspeed_config",) and isinstance(unknown.value, dict):
         return section_of_a_json(unknown)
     meant = nearest(unknown.section, str(unknown.key), unknown.names)
-    if meant is None:
+    if meant is None or (meant[-1] in keys.SECTIONS and not isinstance(unknown.value, dict)):
         return similar_to_none(unknown)
     if meant[:-1] != unknown.section:
         return misplaced(unknown, meant)
@@ -291,6 +311,20 @@ def judge_unknown(unknown: UnknownKey) -> Finding:
     if obstacle:
         return of_another_kind(unknown, meant, obstacle)
     return unknown.found("", [rename(unknown.path, meant[-1])])
+
+
+def name_in_mesh(unknown: UnknownKey) -> str:
+    """Return the name that a key has as the size of a mesh; Megatron-LM's section has its own."""
+    if unknown.section not in ((), MESH):
+        return ""
+    return normalized(str(unknown.key)).removeprefix("parallelism_config_")
+
+
+def outside_of_mesh(unknown: UnknownKey) -> Finding:
+    """Return the finding on a size that accelerate's mesh does not have, but a recipe."""
+    flag = OUTSIDE_OF_MESH[name_in_mesh(unknown)]
+    more = f"; accelerate's mesh does not have it, the recipes take it as {flag}"
+    return unknown.found(more, [delete(unknown.path)])
 
 
 def owned_by_the_recipe(unknown: UnknownKey) -> Finding:
@@ -307,7 +341,7 @@ def owned_by_the_recipe(unknown: UnknownKey) -> Finding:
         return unknown.found(f"; {owner}", [delete(unknown.path)])
     if key in written_in(unknown.content, "deepspeed_config"):
         return unknown.found(f"; {'.'.join(place)} is written too", [delete(unknown.path)])
-    edits = [delete(unknown.path), set_value(place, unknown.value)]
+    edits = [move(unknown.path, place, unknown.value)]
     return unknown.found("; its place is deepspeed_config", edits)
 
 
@@ -332,6 +366,8 @@ def similar_to_none(unknown: UnknownKey) -> Finding:
         more = words_of_json_key(unknown.key)
     if unknown.names and not isinstance(unknown.value, dict):
         return unknown.found(more, [delete(unknown.path)])
+    if unknown.section == () and value_at(unknown.value, ("distributed_type",)) is not None:
+        return unknown.found("; it does not look into sections", "its keys at the top level")
     return unknown.found(more, "delete it, or write its right name")
 
 
@@ -393,8 +429,10 @@ def misplaced(unknown: UnknownKey, meant: KeyPath) -> Finding:
     obstacle = unknown.obstacle(meant, unknown.value)
     if obstacle:
         return unknown.found(f"{more}, where it {obstacle}", f"delete it, or write {meant[-1]}")
-    edits = [delete(unknown.path), set_value(meant, unknown.value)]
-    return unknown.found(more, edits)
+    if section == MESH and unknown.kind == IGNORED and not written_in(unknown.content, *MESH):
+        # A mesh of one size would stop a file that runs without one
+        return unknown.found(more, f"{meant[-1]} there, beside the other sizes of a mesh")
+    return unknown.found(more, [move(unknown.path, meant, unknown.value)])
 
 
 def of_another_kind(unknown: UnknownKey, meant: KeyPath, obstacle: str) -> Finding:
@@ -405,6 +443,8 @@ def of_another_kind(unknown: UnknownKey, meant: KeyPath, obstacle: str) -> Findi
     more = f"; {meant[-1]} {obstacle}"
     if isinstance(unknown.value, dict | list):
         return unknown.found(f"; the key is {meant[-1]}", f"delete it, or write {meant[-1]}")
+    if meant[-1] in NAMES_OF_MESH.values():
+        return unknown.found(more, f"{meant[-1]}: num_processes divided by the other sizes")
     return unknown.found(more, [delete(unknown.path)])
 
 
@@ -442,6 +482,8 @@ def nearest(section: KeyPath, key: str, names: Names) -> KeyPath | None:
     for home, known in names:
         if wanted in known:
             return (*home, wanted)
+        if home == MESH and wanted in NAMES_OF_MESH:
+            return (*home, NAMES_OF_MESH[wanted])
     return None
 
 
@@ -472,6 +514,10 @@ def value_is_readable(config: Config, setting: KnownSetting, home: KeyPath) -> I
     except ValueError:
         if key in keys.READ_AS_ANYTHING:
             return
+        if home == ("num_processes",) and is_counted_by_torchrun(config, setting.value):
+            reason = "torchrun starts one process for each GPU or core that it finds"
+            yield finding(COSTS, setting.path, reason, "a number")
+            return
         kind = setting.kind
         if key == "fsdp_reshard_after_forward" and config.fsdp_version == 2:
             kind = keys.BOOL
@@ -479,6 +525,12 @@ def value_is_readable(config: Config, setting: KnownSetting, home: KeyPath) -> I
         return
     if isinstance(setting.value, str) and home in COMPARED_WITH_NUMBERS:
         yield number_in_quotes(config, setting.path, home, value)
+
+
+def is_counted_by_torchrun(config: Config, value: Any) -> bool:
+    """Return whether torchrun itself counts processes, which accelerate cannot divide."""
+    is_word = value in keys.COUNTS_OF_TORCHRUN
+    return is_word and config.uses_torchrun and config.machines == 1
 
 
 def number_in_quotes(config: Config, path: KeyPath, home: KeyPath, value: int) -> Finding:
@@ -534,9 +586,18 @@ def unreadable(path: KeyPath, value: Any, kind: Kind, has_processes: bool = True
     if choices:
         wanted = f"one of {', '.join(map(str, choices.values()))}"
     written = "empty" if value is None else as_yaml(value)
+    if is_placeholder(value):
+        fix = f"{wanted}, or the flag --{path[-1]}"
+        reason = f"{written}: must be {wanted}, and accelerate fills in no variables"
+        return finding(STOPS, path, reason, fix)
     meant = meant_by(value, choices)
     fix = wanted if meant is None else [set_value(path, meant)]
     return finding(STOPS, path, f"{written}: must be {wanted}", fix)
+
+
+def is_placeholder(value: Any) -> bool:
+    """Return whether a value is to be filled in, as $NAME, ${NAME}, {{ name }} or ???."""
+    return isinstance(value, str) and re.match(r"\$|\{\{|\?\?\?", value) is not None
 
 
 def not_text(path: KeyPath, value: Any) -> Finding:

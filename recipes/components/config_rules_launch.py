@@ -17,6 +17,7 @@ from components.config_findings import (
     set_value,
 )
 from components.config_reading import NOT_GIVEN, Config
+from components.config_rules_keys import is_placeholder
 
 
 # ---- Engine ----
@@ -91,6 +92,7 @@ def rules_of_processes(config: Config) -> Iterator[Finding]:
     yield from processes_spread_over_machines(config)
     yield from machine_is_one_of_them(config)
     yield from every_process_has_a_gpu(config)
+    yield from port_exists(config)
     yield from machines_have_an_address(config)
     yield from deepspeed_reaches_all_machines(config)
     yield from launcher_reads_the_key(config)
@@ -148,8 +150,19 @@ def every_process_has_a_gpu(config: Config) -> Iterator[Finding]:
         yield finding(STOPS, "gpu_ids", reason, "more of them, or all")
 
 
+def port_exists(config: Config) -> Iterator[Finding]:
+    """A port has a number of 16 bits; at 0, the launcher takes a free one."""
+    port = config.read.get("main_process_port", 0)
+    if config.uses_torchrun and not 0 <= port <= 65535:
+        yield finding(STOPS, "main_process_port", f"{port}: no such port", "0 to 65535")
+
+
 def machines_have_an_address(config: Config) -> Iterator[Finding]:
     """Several machines meet at the address of one; with GPUs, the default port is 29500."""
+    ip = config.read.get("main_process_ip")
+    if config.machines > 1 and is_placeholder(ip):
+        reason = f"{ip}: accelerate fills in no variables, and looks for a machine of this name"
+        yield finding(STOPS, "main_process_ip", reason, "an address, or the flag")
     address = ["main_process_ip"]
     if config.engine in ("NO", "MULTI_CPU"):
         address.append("main_process_port")

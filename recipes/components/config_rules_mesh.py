@@ -10,13 +10,14 @@ from components.config_findings import (
     IGNORED,
     RECIPE,
     STOPS,
+    UPSTREAM,
     Finding,
     delete,
     finding,
     set_value,
 )
 from components.config_reading import NOT_GIVEN, Config
-from components.config_strategy import how_to_fit_mesh, mesh_sizes
+from components.config_strategy import MESH_KINDS, how_to_fit_mesh, mesh_sizes
 
 SECTION = "parallelism_config"
 
@@ -28,7 +29,7 @@ def size_path(kind: str) -> str:
 
 def rules_of_mesh(config: Config) -> Iterator[Finding]:
     """parallelism_config fits the engine and the number of processes."""
-    if not config.written.get(SECTION):
+    if not config.written.get(SECTION) or not sizes_are_readable(config):
         return
     yield from sizes_are_possible(config)
     yield from sizes_go_together(config)
@@ -41,6 +42,18 @@ def rules_of_mesh(config: Config) -> Iterator[Finding]:
 
 
 # ---- Sizes ----
+def sizes_are_readable(config: Config) -> bool:
+    """Return whether the launcher can read all sizes; rules_of_values report those that it cannot.
+
+    Nothing is known about a mesh of which one size is not known.
+    """
+    written = config.written[SECTION]
+    if not isinstance(written, dict):
+        return False
+    sizes = [written.get(f"{SECTION}_{kind}_size", 1) for kind in MESH_KINDS]
+    return all(keys.is_readable("", size, keys.INT) for size in sizes)
+
+
 def sizes_are_possible(config: Config) -> Iterator[Finding]:
     """Each size is 1 or more."""
     for kind, size in mesh_sizes(config.read).items():
@@ -71,9 +84,15 @@ def sizes_go_together(config: Config) -> Iterator[Finding]:
 
 
 def mesh_has_a_place_for_each_process(config: Config) -> Iterator[Finding]:
-    """The sizes multiply to the number of processes."""
+    """The sizes multiply to the number of processes.
+
+    accelerate/parallelism_config.py, _validate_accelerator, leaves out meshes with sequence
+    parallelism; under DeepSpeed, DeepSpeed then counts the rows of a batch by the sizes.
+    """
     sizes = mesh_sizes(config.read)
     places = math.prod(sizes.values())
+    if sizes["sp"] > 1 and config.engine != "DEEPSPEED":
+        return
     if places < 1 or config.processes in (NOT_GIVEN, places):
         return
     reason = f"its sizes multiply to {places}, num_processes is {config.processes}"
@@ -89,6 +108,8 @@ def fsdp_can_use_the_mesh(config: Config) -> Iterator[Finding]:
             fix = "fsdp_version: 2, or HYBRID_SHARD without a mesh"
             yield finding(STOPS, SECTION, "FSDP1 takes no mesh", fix)
         return
+    if math.prod(sizes.values()) == 1:
+        return  # accelerate then makes no mesh, and FSDP2 shards over all processes
     if sizes["sp"] > 1:
         reason = "FSDP has no sequence parallelism, and each process would take whole rows"
         fix = "parallelism_config_cp_size, or DeepSpeed as in deepspeed_ulysses.yaml"
@@ -102,11 +123,23 @@ def fsdp_can_use_the_mesh(config: Config) -> Iterator[Finding]:
     yield from mesh_has_a_place_for_each_process(config)
     if sizes["tp"] > 1:
         yield from each_process_reads_its_part(config)
-        reason = (
-            "accelerate 1.15 by itself stops here beside transformers 5, with an ImportError of "
-            "ReplicateParallel; the recipes fix it"
-        )
-        yield finding(ADVICE, size_path("tp"), reason)
+        yield matrices_are_not_split(sizes)
+
+
+def matrices_are_not_split(sizes: dict[str, int]) -> Finding:
+    """Return the finding on tensor parallelism under FSDP2, with which accelerate cannot deal.
+
+    accelerate/accelerator.py, _prepare_tp: weights are only looked at if one of them is split, and
+    then as transformers 4 did it.
+    """
+    reason = (
+        "accelerate 1.15 with transformers 5 stops in prepare if the script has loaded the model "
+        "with a tp_plan (ImportError of ReplicateParallel), and splits no matrix if it has not: "
+        f"each {sizes['tp']} processes then compute the same; the recipes work around it"
+    )
+    shards = sizes["dp_shard"] * sizes["tp"]
+    fix = f"leave it out, with parallelism_config_dp_shard_size: {shards}, which splits as much"
+    return finding(UPSTREAM, size_path("tp"), reason, fix)
 
 
 def each_process_reads_its_part(config: Config) -> Iterator[Finding]:
@@ -149,7 +182,10 @@ def processes_can_use_the_mesh(config: Config) -> Iterator[Finding]:
     sizes = mesh_sizes(config.read)
     if math.prod(sizes.values()) <= 1:
         return
-    if config.engine in keys.WITHOUT_TORCHRUN:
+    if config.engine == "MEGATRON_LM":
+        fix = "delete it, and write its sizes in megatron_lm_config"
+        yield finding(STOPS, SECTION, "MEGATRON_LM takes no mesh", fix)
+    elif not config.uses_torchrun:
         reason = f"{config.engine} does not split by it"
         yield finding(IGNORED, SECTION, reason, [delete(SECTION)])
     if not (str(config.engine).startswith("MULTI") and config.uses_torchrun):
@@ -164,11 +200,27 @@ def processes_can_use_the_mesh(config: Config) -> Iterator[Finding]:
     if sizes["dp_shard"] > 1 and sizes["tp"] == 1:
         fix = "FSDP with fsdp_version: 2, or delete parallelism_config"
         yield finding(IGNORED, SECTION, "DDP runs and shards nothing", fix)
-    elif sizes["dp_shard"] > 1:
-        # accelerate/accelerator.py, prepare_model, leaves a model with parts of matrices as it is
+    if sizes["tp"] > 1:
+        yield from only_groups_of_tp_run(sizes)
+    yield from mesh_has_a_place_for_each_process(config)
+
+
+def only_groups_of_tp_run(sizes: dict[str, int]) -> Iterator[Finding]:
+    """Without FSDP, accelerate wraps a model with split matrices in nothing, not even in DDP.
+
+    accelerate/accelerator.py, prepare_model: under tensor parallelism it only compares the size
+    by which the model is split.
+    """
+    if sizes["dp_shard"] > 1:
         reason = (
             "without FSDP nothing is sharded, and nothing averages the gradients of the "
-            "tensor parallel groups"
+            f"{sizes['dp_shard']} groups; prepare stops besides, unless the script has split the "
+            f"model over {sizes['tp']} processes, where transformers 5 splits it over all"
         )
-        yield finding(IGNORED, size_path("dp_shard"), reason, "FSDP, as in fsdp2_tp.yaml")
-    yield from mesh_has_a_place_for_each_process(config)
+        fix = f"1, with num_processes: {sizes['tp']}; or FSDP2 without parallelism_config_tp_size"
+        yield finding(IGNORED, size_path("dp_shard"), reason, fix)
+    reason = (
+        "accelerate splits no model itself: prepare stops unless the script has loaded it with "
+        'tp_plan="auto" of transformers'
+    )
+    yield finding(ADVICE, size_path("tp"), reason)

@@ -60,9 +60,8 @@ class ConfigStrategy:
         shared = self.tp * self.cp * self.sp
         if self.engine == "zero" and self.sp == 1:
             return 0
-        if shared * self.replicas == 1 and not self.shards:
-            return 0
-        return self.replicas * max(self.shards, 1) * shared
+        places = self.replicas * max(self.shards, 1) * shared
+        return 0 if places == 1 else places
 
 
 def strategy_of(config: dict) -> ConfigStrategy:
@@ -126,27 +125,54 @@ def words_of_mesh(sizes: Mapping[str, int]) -> str:
 def how_to_fit_mesh(sizes: Mapping[str, int], processes: int) -> str:
     """Return what to change if a mesh has another number of places than there are processes.
 
-    Ranks that share rows or shards stay, since the memory of each process depends on their number.
+    Each of the ways that are named is enough. Ranks that share rows or shards stay if possible,
+    since the memory of each process depends on their number.
 
     Args:
         sizes: as `mesh_sizes` returns them.
         processes: that are launched.
     """
     places = math.prod(sizes.values())
-    shared = math.prod(sizes[kind] for kind in SHARING_KINDS)
     if sizes["tp"] == places:  # without FSDP there is nothing but the group
-        return f"launch {places} processes, or use fsdp2_tp.yaml, which shards several such groups"
-    if shared == places:  # accelerate replicates no such group without shards
-        if processes % shared:
-            return f"launch {shared} processes or another multiple of {shared}"
-        return f"set parallelism_config_dp_shard_size to {processes // shared}"
-    group = places // sizes["dp_replicate"]
-    if processes % group:
-        return (
-            f"launch {places} processes or another multiple of {group}, or change "
-            "parallelism_config_dp_shard_size"
-        )
-    return f"set parallelism_config_dp_replicate_size to {processes // group}"
+        return how_to_fit_group(places, processes)
+    fitting = size_that_fits(sizes, processes)
+    if fitting is not None:
+        kind, size = fitting
+        return f"set parallelism_config_{kind}_size to {size}"
+    steps = (places // sizes["dp_replicate"], places // sizes["dp_shard"])
+    fewer = max(processes // step * step for step in steps)
+    fitting = size_that_fits(sizes, fewer)
+    if fewer <= places or fitting is None:
+        return f"launch {places} processes"
+    kind, size = fitting
+    return f"launch {fewer} processes and set parallelism_config_{kind}_size to {size}"
+
+
+def how_to_fit_group(size: int, processes: int) -> str:
+    """Return what to change if a single tensor parallel group has other processes than its size."""
+    cure = f"launch {size} processes"
+    if processes % size:
+        return cure
+    sizes = f"parallelism_config_dp_shard_size {processes // size}"
+    if size != 2:
+        sizes += f" and parallelism_config_tp_size {size}"
+    return f"{cure}, or use fsdp2_tp.yaml of the recipes with {sizes}"
+
+
+def size_that_fits(sizes: Mapping[str, int], processes: int) -> tuple[str, int] | None:
+    """Return which size makes a mesh fit a number of processes, and its value; None if none does.
+
+    accelerate replicates no group that shares rows or matrices without shards.
+    """
+    shared = math.prod(sizes[kind] for kind in SHARING_KINDS)
+    group = shared * sizes["dp_shard"]
+    if processes and processes % group == 0 and (sizes["dp_shard"] > 1 or shared == 1):
+        return "dp_replicate", processes // group
+    shards, rest = divmod(processes, shared * sizes["dp_replicate"])
+    needs_shards = sizes["dp_replicate"] > 1 or sizes["cp"] * sizes["sp"] == 1
+    if rest or shards < 1 or (needs_shards and shards == 1):
+        return None
+    return "dp_shard", shards
 
 
 def strategy_run(config: dict) -> str:

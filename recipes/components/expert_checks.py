@@ -25,16 +25,26 @@ def find_expert_problems(args: CommonArguments, accelerator: Accelerator) -> Ite
     """Yield a problem, with its fix, for each thing that does not fit expert parallelism."""
     if not isinstance(args, ExpertParallelArguments) or args.ep_size == 1:
         return
-    yield from find_misfits_of_launch(args.ep_size, accelerator)
+    yield from find_misfits_of_launch(args.ep_size, accelerator, experts_of_model(args))
     yield from find_misfits_of_arguments(args, accelerator)
-    yield from find_misfits_of_model(args, args.ep_size)
+    yield from find_misfits_of_model(args, args.ep_size, accelerator.num_processes)
 
 
-def find_misfits_of_launch(size: int, accelerator: Accelerator) -> Iterator[str]:
-    """Yield a problem for each thing in YAML and launcher that does not fit groups of this size."""
+def experts_of_model(args: CommonArguments) -> int:
+    """Return how many experts a layer of the model has, or 0 if that is not known."""
+    config = read_model_config(args)
+    return 0 if config is None else number_of_experts(config.get_text_config())
+
+
+def find_misfits_of_launch(size: int, accelerator: Accelerator, experts: int = 0) -> Iterator[str]:
+    """Yield a problem for each thing in YAML and launcher that does not fit groups of this size.
+
+    Args:
+        experts: of a layer, or 0 if they are not known.
+    """
+    ranks = accelerator.num_processes
     strategy = Strategy.of(accelerator)
     mesh = Mesh.of(accelerator)
-    ranks = accelerator.num_processes
     if strategy.zero_stage is not None or strategy.fsdp_version == 1:
         yield (
             f"--ep_size: {strategy.name} cannot leave experts to the ranks that have them: use "
@@ -52,10 +62,7 @@ def find_misfits_of_launch(size: int, accelerator: Accelerator) -> Iterator[str]
             "parallelism_config_dp_replicate_size out, as in fsdp2_ep.yaml"
         )
     if ranks % size:
-        yield (
-            f"--ep_size {size} does not divide {counted(ranks, 'rank')}: "
-            f"{how_to_divide(size, ranks, '--ep_size')}"
-        )
+        yield from find_indivisible_numbers(size, ranks, experts)
     yield from find_misfits_of_fsdp(fsdp_plugin(accelerator))
 
 
@@ -99,12 +106,16 @@ def find_misfits_of_arguments(args: CommonArguments, accelerator: Accelerator) -
 
 
 # ---- Model ----
-def find_misfits_of_model(args: CommonArguments, size: int) -> Iterator[str]:
-    """Yield a problem for each reason why a model's experts cannot be spread over `size` ranks."""
+def find_misfits_of_model(args: CommonArguments, size: int, ranks: int) -> Iterator[str]:
+    """Yield a problem for each reason why a model's experts cannot be spread over `size` ranks.
+
+    Args:
+        ranks: all of them, in groups of this size.
+    """
     config = read_model_config(args)
     if config is None:
         return
-    yield from find_misfits_of_config(config.get_text_config(), size)
+    yield from find_misfits_of_config(config.get_text_config(), size, ranks)
     if getattr(config, "quantization_config", None):
         yield (
             f"--ep_size: {args.model_name_or_path} is quantized, and its experts are stored in "
@@ -112,8 +123,12 @@ def find_misfits_of_model(args: CommonArguments, size: int) -> Iterator[str]:
         )
 
 
-def find_misfits_of_config(config: Any, size: int) -> Iterator[str]:
-    """Yield a problem for each thing in a config of transformers that forbids spreading experts."""
+def find_misfits_of_config(config: Any, size: int, ranks: int | None = None) -> Iterator[str]:
+    """Yield a problem for each thing in a config of transformers that forbids spreading experts.
+
+    Args:
+        ranks: all of them, in groups of this size; None if they are one group.
+    """
     experts = number_of_experts(config)
     if experts == 0:
         yield (
@@ -126,9 +141,32 @@ def find_misfits_of_config(config: Any, size: int) -> Iterator[str]:
             "--ep_size: transformers has no plan by which to spread the experts of a "
             f"{config.model_type} model: leave it out, and use fsdp2_full_shard.yaml"
         )
+    groups_of = size if ranks is None else ranks
+    if groups_of % size == 0:  # `find_misfits_of_launch` has said it otherwise
+        yield from find_indivisible_numbers(size, groups_of, experts)
+
+
+def find_indivisible_numbers(size: int, ranks: int, experts: int) -> Iterator[str]:
+    """Yield a problem if --ep_size does not divide the ranks or the experts of a layer.
+
+    Args:
+        experts: their number, or 0 if it is not known.
+    """
+    reasons = []
+    if ranks % size:
+        reasons.append(counted(ranks, "rank"))
     if experts % size:
-        divisors = [fitting for fitting in range(1, size) if experts % fitting == 0]
-        yield f"--ep_size {size} does not divide the model's {experts} experts: use {divisors[-1]}"
+        reasons.append(f"the model's {experts} experts")
+    if reasons:
+
+        def beside(other: int) -> str | None:
+            return None if experts % other else ""
+
+        ways = how_to_divide(size, ranks, "--ep_size", beside)
+        yield (
+            f"--ep_size {size} does not divide {' and '.join(reasons)}: "
+            f"{ways or 'leave --ep_size out'}"
+        )
 
 
 def number_of_experts(config: Any) -> int:

@@ -8,6 +8,8 @@ model was loaded.
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from components.arguments import (
     CommonArguments,
     CompileArguments,
@@ -28,10 +30,9 @@ if TYPE_CHECKING:
 
     from components.strategy import Strategy
 
-NOT_TOGETHER = (
-    "tensor and context parallelism together were never compared with one process: set one of "
-    "tp_size and cp_size to 1"
-)
+NOT_TOGETHER = "tensor and context parallelism together were never compared with one process"
+# The modules that accelerate/big_modeling.py, _attach_context_parallel_hooks, has ignore their mask
+HOOKED = "self_attn"
 NAMES = {"tp": "tensor", "cp": "context", "sp": "sequence"}
 
 
@@ -52,9 +53,9 @@ def find_mesh_misfits(
         )
     for kind, name in NAMES.items():
         if getattr(mesh, kind) > 1 and kind not in args.MESH:
-            yield f"this recipe has no {name} parallelism: {instead_of(kind, args)}"
+            yield f"this recipe has no {name} parallelism: {instead_of(kind, args, mesh)}"
     if mesh.tp > 1 and mesh.cp > 1:
-        yield NOT_TOGETHER
+        yield f"{NOT_TOGETHER}: {without('cp', mesh)}"
     if mesh.tp > 1:
         yield from find_misfits_of_tp(args, accelerator, strategy)
     if mesh.cp > 1:
@@ -65,11 +66,25 @@ def find_mesh_misfits(
         yield from find_misfits_of_parts(args)
 
 
-def instead_of(kind: str, args: CommonArguments) -> str:
+def instead_of(kind: str, args: CommonArguments, mesh: Mesh) -> str:
     """Return what to do without a dimension of the mesh that a recipe does not have."""
     if isinstance(args, PipelineArguments):
         return "use pp.yaml"
-    return f"set {kind}_size to 1, or use a YAML that only shards, such as fsdp2_full_shard.yaml"
+    return without(kind, mesh)
+
+
+def without(kind: str, mesh: Mesh) -> str:
+    """Return what to do to have the same ranks without the groups of a kind: "tp", "cp" or "sp".
+
+    The ranks of such groups become shards of FSDP2. Without FSDP there are no shards beside a
+    group, and DeepSpeed shards over all ranks without a mesh.
+    """
+    if kind == "sp":
+        return "leave out parallelism_config, or use deepspeed_zero3.yaml"
+    change = f"set {kind}_size to 1"
+    if mesh.data_ranks * mesh.cp > 1:
+        change += f" and dp_shard_size to {mesh.dp_shard * getattr(mesh, kind)}"
+    return f"{change}, or use fsdp2_full_shard.yaml"
 
 
 # ---- Arguments and keys of the YAML ----
@@ -89,7 +104,7 @@ def find_misfits_of_tp(
     if isinstance(args, QuantizationArguments) and (args.load_in_8bit or args.load_in_4bit):
         yield (
             "a quantized base cannot be split by matrices: leave out --load_in_8bit and "
-            "--load_in_4bit, or use ddp.yaml or fsdp2_full_shard.yaml"
+            "--load_in_4bit, or use ddp.yaml"
         )
     if isinstance(args, CompileArguments) and args.torch_compile:
         yield "--torch_compile does not work on split matrices: leave it out"
@@ -219,56 +234,77 @@ def find_misfits_of_config(config: Any, mesh: Mesh) -> Iterator[str]:
     if mesh.tp > 1 and not config.base_model_tp_plan:
         yield (
             f"transformers has no plan by which to split the matrices of a {config.model_type} "
-            "model: set tp_size to 1, or use fsdp2_full_shard.yaml"
+            f"model: {without('tp', mesh)}"
         )
         return
     for kind in ("tp", "sp"):
-        yield from find_indivisible_sizes(config, kind, getattr(mesh, kind))
-    if mesh.cp * mesh.sp > 1 and not attends_by_sdpa(config):
-        cure = "set cp_size to 1, or use fsdp2_full_shard.yaml"
-        if mesh.sp > 1:
-            cure = "set sp_size to 1, or use deepspeed_zero3.yaml"
+        yield from find_indivisible_sizes(config, kind, mesh)
+    sharing = "sp" if mesh.sp > 1 else "cp"
+    if getattr(mesh, sharing) == 1:
+        return
+    if not attends_by_sdpa(config):
         yield (
             f"a {config.model_type} model does not attend by transformers' sdpa, in whose place "
-            f"ranks that share rows exchange their parts: {cure}"
+            f"ranks that share rows exchange their parts: {without(sharing, mesh)}"
+        )
+        return
+    if mesh.cp > 1 and not has_attention_of_this_name(config, HOOKED):
+        yield (
+            f"context parallelism drops masks in modules of the name {HOOKED}, and a "
+            f"{config.model_type} model has none, so that its ring would be given a mask: "
+            f"{without('cp', mesh)}"
         )
         return
     others = attention_other_than_full(config)
     if mesh.sp > 1 and not has_separate_heads(config):
         yield (
             f"sequence parallelism exchanges whole heads, which a {config.model_type} model does "
-            "not name: set sp_size to 1, or use deepspeed_zero3.yaml"
+            f"not name: {without('sp', mesh)}"
         )
     if mesh.cp > 1 and others:
         yield (
             "the ring of context parallelism knows only full attention, and this model has "
-            f"{', '.join(others)}: set cp_size to 1, or use fsdp2_full_shard.yaml"
+            f"{', '.join(others)}: {without('cp', mesh)}"
         )
     if mesh.sp > 1 and others:
         # deepspeed/runtime/sequence_parallel/ulysses_sp.py, uattn_wrapper
         yield (
-            f"sequence parallelism drops the masks by which sdpa knows {', '.join(others)}: set "
-            "sp_size to 1, or use deepspeed_zero3.yaml"
+            f"sequence parallelism drops the masks by which sdpa knows {', '.join(others)}: "
+            f"{without('sp', mesh)}"
         )
 
 
-def find_indivisible_sizes(config: Any, kind: str, size: int) -> Iterator[str]:
-    """Yield a problem for each number of heads, and for TP each width, that `size` does not divide.
+def find_indivisible_sizes(config: Any, kind: str, mesh: Mesh) -> Iterator[str]:
+    """Yield a problem for each number of heads, and for TP each width, that a size does not divide.
 
     Args:
         kind: "tp" or "sp", both of which give a rank whole heads.
-        size: of the group of ranks.
     """
+    size = getattr(mesh, kind)
     names = ["num_attention_heads", "num_key_value_heads"]
     if kind == "tp":
         names += ["intermediate_size", "vocab_size"]
     for name in names:
         number = getattr(config, name, None) or size
         if number % size:
+            smaller = largest_common_size(config, names, size)
             yield (
-                f"{kind}_size {size} does not divide the model's {name}, {number}: use "
-                f"{largest_common_size(config, names, size)}"
+                f"{kind}_size {size} does not divide the model's {name}, {number}: "
+                f"{with_smaller(kind, smaller, mesh)}"
             )
+
+
+def with_smaller(kind: str, size: int, mesh: Mesh) -> str:
+    """Return what to set to have groups of a smaller size, 1 for none, of "tp" or "sp"."""
+    if size == 1:
+        return without(kind, mesh)
+    change = f"set {kind}_size to {size}"
+    shards, rest = divmod(mesh.dp_shard * getattr(mesh, kind), size)
+    has_shards = kind == "sp" or mesh.data_ranks * mesh.cp > 1
+    if has_shards and not rest:
+        return f"{change} and dp_shard_size to {shards}"
+    places = mesh.data_ranks * mesh.copies // getattr(mesh, kind) * size
+    return f"{change} and launch {places} processes"
 
 
 def largest_common_size(config: Any, names: list[str], size: int) -> int:
@@ -292,6 +328,21 @@ def attends_by_sdpa(config: Any) -> bool:
     if model_class is None:
         return True
     return model_class._supports_attention_backend and model_class._supports_sdpa
+
+
+def has_attention_of_this_name(config: Any, name: str) -> bool:
+    """Return whether a causal language model of transformers has a module of this name.
+
+    Of classes that transformers does not have, nothing is known.
+    """
+    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
+
+    model_class: Any = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
+    if model_class is None:
+        return True
+    with torch.device("meta"):  # without weights
+        model = model_class(config)
+    return any(path.endswith(name) for path, _ in model.named_modules())
 
 
 def has_separate_heads(config: Any) -> bool:

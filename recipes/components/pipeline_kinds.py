@@ -40,7 +40,7 @@ KINDS: Mapping[str, Kind] = {
 
 
 def why_not_scheduled(name: str, num_ranks: int, num_microbatches: int) -> str:
-    """Return why a schedule cannot run so many micro-batches, with one number that it can, or "".
+    """Return why a schedule cannot run so many micro-batches, or "".
 
     Args:
         name: a key of KINDS.
@@ -53,11 +53,7 @@ def why_not_scheduled(name: str, num_ranks: int, num_microbatches: int) -> str:
     rounds = max(1, num_microbatches // num_ranks)
     if num_microbatches % rounds == 0:
         return ""
-    fitting = num_ranks * rounds
-    return (
-        f"{name} runs them in equal rounds of at least {num_ranks}: use {fitting} or "
-        f"{fitting + num_ranks}"
-    )
+    return f"{name} runs them in equal rounds of at least {num_ranks}"
 
 
 def num_microbatches(args: PipelineTrainingArguments) -> int:

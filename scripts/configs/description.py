@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 
 from components.accelerate_keys import (
     COMMAND_LINE_ONLY,
+    COUNTS_OF_TORCHRUN,
     FOR_SEVERAL_MACHINES,
     READ_BY_ONE_VERSION,
     WITHOUT_TORCHRUN,
@@ -127,6 +128,8 @@ def describe(
         return {"runs": "nothing: accelerate or DeepSpeed stops, see below"}
     run = run_of(config, for_recipes, deepspeed)
     words = {"runs": words_of_strategy(run), "processes": words_of_processes(run)}
+    if content.get("num_processes") in COUNTS_OF_TORCHRUN:
+        words["processes"] = "one for each GPU or core that torchrun finds"
     if config["distributed_type"] in NOT_DESCRIBED:
         words["no effect"] = words_of_no_effect(content, config, deepspeed)
         return words
@@ -216,7 +219,10 @@ def words_of_sharing(run: Run) -> dict[str, str]:
     if requested.sp > 1:
         shared.append(f"{requested.sp} share the tokens of a row, and its heads in attention")
     if requested.tp > 1:
-        shared.append(f"{requested.tp} share the matrices of each layer")
+        words = f"{requested.tp} share the matrices of each layer"
+        if run.engine == "fsdp2" and not run.for_recipes:
+            words += ", in a script that works around accelerate's fault (see below)"
+        shared.append(words)
     groups = max(run.processes // sharing, 1)
     rows = "all processes see the same rows"
     if groups > 1:

@@ -1,25 +1,29 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Edit single keys in the text of a YAML file; comments, order and blank lines stay."""
+"""Edit single keys in the text of a YAML file; order, blank lines and other comments stay.
 
-import re
-from copy import deepcopy
+A comment belongs to a key if it stands behind it, or directly above it with the same indentation:
+it is deleted and moved with the key.
+"""
+
+from contextlib import suppress
+from typing import Any
 
 import yaml
 
-from components.config_findings import DeleteKey, Edit, RenameKey, SetValue
+from components.config_findings import DeleteKey, Edit, MoveKey, RenameKey, SetValue
 from components.yaml_text import UNREADABLE, KeyNodes, KeyPath, Positions, as_yaml, find_positions
+from configs import flow_style
+from configs.comments import (
+    comments,
+    comments_of_key,
+    last_line,
+    lines_of_key,
+    with_comments_of_key,
+)
 
-COMMENT = re.compile("#.*")
 
-
-def comments(text: str) -> list[str]:
-    """Return the comments of YAML text, which stand between its tokens."""
-    found = []
-    end = 0
-    for token in yaml.scan(text, yaml.SafeLoader):
-        found += COMMENT.findall(text[end : token.start_mark.index])
-        end = token.end_mark.index
-    return found + COMMENT.findall(text[end:])
+class CannotEditError(ValueError):
+    """The text does not take an edit, as where it has an anchor or a key is written twice."""
 
 
 # ---- The content ----
@@ -28,9 +32,12 @@ def edit_content(content: dict, edit: Edit) -> dict:
 
     Sections that are missing are made, and sections that become empty are left out.
     """
-    content = deepcopy(content)
+    content = unshared(content)
     *sections, key = edit.path
     parents = sections_down_to(content, sections)
+    if isinstance(edit, MoveKey):
+        moved = edit_content(content, SetValue(edit.new_path, edit.value))
+        return edit_content(moved, DeleteKey(edit.path))
     if isinstance(edit, SetValue):
         parents[-1][key] = edit.value
     elif isinstance(edit, DeleteKey):
@@ -41,6 +48,15 @@ def edit_content(content: dict, edit: Edit) -> dict:
         if not parent[section]:
             del parent[section]
     return content
+
+
+def unshared(value: Any) -> Any:
+    """Return a copy of a value; what an alias stands for is copied again for it."""
+    if isinstance(value, dict):
+        return {key: unshared(inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [unshared(inner) for inner in value]
+    return value
 
 
 def sections_down_to(content: dict, sections: list) -> list[dict]:
@@ -64,55 +80,62 @@ def rename_in_place(section: dict, key: object, new_key: str) -> None:
 
 # ---- The text ----
 def edit_text(text: str, edit: Edit) -> str:
-    """Return YAML text with one edit made.
-
-    The rest stays as it is, unless the edit is only possible by a rewrite (flow style, anchors).
-    """
+    """Return YAML text with one edit made. Raises CannotEditError if it would be another one."""
     wanted = edit_content(yaml.safe_load(text), edit)
     if not text.endswith("\n"):
         text += "\n"
-    try:
+    with suppress(*UNREADABLE):
         edited = edit_lines(text, edit)
         if yaml.safe_load(edited) == wanted:
             return edited
-    except UNREADABLE:
-        pass
-    return yaml.safe_dump(wanted, sort_keys=False)
+    raise CannotEditError(f"this text does not take {edit}")
 
 
 def edit_lines(text: str, edit: Edit) -> str:
-    """Return text with an edit in the lines that it concerns; in flow style it may be wrong."""
+    """Return text with an edit where the key is; with anchors, for example, it may be wrong."""
     positions = find_positions(text)
     if isinstance(edit, RenameKey):
-        node = positions.nodes[edit.path].key
-        return text[: node.start_mark.index] + edit.new_key + text[node.end_mark.index :]
+        return with_other_name(text, edit, positions)
+    if isinstance(edit, MoveKey):
+        return with_key_elsewhere(text, edit, positions)
     if isinstance(edit, DeleteKey):
         return without_key(text, edit.path, positions)
     if edit.path in positions.nodes:
         return with_other_value(text, edit, positions)
-    if edit.path[:-1] in positions.nodes:
-        return with_key_in_section(text, edit, positions)
-    return with_new_section(text, edit)
+    return with_new_key(text, edit, positions)
 
 
+def with_other_name(text: str, edit: RenameKey, positions: Positions) -> str:
+    """Return text in which a key has another name, in the same quotes."""
+    node = positions.nodes[edit.path].key
+    quote = getattr(node, "style", None) or ""
+    return (
+        f"{text[: node.start_mark.index]}{quote}{edit.new_key}{quote}{text[node.end_mark.index :]}"
+    )
+
+
+def with_key_elsewhere(text: str, edit: MoveKey, positions: Positions) -> str:
+    """Return text in which a key is in another section, with the comments that belong to it."""
+    own = comments_of_key(text, positions.nodes[edit.path])
+    text = without_key(text, edit.path, positions)
+    text = edit_lines(text, SetValue(edit.new_path, edit.value))
+    positions = find_positions(text)
+    if is_in_flow_style(text, edit.new_path, positions):
+        return text
+    return with_comments_of_key(text, positions.nodes[edit.new_path], own)
+
+
+# ---- Deleted keys ----
 def without_key(text: str, path: KeyPath, positions: Positions) -> str:
-    """Return text without a key, whose comments stay as lines of their own.
-
-    A section is removed with its last key.
-    """
+    """Return text without a key and its comments. A section is removed with its last key."""
     while len(path) > 1 and is_only_key(path, positions):
         path = path[:-1]
     nodes = positions.nodes[path]
+    if is_in_flow_style(text, path, positions):
+        return flow_style.without_item(text, nodes)
     lines = text.splitlines(keepends=True)
-    first = nodes.key.start_mark.line
-    after = last_line(nodes.value) + 1
-    kept = comments_in(lines[first:after], " " * nodes.key.start_mark.column)
-    return "".join([*lines[:first], *kept, *lines[after:]])
-
-
-def comments_in(lines: list[str], indent: str) -> list[str]:
-    """Return the comments of some lines of YAML, each as a line of its own."""
-    return [f"{indent}{comment}\n" for comment in comments("".join(lines))]
+    first, after = lines_of_key(lines, nodes)
+    return "".join([*lines[:first], *lines[after:]])
 
 
 def is_only_key(path: KeyPath, positions: Positions) -> bool:
@@ -121,11 +144,27 @@ def is_only_key(path: KeyPath, positions: Positions) -> bool:
     return len(in_section) == 1
 
 
+def is_in_flow_style(text: str, path: KeyPath, positions: Positions) -> bool:
+    """Return whether the section of a key is written as {key: value, ...}."""
+    section = section_at(text, path[:-1], positions)
+    return isinstance(section, yaml.CollectionNode) and bool(section.flow_style)
+
+
+def section_at(text: str, path: KeyPath, positions: Positions) -> yaml.Node:
+    """Return the node of the section at a path, which is () for the top level."""
+    if path:
+        return positions.nodes[path].value
+    return yaml.compose(text, yaml.SafeLoader)
+
+
+# ---- Values ----
 def with_other_value(text: str, edit: SetValue, positions: Positions) -> str:
     """Return text in which a key has another value."""
     nodes = positions.nodes[edit.path]
     node = nodes.value
     value = as_yaml(edit.value)
+    if is_in_flow_style(text, edit.path, positions):
+        value = flow_style.as_item(edit.value)
     if isinstance(node, yaml.CollectionNode) and not node.flow_style:
         return with_value_for_block(text, nodes, value)
     start = node.start_mark.index
@@ -144,28 +183,37 @@ def with_value_for_block(text: str, nodes: KeyNodes, value: str) -> str:
     first = nodes.key.start_mark.line
     after = last_line(nodes.value) + 1
     indent = " " * nodes.key.start_mark.column
-    kept = comments_in(lines[first:after], indent)
+    kept = [f"{indent}{comment}\n" for comment in comments("".join(lines[first:after]))]
     key = text[nodes.key.start_mark.index : nodes.key.end_mark.index]
     return "".join([*lines[:first], *kept, f"{indent}{key}: {value}\n", *lines[after:]])
 
 
-def with_key_in_section(text: str, edit: SetValue, positions: Positions) -> str:
-    """Return text with a new key at the end of a section."""
-    section = positions.nodes[edit.path[:-1]].value
+# ---- New keys ----
+def with_new_key(text: str, edit: SetValue, positions: Positions) -> str:
+    """Return text with a new key at the end of its section, which is made if it is missing."""
+    *sections, key = edit.path
+    if sections and tuple(sections) not in positions.nodes:
+        return with_new_section(text, edit)
+    section = section_at(text, edit.path[:-1], positions)
     if not isinstance(section, yaml.MappingNode) or not section.value:
-        return with_first_key(text, edit, positions.nodes[edit.path[:-1]])
+        return with_first_key(text, edit, positions)
+    if section.flow_style:
+        return flow_style.with_item(text, section, f"{key}: {flow_style.as_item(edit.value)}")
     first_key, _ = section.value[0]
     indent = " " * first_key.start_mark.column
     lines = text.splitlines(keepends=True)
-    line = f"{indent}{edit.path[-1]}: {as_yaml(edit.value)}\n"
-    lines.insert(last_line(section) + 1, line)
+    lines.insert(last_line(section) + 1, f"{indent}{key}: {as_yaml(edit.value)}\n")
     return "".join(lines)
 
 
-def with_first_key(text: str, edit: SetValue, nodes: KeyNodes) -> str:
+def with_first_key(text: str, edit: SetValue, positions: Positions) -> str:
     """Return text with a key in a section that is empty, or {}; a comment behind it stays."""
+    nodes = positions.nodes[edit.path[:-1]]
     start = nodes.value.start_mark.index
     end = nodes.value.end_mark.index
+    if is_in_flow_style(text, edit.path[:-1], positions):
+        item = f"{{{edit.path[-1]}: {flow_style.as_item(edit.value)}}}"
+        return text[:start] + item + text[end:]
     lines = (text[:start].rstrip(" ") + text[end:]).splitlines(keepends=True)
     indent = " " * (nodes.key.start_mark.column + 2)
     line = f"{indent}{edit.path[-1]}: {as_yaml(edit.value)}\n"
@@ -174,21 +222,16 @@ def with_first_key(text: str, edit: SetValue, nodes: KeyNodes) -> str:
 
 
 def with_new_section(text: str, edit: SetValue) -> str:
-    """Return text with a new key in new sections, or at the top level, at the end."""
+    """Return text with a new key in new sections at the end."""
     *sections, key = edit.path
-    for depth, section in enumerate(sections):
-        text += f"{'  ' * depth}{section}:\n"
-    return text + f"{'  ' * len(sections)}{key}: {as_yaml(edit.value)}\n"
-
-
-def last_line(node: yaml.Node) -> int:
-    """Return the number of the last line of a node, from 0.
-
-    The end mark of a mapping in block style is that of the next token.
-    """
-    if isinstance(node, yaml.CollectionNode) and node.value and not node.flow_style:
-        last = node.value[-1]
-        if isinstance(last, tuple):
-            last = last[1]
-        return last_line(last)
-    return node.end_mark.line
+    root = yaml.compose(text, yaml.SafeLoader)
+    if root.flow_style:
+        item = f"{key}: {flow_style.as_item(edit.value)}"
+        for section in reversed(sections):
+            item = f"{section}: {{{item}}}"
+        return flow_style.with_item(text, root, item)
+    added = [f"{'  ' * depth}{section}:\n" for depth, section in enumerate(sections)]
+    added.append(f"{'  ' * len(sections)}{key}: {as_yaml(edit.value)}\n")
+    lines = text.splitlines(keepends=True)
+    last = last_line(root) + 1
+    return "".join([*lines[:last], *added, *lines[last:]])

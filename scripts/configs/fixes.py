@@ -6,11 +6,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from components.config_files import ConfigFile, find_faults
-from components.config_findings import Edit, Finding, RenameKey
-from configs.edits import edit_content, edit_text
+from components.config_findings import Edit, Finding, MoveKey, RenameKey
+from components.yaml_text import KeyPath
+from configs.edits import CannotEditError, edit_content, edit_text
 
 # A file with more findings is left to its author.
 MAX_FINDINGS = 100
+BY_HAND = "by hand, since --fix cannot edit this place of the text"
 
 
 @dataclass(frozen=True)
@@ -33,17 +35,34 @@ def fix(file: ConfigFile, num_processes: int | None = None, for_recipes: bool = 
 
     The arguments are those of find_faults. A DeepSpeed JSON is only fixed as a file of its own.
     """
-    done = []
+    done: list[Finding] = []
+    by_hand: list[Finding] = []
     while True:
         findings, _ = find_faults(file, num_processes, for_recipes)
         findings = [item for item in findings if item.severity != "info"]
-        fixable = [item for item in findings if is_fixable(item, file)]
+        fixable = [item for item in findings if is_fixable(item, file) and item not in by_hand]
         if not fixable or max(len(done), len(findings)) > MAX_FINDINGS:
-            return Fixed(file, done, findings)
+            left = [with_hint(item) if item in by_hand else item for item in findings]
+            return Fixed(file, done, left)
         chosen = names_first(fixable)
-        for edit in chosen.edits:
-            file = edited(file, edit)
-        done.append(chosen)
+        try:
+            file = with_edits(file, chosen)
+        except CannotEditError:
+            by_hand.append(chosen)
+        else:
+            done.append(chosen)
+
+
+def with_edits(file: ConfigFile, item: Finding) -> ConfigFile:
+    """Return a file with the edits of a finding made. Raises CannotEditError."""
+    for edit in item.edits:
+        file = edited(file, replace(edit, path=file.as_written(edit.path)))
+    return file
+
+
+def with_hint(item: Finding) -> Finding:
+    """Return a finding, whose edits cannot be made, with what its author has to do."""
+    return replace(item, fix=f"{item.fix}, {BY_HAND}", edits=())
 
 
 def is_fixable(item: Finding, file: ConfigFile) -> bool:
@@ -53,9 +72,15 @@ def is_fixable(item: Finding, file: ConfigFile) -> bool:
     return all(is_possible(edit, file.content) for edit in item.edits)
 
 
-def is_possible(edit: Edit, content: Any) -> bool:
-    """Return whether the sections of an edit are mappings, or missing."""
-    for key in edit.path[:-1]:
+def is_possible(edit: Edit, content: dict) -> bool:
+    """Return whether the sections that an edit changes are mappings, or missing."""
+    paths = [edit.path, edit.new_path] if isinstance(edit, MoveKey) else [edit.path]
+    return all(takes_keys(content, path[:-1]) for path in paths)
+
+
+def takes_keys(content: Any, section: KeyPath) -> bool:
+    """Return whether the section at a path is a mapping, or missing."""
+    for key in section:
         if isinstance(content, dict):
             content = content.get(key, {})
     return isinstance(content, dict | None)

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from components.config_files import ConfigFile, file_of, find_faults, load
 from components.config_findings import STOPS, WISHES, Finding
+from configs.comments import comments
 from configs.description import describe
-from configs.edits import comments
 from configs.fixes import fix
 
 
@@ -67,7 +67,7 @@ def report_on_fixed(
     written = None
     if fixed.done:
         target = Path(output) if output else name_of_fixed(file.path)
-        write(target, fixed.file.text)
+        write(target, fixed.file.text, newline_of(file.path))
         written = str(target)
     checked = check_file(fixed.file, num_processes, for_recipes)
     return {
@@ -85,10 +85,15 @@ def name_of_fixed(path: Path) -> Path:
     return path.with_suffix(f".fixed{path.suffix}")
 
 
-def write(path: Path, text: str) -> None:
-    """Write a file, and make its folder if it is missing."""
+def newline_of(path: Path) -> str:
+    """Return how the lines of a file end: as on Windows, or everywhere else."""
+    return "\r\n" if b"\r\n" in path.read_bytes() else "\n"
+
+
+def write(path: Path, text: str, newline: str) -> None:
+    """Write a file with such ends of lines, and make its folder if it is missing."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text, encoding="utf-8")
+    path.write_text(text, encoding="utf-8", newline=newline)
 
 
 def report_of_unreadable(path: str, error: ValueError) -> dict:
@@ -107,7 +112,7 @@ def report_of_unreadable(path: str, error: ValueError) -> dict:
 
 
 def comments_lost(before: ConfigFile, after: ConfigFile) -> list[str]:
-    """Return the comments of a YAML that are missing in its edited text."""
+    """Return the comments of a YAML that were deleted with their keys."""
     if before.path.suffix == ".json":
         return []
     lost = Counter(comments(before.text)) - Counter(comments(after.text))
@@ -147,7 +152,7 @@ def show(report: dict) -> None:
         show_finding(item, item["severity"], "for the recipes" if is_wish else "fix")
     lost = report.get("comments_lost")
     if lost:
-        print(f"{report['written']}: comments lost: {'  '.join(lost)}")
+        print(f"{report['written']}: comments deleted with their keys: {'  '.join(lost)}")
 
 
 def show_finding(item: dict, label: str, name_of_fix: str) -> None:

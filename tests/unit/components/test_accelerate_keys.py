@@ -4,6 +4,7 @@
 from accelerate.commands.config.config_args import BaseConfig, ClusterConfig
 from accelerate.commands.launch import launch_command_parser
 from accelerate.utils import TERecipeKwargs, constants, dataclasses, str_to_bool
+from torch._inductor import list_mode_options
 
 from components import accelerate_keys as keys
 
@@ -48,7 +49,7 @@ def test_the_choices_are_those_of_the_installed_accelerate():
     assert list(keys.PREFETCHES) == constants.FSDP_BACKWARD_PREFETCH
     assert list(keys.STATE_DICT_TYPES) == constants.FSDP_STATE_DICT_TYPE
     assert set(keys.MULTINODE_LAUNCHERS) == set(constants.DEEPSPEED_MULTINODE_LAUNCHERS)
-    assert list(keys.DYNAMO["dynamo_mode"]) == constants.TORCH_DYNAMO_MODES
+    assert set(keys.DYNAMO_MODES) == {*constants.TORCH_DYNAMO_MODES, *list_mode_options()}
     assert list(keys.DYNAMO_BACKENDS) == [choice.value for choice in dataclasses.DynamoBackend]
     assert set(keys.ENGINES) == values_of(dataclasses.DistributedType)
     assert set(keys.PRECISIONS) == values_of(dataclasses.PrecisionType)

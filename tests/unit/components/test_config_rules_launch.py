@@ -35,11 +35,9 @@ def test_on_several_machines_the_launcher_has_a_port(text):
     ("text", "fix"),
     [
         (FULL2 + MESH + "2\n", "set parallelism_config_dp_replicate_size to 4"),
-        (
-            FULL2 + MESH + "3\n",
-            "launch 6 processes or another multiple of 3, or change "
-            "parallelism_config_dp_shard_size",
-        ),
+        (FULL2 + MESH + "3\n", "set parallelism_config_dp_shard_size to 4"),
+        (FULL2 + MESH + "5\n", "set parallelism_config_dp_shard_size to 4"),
+        (FULL2.replace("8", "7") + MESH + "3\n", "launch 6 processes"),
     ],
 )
 def test_a_mesh_of_another_size_is_told_which_key_to_change(text, fix):

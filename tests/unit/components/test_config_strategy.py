@@ -79,19 +79,43 @@ def test_the_keys_that_offload_are_named(name, offload):
 @pytest.mark.parametrize(
     ("sizes", "processes", "words", "fix"),
     [
-        ({"tp": 2}, 4, "TP 2", "launch 2 processes, or use fsdp2_tp.yaml, which shards several"),
+        ({"tp": 2}, 3, "TP 2", "launch 2 processes"),
+        (
+            {"tp": 4},
+            8,
+            "TP 4",
+            "launch 4 processes, or use fsdp2_tp.yaml of the recipes with "
+            "parallelism_config_dp_shard_size 2 and parallelism_config_tp_size 4",
+        ),
         ({"sp": 2}, 8, "SP 2", "set parallelism_config_dp_shard_size to 4"),
-        ({"cp": 4}, 6, "CP 4", "launch 4 processes or another multiple of 4"),
-        ({"dp_shard": 2, "cp": 2}, 8, "2 shards x CP 2", "dp_replicate_size to 2"),
+        ({"cp": 4}, 6, "CP 4", "launch 4 processes"),
+        (
+            {"cp": 4},
+            10,
+            "CP 4",
+            "launch 8 processes and set parallelism_config_dp_shard_size to 2",
+        ),
+        (
+            {"dp_shard": 2, "cp": 2},
+            8,
+            "2 shards x CP 2",
+            "set parallelism_config_dp_replicate_size to 2",
+        ),
+        (
+            {"dp_shard": 2, "cp": 2},
+            6,
+            "2 shards x CP 2",
+            "set parallelism_config_dp_shard_size to 3",
+        ),
         (
             {"dp_replicate": 2, "dp_shard": 2, "tp": 2},
             6,
             "2 replicas x 2 shards x TP 2",
-            "launch 8 processes or another multiple of 4",
+            "launch 8 processes",
         ),
     ],
 )
 def test_a_mesh_for_other_processes_comes_with_what_to_change(sizes, processes, words, fix):
     sizes = dict.fromkeys(MESH_KINDS, 1) | sizes
     assert words_of_mesh(sizes) == words
-    assert fix in how_to_fit_mesh(sizes, processes)
+    assert how_to_fit_mesh(sizes, processes) == fix

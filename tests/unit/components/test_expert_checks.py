@@ -50,7 +50,7 @@ def test_what_fits_is_not_refused(problems_of):
         (
             6,
             ["--ep_size", "4"],
-            "--ep_size 4 does not divide 6 ranks: use --ep_size 3, or pass --num_processes 4 to "
+            "--ep_size 4 does not divide 6 ranks: use --ep_size 2, or pass --num_processes 4 to "
             "accelerate launch",
         ),
         (
@@ -58,7 +58,11 @@ def test_what_fits_is_not_refused(problems_of):
             ["--ep_size", "2"],
             "--ep_size 2 does not divide 1 rank: pass --num_processes 2 to accelerate launch",
         ),
-        (6, ["--ep_size", "3"], "--ep_size 3 does not divide the model's 4 experts: use 2"),
+        (
+            6,
+            ["--ep_size", "3"],
+            "--ep_size 3 does not divide the model's 4 experts: use --ep_size 2",
+        ),
         (
             2,
             ["--ep_size", "2", "--optim", "adamw_8bit"],

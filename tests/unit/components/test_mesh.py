@@ -7,16 +7,23 @@ from unittest import mock
 
 import pytest
 import torch
+from accelerate.big_modeling import _attach_context_parallel_hooks
 from transformers import (
     AutoModelForCausalLM,
     BloomConfig,
     DeepseekV3Config,
+    FalconConfig,
     Gemma2Config,
     GPT2Config,
+    GPTBigCodeConfig,
     GPTJConfig,
+    GPTNeoConfig,
+    GPTNeoXConfig,
     LlamaConfig,
     MistralConfig,
     MixtralConfig,
+    OPTConfig,
+    PhiConfig,
     Qwen3Config,
 )
 
@@ -153,10 +160,17 @@ def test_the_size_of_pipelines_is_known_with_and_without_sizes_in_the_yaml(sizes
 
 
 # ---- Refusals ----
+# The same ranks without those that share a row
+OUT_OF = {
+    "cp": "set cp_size to 1 and dp_shard_size to 2, or use fsdp2_full_shard.yaml",
+    "sp": "leave out parallelism_config, or use deepspeed_zero3.yaml",
+}
+
+
 @pytest.mark.parametrize("config", [GPT2Config, DeepseekV3Config])
 def test_heads_that_cannot_be_exchanged_are_refused_under_sequence_parallelism(config):
     (problem,) = mesh_checks.find_misfits_of_config(config(), mesh.Mesh(sp=2))
-    assert "exchanges whole heads" in problem and "set sp_size to 1" in problem
+    assert "exchanges whole heads" in problem and OUT_OF["sp"] in problem
 
 
 @pytest.mark.parametrize("kind", ["cp", "sp"])
@@ -173,14 +187,44 @@ def test_heads_that_cannot_be_exchanged_are_refused_under_sequence_parallelism(c
 )
 def test_attention_of_a_models_own_is_refused_where_rows_are_shared(config, fits, kind):
     problems = [*mesh_checks.find_misfits_of_config(config(), mesh.Mesh(**{kind: 2}))]
-    assert any(f"set {kind}_size to 1" in problem for problem in problems) != fits
+    assert any(OUT_OF[kind] in problem for problem in problems) != fits
+
+
+SMALL = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "vocab_size": 8}
+
+
+@pytest.mark.parametrize(
+    ("config", "is_hooked"),
+    [
+        (LlamaConfig(**SMALL, intermediate_size=8), True),
+        (PhiConfig(**SMALL, intermediate_size=8), True),
+        (OPTConfig(**SMALL, ffn_dim=8, word_embed_proj_dim=16), True),  # learned positions
+        (GPT2Config(**SMALL), False),
+        (GPTBigCodeConfig(**SMALL), False),
+        (GPTNeoXConfig(**SMALL, intermediate_size=8), False),  # rotary positions
+    ],
+    ids=lambda value: getattr(value, "model_type", value),
+)
+def test_attention_whose_mask_accelerate_does_not_drop_is_refused_in_a_ring(config, is_hooked):
+    model = AutoModelForCausalLM.from_config(config)
+    _attach_context_parallel_hooks(model)
+    assert any(module._forward_pre_hooks for module in model.modules()) == is_hooked
+    problems = list(mesh_checks.find_misfits_of_config(config, mesh.Mesh(cp=2)))
+    assert len(problems) == (not is_hooked)
+    assert all(OUT_OF["cp"] in problem and "self_attn" in problem for problem in problems)
+
+
+@pytest.mark.parametrize("config", [BloomConfig(), FalconConfig(), GPTNeoConfig()])
+def test_attention_that_no_ring_replaces_is_refused_whatever_its_positions(config):
+    (problem,) = mesh_checks.find_misfits_of_config(config, mesh.Mesh(cp=2))
+    assert "does not attend by transformers' sdpa" in problem and OUT_OF["cp"] in problem
 
 
 @pytest.mark.parametrize("kind", ["cp", "sp"])
 def test_a_window_is_refused_where_masks_are_dropped(kind):
     config = MistralConfig(num_attention_heads=4, num_key_value_heads=4, sliding_window=8)
     (problem,) = mesh_checks.find_misfits_of_config(config, mesh.Mesh(**{kind: 2}))
-    assert f"set {kind}_size to 1" in problem
+    assert OUT_OF[kind] in problem
     config.sliding_window = None
     assert not list(mesh_checks.find_misfits_of_config(config, mesh.Mesh(**{kind: 2})))
 
@@ -193,7 +237,8 @@ def test_tensor_and_context_parallelism_together_are_refused(sizes, refused):
     args = parse_arguments(llama.Arguments, words=[])
     strategy = Strategy("a mesh", fsdp_version=2)
     found = list(mesh_checks.find_mesh_misfits(args, ranks, strategy))
-    assert found.count(mesh_checks.NOT_TOGETHER) == refused
+    told = f"{mesh_checks.NOT_TOGETHER}: set cp_size to 1 and dp_shard_size to 4, or use"
+    assert sum(line.startswith(told) for line in found) == refused
 
 
 @pytest.mark.parametrize("flag", ["--packing", "--padding_free"])

@@ -5,11 +5,16 @@ import sys
 from types import SimpleNamespace
 
 import pytest
+from transformers import LlamaConfig
 
 import llama_pipeline
 from components.cli import parse_arguments
 from components.mesh_checks import NAMES, find_mesh_misfits
-from components.pipeline_checks import find_pipeline_problems
+from components.pipeline_checks import (
+    find_misfits_of_size,
+    find_pipeline_problems,
+    layers_of_model,
+)
 from components.strategy import Strategy
 from fakes import fake_accelerator, parallelism
 
@@ -18,7 +23,7 @@ from fakes import fake_accelerator, parallelism
 def problems_of(monkeypatch):
     """A function from ranks and flags to the problems that are found."""
 
-    def find(ranks, *words, strategy=None, precision="no", mesh=None):
+    def find(ranks, *words, strategy=None, precision="no", mesh=None, layers=None):
         monkeypatch.setattr(sys, "argv", ["llama_pipeline.py"])
         args = parse_arguments(llama_pipeline.Arguments, words=list(words))
         in_force = strategy or Strategy("PP", pipeline=args.pp_size)
@@ -26,7 +31,7 @@ def problems_of(monkeypatch):
         accelerator = SimpleNamespace(
             num_processes=ranks, mixed_precision=precision, parallelism_config=mesh
         )
-        return list(find_pipeline_problems(args, accelerator))
+        return list(find_pipeline_problems(args, accelerator, layers))
 
     return find
 
@@ -54,18 +59,20 @@ def problems_of(monkeypatch):
         (
             2,
             ["--num_microbatches", "3"],
-            "--num_microbatches 3 does not divide --per_device_train_batch_size 8: use 2",
+            "--num_microbatches 3 does not divide --per_device_train_batch_size 8: use "
+            "--num_microbatches 2",
         ),
         (
             4,
             ["--pp_size", "4", "--num_microbatches", "2"],
-            "--num_microbatches 2: 1f1b needs at least 4, one for each stage",
+            "--num_microbatches 2: 1f1b needs at least 4, one for each stage: use "
+            "--num_microbatches 4",
         ),
         (
             2,
             ["--per_device_train_batch_size", "5", "--pipeline_schedule", "interleaved"],
             "--per_device_train_batch_size 5 makes 5 micro-batches: interleaved runs them in "
-            "equal rounds of at least 2: use 4 or 6",
+            "equal rounds of at least 2: use --per_device_train_batch_size 4",
         ),
         (
             4,
@@ -76,6 +83,31 @@ def problems_of(monkeypatch):
 )
 def test_ranks_and_micro_batches_that_do_not_fit_are_refused(ranks, words, says, problems_of):
     assert problems_of(ranks, *words) == [says]
+
+
+@pytest.mark.parametrize(
+    ("ranks", "words", "cure"),
+    [
+        (8, ["--pp_size", "8"], "use --pp_size 4"),
+        (
+            8,
+            ["--pp_size", "4", "--pipeline_schedule", "interleaved"],
+            "use --pipeline_schedule 1f1b",
+        ),
+        (3, ["--pp_size", "6"], "use --pp_size 3, or"),
+        (7, ["--pp_size", "7"], "use --pp_size 4 and pass --num_processes 4 to accelerate launch"),
+    ],
+)
+def test_stages_are_no_more_than_the_layers_of_the_model(ranks, words, cure, tmp_path, problems_of):
+    LlamaConfig(num_hidden_layers=4).save_pretrained(tmp_path)
+    args = parse_arguments(
+        llama_pipeline.Arguments, words=["--model_name_or_path", str(tmp_path), *words]
+    )
+    layers = layers_of_model(args)
+    assert layers == 4
+    [problem] = find_misfits_of_size(args, ranks, layers)
+    assert f": {cure}".removesuffix(", or") in problem
+    assert problems_of(4, "--pp_size", "4", layers=layers) == []
 
 
 def test_another_engine_is_refused(problems_of):

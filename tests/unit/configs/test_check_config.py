@@ -32,10 +32,25 @@ def check(monkeypatch):
 
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
 def test_a_shipped_file_passes_and_every_key_has_an_effect(path, check, capsys):
-    assert check(path, "--strict") == 0
+    assert check(path, "--recipes", "--strict") == 0
     said = capsys.readouterr().out
     assert "no effect    none of the keys" in said
     assert "warning" not in said
+
+
+# accelerate by itself cannot deal with tensor parallelism under FSDP2.
+ONLY_FOR_THE_RECIPES = ("fsdp2_tp", "hsdp_tp")
+
+
+@pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
+def test_a_shipped_file_passes_for_other_scripts_unless_only_the_recipes_can_run_it(
+    path, check, capsys
+):
+    passes = check(path, "--strict") == 0
+    assert passes == (path.stem not in ONLY_FOR_THE_RECIPES)
+    said = capsys.readouterr().out
+    assert said.count("error: ") == (not passes)
+    assert passes or "parallelism_config_tp_size: accelerate 1.15 with transformers 5 stops" in said
 
 
 @pytest.fixture
@@ -107,6 +122,30 @@ def test_a_file_of_another_program_is_named_and_never_changed(
     said = capsys.readouterr().out
     assert f" is of {program}" in said and said.count("error: ") == 1
     assert path.read_text() == text and [*tmp_path.iterdir()] == [path]
+
+
+@pytest.mark.parametrize(
+    ("text", "hint"),
+    [
+        ("distributed_type: FSDP\nfsdp_config:\n\tfsdp_version: 2\n", "indent with spaces"),
+        (DDP + "---\n" + FSDP2, "keep one of the documents"),
+        (DDP.replace("8", "{{ num_gpus }}"), "fill it in first"),
+    ],
+)
+def test_text_that_cannot_be_read_comes_with_what_to_do(text, hint, tmp_path, check, capsys):
+    path = write(tmp_path, text)
+    assert check(path, "--fix") == 65
+    assert hint in capsys.readouterr().out
+    assert path.read_text() == text and [*tmp_path.iterdir()] == [path]
+
+
+@pytest.mark.parametrize("text", ["\ufeff" + DDP, f"---\n{DDP}...\n", DDP.rstrip()])
+def test_marks_around_a_file_stay(text, tmp_path, check):
+    path = tmp_path / "config.yaml"
+    path.write_text(text.replace("mixed_precision: bf16", "fp16: true"), encoding="utf-8")
+    assert check(path, "--fix") == 0
+    fixed = (tmp_path / "config.fixed.yaml").read_text(encoding="utf-8")
+    assert fixed.rstrip() == text.replace("bf16", "fp16").rstrip()
 
 
 EMPTY_SECTIONS = FULL2 + "parallelism_config:\ndeepspeed_config: null\nmpirun_config: ~\n"
@@ -226,14 +265,36 @@ def test_comments_stay(tmp_path, check, capsys):
     assert "lost" not in capsys.readouterr().out
 
 
-def test_comments_that_cannot_stay_are_said_to_be_lost(tmp_path, check, capsys):
+def test_the_comments_of_a_deleted_key_are_named_and_all_others_stay(tmp_path, check, capsys):
     text = FSDP2.split("fsdp_config")[0] + (
         "# all\nfsdp_config: {fsdp_version: 2,  # new\n  fsdp_offload_params: true,\n"
-        "  fsdp_auto_wrap_policy: 'TRANSFORMER_BASED_WRAP', zzzz: '#1'}\n"
+        "  zzzz: '#1',  # mine\n  fsdp_auto_wrap_policy: 'TRANSFORMER_BASED_WRAP'}\n"
     )
     assert check(write(tmp_path, text), "--fix") == 0
+    fixed = (tmp_path / "config.fixed.yaml").read_text()
+    assert fixed == text.replace("  zzzz: '#1',  # mine\n", "")
     said = capsys.readouterr().out
-    assert f"{tmp_path}/config.fixed.yaml: comments lost: # all  # new\n" in said
+    assert f"{tmp_path}/config.fixed.yaml: comments deleted with their keys: # mine\n" in said
+
+
+def test_what_cannot_be_edited_is_left_with_a_hint_and_the_rest_is_fixed(tmp_path, check, capsys):
+    text = (
+        FULL2 + "  fsdp_offlod_params: &on true\n  fsdp_activation_checkpointing: *on\nfp16: no\n"
+    )
+    path = write(tmp_path, text.replace("fsdp_offlod_params", "zzzz"))
+    assert check(path, "--fix") == 65
+    fixed = (tmp_path / "config.fixed.yaml").read_text()
+    assert "zzzz: &on true" in fixed and "fp16" not in fixed
+    assert "fix: delete zzzz, by hand, since --fix cannot edit" in capsys.readouterr().out
+
+
+def test_lines_that_end_as_on_windows_still_do(tmp_path, check):
+    path = tmp_path / "config.yaml"
+    text = FULL2 + "  fsdp_offlod_params: true  # mine\n"
+    path.write_bytes(text.replace("\n", "\r\n").encode())
+    assert check(path, "--fix") == 0
+    fixed = text.replace("offlod", "offload").replace("\n", "\r\n").encode()
+    assert (tmp_path / "config.fixed.yaml").read_bytes() == fixed
 
 
 class TestDeepSpeedJson:

@@ -270,6 +270,9 @@ def test_the_launcher_only_takes_from_the_command_line_what_is_named(key, value,
 # What stops with the processes, the GPUs or the model at hand, and no sooner
 STOPS_LATER = {
     "layers as a list",
+    "classes in a list, under a short name",
+    "variable that nothing fills in",
+    "address that nothing fills in",
     "processes in words",
     "mesh without the long prefix",
     "rank of no machine",
