@@ -329,7 +329,7 @@ def find_larger_shards(
     num_ranks = mesh.dp_shard * mesh.cp
     if strategy.fsdp_version != 2 or mesh.tp > 1 or mesh.pp > 1:
         return []
-    if share_of_experts(model) < 0.1:  # Of other weights, no rank goes without.
+    if share_of_experts(model) < 0.1:  # Other weights have more rows than there are ranks.
         return []
     whole = held = 0
     for weight in model.parameters():
