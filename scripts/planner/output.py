@@ -26,6 +26,7 @@ class Report:
     card: int | None = None
     card_note: str = ""  # how many GiB of the card count
     ranks: Sizes = field(default_factory=dict)  # peaks of the ranks of a pipeline, by their parts
+    hint: str = ""  # how to lower the peak
 
     @property
     def peak(self) -> int:
@@ -52,6 +53,8 @@ class Report:
             found["saving"] = {"rank": self.saving.most, "host": self.saving.host}
         if self.card:
             found["card"] = self.card
+        if self.hint:
+            found["hint"] = self.hint
         return found
 
     def __str__(self) -> str:
@@ -71,6 +74,8 @@ class Report:
         if self.card:
             lines.append(f"{line('card', self.card)} GiB: {self.verdict(self.card)}")
             lines.append(self.card_note)
+        if self.hint:
+            lines.append(self.hint)
         return "\n".join(lines)
 
     def verdict(self, card: int) -> str:
