@@ -7,7 +7,7 @@ from transformers import PretrainedConfig
 
 from . import candidates, recipe, remedies, table, yaml_files
 from .cards import GIB, USUAL_CARD, bytes_of, describe, with_constants
-from .closed_form import closed_form
+from .closed_form import closed_form, part_of, run_step, strategy_for
 from .errors import CannotWriteError, UnplannableError
 from .ledger import Sizes
 from .output import TERMINAL, Report, write_json
@@ -134,7 +134,10 @@ def plan_one(question: Question, yaml: Config) -> Report:
         report = plan_pipeline(question, plan)
     else:
         report = report_of(question, plan, *peak_of(plan, question))
-    return replace(report, hint=hint_on_evaluation(question, plan, report.peak))
+    if request.simulate:  # It traces no evaluation.
+        return report
+    hints = [hint_on_evaluation(question, plan, report.peak), hint_on_routers(question, plan)]
+    return replace(report, hints=[hint for hint in hints if hint])
 
 
 def hint_on_evaluation(question: Question, plan: Plan, peak: int) -> str:
@@ -145,8 +148,7 @@ def hint_on_evaluation(question: Question, plan: Plan, peak: int) -> str:
     """
     args = plan.args
     rows = args.per_device_eval_batch_size
-    is_traced = question.request.simulate  # without evaluation
-    if args.eval_strategy == "no" or is_traced or rows * plan.sp <= question.batch.sequences:
+    if args.eval_strategy == "no" or rows * plan.sp <= question.batch.sequences:
         return ""
     light = replace(plan, args=recipe.with_values(args, **{candidates.EVALUATION: 1}))
     if plan.pp > 1:
@@ -159,6 +161,23 @@ def hint_on_evaluation(question: Question, plan: Plan, peak: int) -> str:
     return (
         f"evaluation, of {rows} rows at a time, takes more than training: with "
         f"--{candidates.EVALUATION} 1 the peak is {lower / GIB:.3f} GiB"
+    )
+
+
+def hint_on_routers(question: Question, plan: Plan) -> str:
+    """Return what a GPU takes whose experts get many tokens, or "" if no GPUs share experts."""
+    if plan.ep == 1:
+        return ""
+    strategy, decoder = strategy_for(plan, question.config)
+    part = part_of(question.batch, plan.copies)
+    tokens = part.sequences * part.length
+    spread = [layer.experts for layer in decoder.layers if layer.experts is not None]
+    arrived = tuple(2 * tokens * experts.per_token for experts in spread)
+    device, _ = run_step(plan, strategy, decoder, replace(question.batch, arrived=arrived))
+    peak = sum(with_constants(device, plan.ranks).values())
+    return (
+        "every expert is planned to get the same number of tokens: a GPU whose experts get twice "
+        f"as many takes {peak / GIB:.3f} GiB"
     )
 
 

@@ -78,7 +78,9 @@ class Forward:
         # Whether the kernel separates packed rows, and limits windows, without a mask
         kernel = plan.args.attn_implementation or ""
         self.is_flash = "flash" in kernel or kernel in FUSED_FOR_GPUS
-        self.mixture = Mixture(autograd, plan, self.tokens, decoder.hidden)
+        spread = [layer.experts for layer in decoder.layers if layer.experts is not None]
+        arrived = dict(zip(spread, batch.arrived, strict=True)) if batch.arrived else {}
+        self.mixture = Mixture(autograd, plan, self.tokens, decoder.hidden, arrived)
         self.head_loss = HeadLoss(autograd, decoder, logits_mib(plan.args), plan.tp)
 
     def run(self) -> ForwardPass:

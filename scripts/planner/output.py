@@ -26,7 +26,7 @@ class Report:
     card: int | None = None
     card_note: str = ""  # how many GiB of the card count
     ranks: Sizes = field(default_factory=dict)  # peaks of the ranks of a pipeline, by their parts
-    hint: str = ""  # how to lower the peak
+    hints: list[str] = field(default_factory=list)  # what else decides the peak
 
     @property
     def peak(self) -> int:
@@ -53,8 +53,8 @@ class Report:
             found["saving"] = {"rank": self.saving.most, "host": self.saving.host}
         if self.card:
             found["card"] = self.card
-        if self.hint:
-            found["hint"] = self.hint
+        if self.hints:
+            found["hints"] = self.hints
         return found
 
     def __str__(self) -> str:
@@ -74,8 +74,7 @@ class Report:
         if self.card:
             lines.append(f"{line('card', self.card)} GiB: {self.verdict(self.card)}")
             lines.append(self.card_note)
-        if self.hint:
-            lines.append(self.hint)
+        lines += self.hints
         return "\n".join(lines)
 
     def verdict(self, card: int) -> str:

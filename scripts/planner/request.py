@@ -145,6 +145,9 @@ class Batch:
     length: int  # tokens of a sequence
     supervised: int  # tokens, of all sequences together, that the loss counts
     packed: bool = False  # whether a sequence holds several rows, which must not see each other
+    # Under expert parallelism the lines (Mixture) that arrive at this rank in each layer; none
+    # stands for as many as it sends
+    arrived: tuple[int, ...] = ()
 
 
 class BatchArguments(Protocol):

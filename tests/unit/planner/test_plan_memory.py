@@ -176,6 +176,16 @@ def test_the_plan_says_where_evaluation_takes_more_than_training(places, capsys,
     assert advised not in out
 
 
+def test_the_plan_of_spread_experts_says_what_routers_may_add(places, capsys, monkeypatch):
+    file = places["ep"]
+    words = f"--config_file {file} --num_processes 2 {places['mixture']} --ep_size 2".split()
+    assert exit_code(words, monkeypatch) == 0
+    out = capsys.readouterr().out
+    planned = float(out.partition("peak per GPU")[2].split()[0])
+    crowded = float(out.partition("get twice as many takes ")[2].split()[0])
+    assert planned < crowded < 2 * planned
+
+
 def test_the_plan_of_a_dry_run_with_packing_is_accepted(places):
     words = ["--packing", "--max_length", "64"]
     request = Request(model=str(places["model"]), words=words, gpu="24GB", longest=64)
