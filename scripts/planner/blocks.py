@@ -336,11 +336,7 @@ class Forward:
         """Return what the experts put out that the router picks for each token."""
         logits = self.linear(experts.router, h)
         weights = self.mixture.routed(experts, logits)
-        return self.mixture.combined(experts, h, weights, self.compute_experts)
-
-    def compute_experts(self, experts: Experts, x: Tensor, weights: Tensor | None) -> Tensor:
-        """Return what the experts of this rank put out; under FSDP2 they may be a unit."""
-        return self.around(experts, partial(self.mixture.computed, experts, weights=weights), x)
+        return self.around(experts, partial(self.mixture.combined, experts, weights), h)
 
     def activated(self, layer: Layer, h: Tensor) -> Tensor:
         """Return activation(gate(h)) * up(h), or activation(up(h)) without a gate."""

@@ -11,7 +11,7 @@ as many as are sent from it, which is the mean over the ranks of a group: the lo
 evens them out.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 from .autograd import FP32, Autograd, Tensor, Weight
 from .decoder import Experts
@@ -19,7 +19,6 @@ from .plan import Plan
 from .recipe import has_router_loss
 
 INDEX = 8  # bytes of a place in a tensor
-Compute = Callable[[Experts, Tensor, Tensor | None], Tensor]
 
 
 class Mixture:
@@ -78,15 +77,12 @@ class Mixture:
         return Tensor(lines, INDEX, self.autograd.new(lines, INDEX))
 
     # ---- The experts ----
-    def combined(self, experts: Experts, x: Tensor, weights: Tensor, compute: Compute) -> Tensor:
-        """Return what the experts of each token put out, weighted and added up, [tokens, hidden].
-
-        compute: computes the experts of this rank, with what the strategy does around it.
-        """
+    def combined(self, experts: Experts, weights: Tensor, x: Tensor) -> Tensor:
+        """Return what the experts of each token put out, weighted and summed, [tokens, hidden]."""
         if self.plan.ep == 1:
-            return compute(experts, x, weights)
+            return self.computed(experts, x, weights)
         lines = self.dispatched(experts, x)
-        out = compute(experts, lines, None)
+        out = self.computed(experts, lines)
         return self.collected(experts, out, weights)
 
     def dispatched(self, experts: Experts, x: Tensor) -> Tensor:
@@ -135,11 +131,11 @@ class Mixture:
         lines = self.sorted_lines(x, order)
         out = self.product(experts, lines, experts.gate_up, 2 * experts.width)
         out = self.gated(out)
-        out = self.product(experts, out, experts.down, self.hidden)
+        projected = self.product(experts, out, experts.down, self.hidden)
         if weights is not None:
-            out = self.weighted(out, weights)
+            out = self.weighted(projected, weights)
         else:
-            out = ag.op(out.numel, out.itemsize, [out])  # times 1
+            out = ag.op(projected.numel, projected.itemsize, [projected])  # times 1
         out = ag.op(out.numel, out.itemsize, [out], keeps=[back])
         if weights is not None:
             return self.summed(out)
