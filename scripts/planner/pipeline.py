@@ -22,7 +22,7 @@ import torch
 from transformers import PretrainedConfig, PreTrainedModel
 
 from . import recipe
-from .autograd import Autograd, Tensor, Weight
+from .autograd import FP32, Autograd, Tensor, Weight
 from .blocks import EMBEDDING, TAIL, TOKEN_IDS, Forward, Part
 from .closed_form import MICRO_BATCHES, Build, Weights, evaluation_batch_of
 from .decoder import Decoder, Layer, read_decoder
@@ -304,10 +304,14 @@ class ShardedStages(Fsdp2):
         return Replica.around(self, part, forward, x)
 
     def accumulate(self, weight: Weight, gradient: Storage) -> None:
-        """Add a gradient to the whole one of its weight."""
+        """Add a gradient to the whole one of its weight, which has the precision of reductions."""
         whole = self.unit_of[weight].whole_gradients
-        if weight not in whole:
+        if weight in whole:
+            return
+        if self.plan.low_itemsize is None:
             whole[weight] = gradient.becomes("unsharded")
+        else:
+            whole[weight] = self.autograd.new(weight.numel, FP32, "unsharded")
 
     # ---- What a schedule asks for ----
     def unshard(self, stage: int) -> None:

@@ -111,6 +111,14 @@ def test_fsdp2_within_stages_halves_weights_and_optimizer_state(schedule):
         assert half.bytes < whole.bytes
 
 
+def test_whole_gradients_of_sharded_stages_add_up_in_the_precision_of_reductions():
+    """A rank has half of the parameters in fp32; whole they are in bf16, and gradients in fp32."""
+    plan = plan_with(["--shard_stages", "--eval_strategy", "no"], 4, precision="bf16")
+    for peak in peaks_of_ranks(plan, CONFIG, Batch(8, LENGTH, 8 * LENGTH), BUILD):
+        elements = 2 * peak.device["parameters"] // PER_ELEMENT
+        assert peak.device["unsharded"] == (2 + 4) * elements
+
+
 @pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize("more", [(), ("--shard_stages",)])
 def test_a_large_batch_of_evaluation_counts(schedule, more):
