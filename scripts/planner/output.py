@@ -40,7 +40,7 @@ class Report:
 
     def as_object(self) -> dict[str, Any]:
         """Return the report as written to JSON."""
-        found = {
+        found: dict[str, Any] = {
             "title": self.title,
             "method": self.method,
             "device": self.device,

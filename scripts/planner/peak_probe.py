@@ -56,7 +56,7 @@ class TensorTracker(MemTracker):
         if is_blocking_collective(func, args):
             func = partial(run_on_copies, func)
         elif is_functional_collective(func):
-            if "all_to_all_single" in func.name():
+            if "all_to_all_single" in str(func):
                 _, lines_of_ranks, *_ = args
                 self.exchanged.append(sum(lines_of_ranks))
             func = partial(wait_at_once, func)
