@@ -12,7 +12,8 @@ several sizes of its mesh, on up to eight ranks, and one under which they share 
 mixture in groups of several sizes. Pipelines run under every schedule, and the error is that of the
 stages whose plan is furthest off. In every rank torch's MemTracker follows all tensors from the
 second optimizer step to the third. A rank's planned peak counts its device and its host together,
-since on CPU ranks they are one. One job under all YAMLs takes about six minutes on two cores.
+since on CPU ranks they are one. TP, CP and EP are traced too (plan_memory.py --simulate). One job
+under all YAMLs takes about six minutes on two cores.
 """
 
 import argparse
@@ -24,7 +25,7 @@ from typing import Any
 
 from exits import run_command
 from planner.rehearsals import all_names, config_names
-from planner.tracked_jobs import JOBS, is_refused
+from planner.tracked_jobs import JOBS, is_left_out
 from usage import Parser
 
 Row = dict[str, Any]
@@ -85,7 +86,7 @@ def launched_rows(args: argparse.Namespace) -> Iterator[Row]:
                 run = Path(folder) / f"{job}_{config}".replace(" ", "_")
                 if config not in config_names():
                     yield from rows_of_mesh(config, job, tiny, run)
-                elif not is_refused(config, job):
+                elif not is_left_out(config, job):
                     yield live_peaks.measure(config, job, tiny, run)
 
 
@@ -115,6 +116,10 @@ def line_of(row: Row) -> str:
     )
     if row["beside_bucket"] != row["error"]:
         line += f", {row['beside_bucket']:+.2%} beside the bucket"
+    if "even" in row:
+        line += f", {row['even']:+.2%} for equal numbers of tokens"
+    if "traced" in row:
+        line += f", {row['traced']:+.2%} traced"
     return line
 
 
@@ -124,7 +129,7 @@ def main() -> None:
     from planner import live_peaks  # takes seconds to import
 
     for measured in measured_rows(args):
-        row = live_peaks.compare(measured)
+        row = live_peaks.with_trace(live_peaks.compare(measured))
         print(line_of(row), flush=True)
         if args.json:
             live_peaks.write(args.json, [row])

@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 from transformers import PretrainedConfig
 
 from . import candidates, recipe, remedies, table, yaml_files
-from .cards import USUAL_CARD, bytes_of, describe, with_constants
-from .closed_form import closed_form
+from .cards import GIB, USUAL_CARD, bytes_of, describe, with_constants
+from .closed_form import closed_form, part_of, run_step, strategy_for
 from .errors import CannotWriteError, UnplannableError
 from .ledger import Sizes
 from .output import TERMINAL, Report, write_json
@@ -40,6 +40,7 @@ def read_question(request: Request) -> Question:
         UnplannableError: if it cannot be planned.
         SystemExit: after the recipe's refusal.
     """
+    request = with_recipe(request)
     # What a file gives counts as given, so that the planner proposes nothing else for it
     words = recipe.with_config_read(request.words, request.recipe)
     request = replace(request, words=words)
@@ -47,6 +48,14 @@ def read_question(request: Request) -> Question:
     card = bytes_of(request.gpu)
     config = read_model_config(args.model_name_or_path, args.model_revision)
     return Question(request, args, config, batch_of(args, request), card)
+
+
+def with_recipe(request: Request) -> Request:
+    """Return the request with the recipe that trains its model, if it names none."""
+    if request.names_recipe:
+        return request
+    config = read_model_config(request.model, request.revision)
+    return replace(request, recipe_of_model=recipe.recipe_for(config))
 
 
 def recipe_arguments(request: Request) -> RecipeArguments:
@@ -122,9 +131,54 @@ def plan_one(question: Question, yaml: Config) -> Report:
         request.mixed_precision,
     )
     if plan.pp > 1:
-        return plan_pipeline(question, plan)
-    device, host = peak_of(plan, question)
-    return report_of(question, plan, device, host)
+        report = plan_pipeline(question, plan)
+    else:
+        report = report_of(question, plan, *peak_of(plan, question))
+    if request.simulate:  # It traces no evaluation.
+        return report
+    hints = [hint_on_evaluation(question, plan, report.peak), hint_on_routers(question, plan)]
+    return replace(report, hints=[hint for hint in hints if hint])
+
+
+def hint_on_evaluation(question: Question, plan: Plan, peak: int) -> str:
+    """Return how to lower a peak that evaluation decides, or "" if a training step does.
+
+    A forward pass over no more tokens than in a training step takes no more than the step. Under
+    sequence parallelism a rank evaluates whole rows, of which it trains a part.
+    """
+    args = plan.args
+    rows = args.per_device_eval_batch_size
+    if args.eval_strategy == "no" or rows * plan.sp <= question.batch.sequences:
+        return ""
+    light = replace(plan, args=recipe.with_values(args, **{candidates.EVALUATION: 1}))
+    if plan.pp > 1:
+        device = fullest(peaks_of_ranks(light, question.config, question.batch)).device
+    else:
+        device, _ = peak_of(light, question)
+    lower = sum(with_constants(device, plan.ranks).values())
+    if lower >= peak:
+        return ""
+    return (
+        f"evaluation, of {rows} rows at a time, takes more than training: with "
+        f"--{candidates.EVALUATION} 1 the peak is {lower / GIB:.3f} GiB"
+    )
+
+
+def hint_on_routers(question: Question, plan: Plan) -> str:
+    """Return what a GPU takes whose experts get many tokens, or "" if no GPUs share experts."""
+    if plan.ep == 1:
+        return ""
+    strategy, decoder = strategy_for(plan, question.config)
+    part = part_of(question.batch, plan.copies)
+    tokens = part.sequences * part.length
+    spread = [layer.experts for layer in decoder.layers if layer.experts is not None]
+    arrived = tuple(2 * tokens * experts.per_token for experts in spread)
+    device, _ = run_step(plan, strategy, decoder, replace(question.batch, arrived=arrived))
+    peak = sum(with_constants(device, plan.ranks).values())
+    return (
+        "every expert is planned to get the same number of tokens: a GPU whose experts get twice "
+        f"as many takes {peak / GIB:.3f} GiB"
+    )
 
 
 def plan_pipeline(question: Question, plan: Plan) -> Report:
@@ -262,7 +316,8 @@ def plans_on(question: Question, ranks: int) -> dict[str, Plan]:
     plans = {}
     launches = candidates.launches_on(question.args, ranks, request.machines)
     for path, config, sizes in launches:
-        args = recipe.with_values(question.args, **sizes)
+        args = candidates.with_light_evaluation(question.args, request)
+        args = recipe.with_values(args, **sizes)
         try:
             plan = plan_of(args, config, ranks, request.num_machines, request.mixed_precision)
         except UnplannableError:

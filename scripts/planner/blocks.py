@@ -78,7 +78,9 @@ class Forward:
         # Whether the kernel separates packed rows, and limits windows, without a mask
         kernel = plan.args.attn_implementation or ""
         self.is_flash = "flash" in kernel or kernel in FUSED_FOR_GPUS
-        self.mixture = Mixture(autograd, plan, self.tokens, decoder.hidden)
+        spread = [layer.experts for layer in decoder.layers if layer.experts is not None]
+        arrived = dict(zip(spread, batch.arrived, strict=True)) if batch.arrived else {}
+        self.mixture = Mixture(autograd, plan, self.tokens, decoder.hidden, arrived)
         self.head_loss = HeadLoss(autograd, decoder, logits_mib(plan.args), plan.tp)
 
     def run(self) -> ForwardPass:
@@ -204,6 +206,8 @@ class Forward:
         kept.append(Tensor(q.numel, q.itemsize, storage))
         scratch = self.scratch_of_ring(q, k)
         out = ag.op(q.numel, q.itemsize, [q, k, v], keeps=kept, storage=storage, scratch=scratch)
+        if self.computes_rows_apart:
+            out = self.joined(out)
         if self.plan.cp * self.plan.sp == 1:
             return out
         # From another order of tokens or heads to that of the next projection
@@ -223,6 +227,12 @@ class Forward:
         gathered = (1 + cp) * keys_and_values
         gradients = q.numel + keys_and_values
         return (gathered + gradients) * q.itemsize + 2 * keys_and_values * FP32
+
+    def joined(self, rows: Tensor) -> Tensor:
+        """Return the results of single rows as lines, and these as a batch (attention_by_row)."""
+        ag = self.autograd
+        lines = ag.op(rows.numel, rows.itemsize, [rows], shares_gradient=True)
+        return ag.op(lines.numel, lines.itemsize, [lines], shares_gradient=True)
 
     def eager_attention(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Return attention in plain PyTorch.
@@ -272,21 +282,33 @@ class Forward:
         return self.autograd.op(q.numel, x.itemsize, [x], scratch=q.numel * x.itemsize)
 
     # ---- Masks ----
+    @property
+    def computes_rows_apart(self) -> bool:
+        """Whether attention takes one row of a sequence after another (row_attention.py)."""
+        return self.batch.packed and self.plan.sp > 1 and not self.is_flash
+
     def is_masked(self, layer: Layer) -> bool:
         """Return whether a fused kernel is given a mask.
 
-        It is if sequences hold several rows, or more tokens than the layer's window.
+        It is if sequences hold several rows, or more tokens than the layer's window. Ranks that
+        share each row under sequence parallelism know no windows, and compute rows apart without a
+        mask.
         """
-        if self.is_flash:
+        if self.is_flash or self.plan.sp > 1:
             return False
         return self.batch.packed or 0 < layer.window <= self.batch.length
 
     def shared_mask(self) -> Storage | None:
-        """Allocate the mask that all layers share: scores to add if eager, else booleans."""
+        """Allocate the mask that all layers share: scores to add if eager, else booleans.
+
+        Under sequence parallelism transformers makes one too, of this rank's part of the tokens,
+        which DeepSpeed gives to no layer.
+        """
         numel = self.batch.sequences * self.batch.length**2
         if self.is_eager:
             return self.autograd.new(numel, self.decoder.embedding.itemsize)
-        if any(self.is_masked(layer) for layer in self.decoder.layers):
+        is_masked = any(self.is_masked(layer) for layer in self.decoder.layers)
+        if is_masked or self.computes_rows_apart:
             return self.autograd.new(numel, 1)
         return None
 
@@ -314,11 +336,7 @@ class Forward:
         """Return what the experts put out that the router picks for each token."""
         logits = self.linear(experts.router, h)
         weights = self.mixture.routed(experts, logits)
-        return self.mixture.combined(experts, h, weights, self.compute_experts)
-
-    def compute_experts(self, experts: Experts, x: Tensor, weights: Tensor | None) -> Tensor:
-        """Return what the experts of this rank put out; under FSDP2 they may be a unit."""
-        return self.around(experts, partial(self.mixture.computed, experts, weights=weights), x)
+        return self.around(experts, partial(self.mixture.combined, experts, weights), h)
 
     def activated(self, layer: Layer, h: Tensor) -> Tensor:
         """Return activation(gate(h)) * up(h), or activation(up(h)) without a gate."""

@@ -32,6 +32,7 @@ PREFERRED = ("single", "ddp", "fsdp2", "zero", "fsdp1")  # order of engines at e
 MOST_SEQUENCES = 2**16  # sequences of the largest batch that is searched for
 MOST_TOKENS = 2**20  # the longest sequence that is tried if the model has no maximum
 DECIDES_WEIGHTS = {"use_peft", "load_in_8bit", "load_in_4bit", "bnb_4bit_use_double_quant"}
+EVALUATION = "per_device_eval_batch_size"
 # Arguments of the recipe that a way may add to the user's
 CHOSEN = (*DECIDES_WEIGHTS, "lora_target_parameters", "dtype", "gradient_checkpointing")
 
@@ -66,24 +67,29 @@ def launch_of(
     request: Request, args: RecipeArguments, config: PretrainedConfig, card: int
 ) -> Launch:
     """Return the Launch of a request. card: bytes."""
-    given = {
-        word.removeprefix("--").partition("=")[0].replace("-", "_")
-        for word in request.words
-        if word.startswith("--")
-    }
     build = MemoizedBuild()
     plain = recipe.with_plain_weights(args)
     strategy, _ = strategy_for(Plan(plain), config, build)
     return Launch(
         request=request,
-        args=args,
+        args=with_light_evaluation(args, request),
         defaults=vars(recipe.parse_words([], request.recipe)),
-        given=given,
+        given=request.given,
         config=config,
         card=card,
         parameters=sum(weight.numel for weight in strategy.weights),
         build=build,
     )
+
+
+def with_light_evaluation(args: RecipeArguments, request: Request) -> RecipeArguments:
+    """Return the arguments with an evaluation of one row at a time, unless the user says how many.
+
+    How many are evaluated at a time changes no result, so it should not decide what fits.
+    """
+    if EVALUATION in request.given:
+        return args
+    return recipe.with_values(args, **{EVALUATION: 1})
 
 
 @dataclass(frozen=True, eq=False)
@@ -315,6 +321,16 @@ def changed_plan(way: Way, **values: Any) -> Plan:
     return replace(way.plan, args=recipe.with_values(way.plan.args, **values))
 
 
+def with_usual_evaluation(launch: Launch, way: Way) -> Way:
+    """Return the way with the recipe's own batch of evaluation, if that does not raise its peak."""
+    if EVALUATION in launch.given:
+        return way
+    usual = {EVALUATION: launch.defaults[EVALUATION]}
+    if peak_with(launch, way, **usual) > way.peak:
+        return way
+    return replace(way, plan=changed_plan(way, **usual))
+
+
 # ---- Those that fit ----
 def fitting_among(launch: Launch, ways: Sequence[Way]) -> list[Way]:
     """Return the ways that fit the card, numbered from 1."""
@@ -323,7 +339,10 @@ def fitting_among(launch: Launch, ways: Sequence[Way]) -> list[Way]:
 
 
 def with_limits(launch: Launch, way: Way) -> Way:
-    """Return a way with its largest batch that fits at its length, and the other way round."""
+    """Return a way with its largest batch that fits at its length, and the other way round.
+
+    Evaluation then takes one row at a time if more would not fit.
+    """
     sequences = way.plan.args.per_device_train_batch_size
     length = way.plan.args.max_length
     batch = largest_that_fits(
@@ -340,7 +359,8 @@ def with_limits(launch: Launch, way: Way) -> Way:
         most=positions_of(launch.config),
         guess=length * batch // sequences,
     )
-    return replace(way, largest_batch=batch, largest_length=length)
+    limited = replace(way, largest_batch=batch, largest_length=length)
+    return with_usual_evaluation(launch, limited)
 
 
 def largest_length(launch: Launch, way: Way, most: int, guess: int) -> int:

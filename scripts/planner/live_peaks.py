@@ -20,12 +20,15 @@ from transformers import AutoConfig, AutoTokenizer, PretrainedConfig
 from paths import CONFIGS
 
 from . import recipe, yaml_files
+from .accuracy import METHODS
+from .activations import row_of
 from .autograd import FP32
 from .closed_form import closed_form
+from .errors import UnplannableError
 from .ledger import Sizes, both
 from .peak_probe import STEPS
 from .pipeline import peaks_of_ranks
-from .plan import Plan, plan_of
+from .plan import IN_TWO_PARTS, Plan, plan_of
 from .rehearsals import (
     Mesh,
     config_names,
@@ -41,7 +44,8 @@ from .rehearsals import (
     words_of,
 )
 from .request import Batch
-from .tracked_jobs import JOBS, LONGEST, SEQUENCES, jobs_under, sequences_under
+from .trace import refuse_untraceable, simulate
+from .tracked_jobs import JOBS, LONGEST, PACKED, Job, sequences_under
 from .zero import BUCKET
 
 Row = dict[str, Any]
@@ -53,11 +57,13 @@ MODEL = {
     "num_attention_heads": 8,
     "num_key_value_heads": 4,
     "vocab_size": 8000,
+    "max_position_embeddings": PACKED,
 }
 # The mixture whose experts are spread over ranks: an expert is an MLP as in MODEL, but narrower
 MIXTURE = MODEL | {"intermediate_size": 512, "num_hidden_layers": 2, "num_local_experts": 8}
 MIXTURES = "mixture"  # the folder of that model and its rows
 ROWS = 100
+SHORT_ROWS = 1200  # more than STEPS steps of any packed job take
 MOST_RANKS = 8  # larger meshes are not launched
 IGNORED = -100  # the label of a token that the loss leaves out
 FLAGS = {"max_steps": STEPS, "save_steps": 0, "eval_strategy": "no"}  # for the recipe
@@ -65,13 +71,14 @@ FLAGS = {"max_steps": STEPS, "save_steps": 0, "eval_strategy": "no"}  # for the 
 
 # ---- Measured ----
 def make_model_and_rows(folder: Path) -> None:
-    """Write the models and rows. All rows are longer than LONGEST: each batch has the same shape.
+    """Write the models and rows, so that each batch of a job has the same shape.
 
-    The letters of the mixture's rows are drawn, so that its routers send about as many tokens to
-    each expert.
+    All rows are longer than LONGEST, but those that are packed fill their sequences. The letters of
+    the mixture's rows are drawn, so that its routers send about as many tokens to each expert.
     """
     make_model(folder, MODEL)
     write_rows(folder, ["again and again " * (LONGEST // 16)] * ROWS)
+    write_short_rows(folder)
     mixture = folder / MIXTURES
     make_model(mixture, MIXTURE, kind="mixtral")
     generator = random.Random(0)
@@ -83,6 +90,19 @@ def write_rows(folder: Path, completions: list[str]) -> None:
     """Write rows with these completions into a folder."""
     rows = [json.dumps({"prompt": "Say:", "completion": text}) for text in completions]
     (folder / "rows.jsonl").write_text("\n".join(rows) + "\n")
+
+
+def write_short_rows(folder: Path) -> None:
+    """Write rows that fill the sequences of the packed jobs for the model in a folder."""
+    tokenizer = AutoTokenizer.from_pretrained(folder / "model", trust_remote_code=False)
+    [length] = {job.length // job.rows for job in JOBS.values() if job.is_packed}
+    line = json.dumps(row_of(length, tokenizer))
+    (folder / "short_rows.jsonl").write_text(f"{line}\n" * SHORT_ROWS)
+
+
+def rows_of_job(folder: Path, job: Job) -> Path:
+    """Return the file of a job's rows in the folder of its model."""
+    return folder / ("short_rows.jsonl" if job.is_packed else "rows.jsonl")
 
 
 def measure(config: str, job: str, tiny: Path, folder: Path) -> Row:
@@ -128,52 +148,73 @@ def launched(mesh: Mesh, job: str, tiny: Path, folder: Path) -> Row:
         tiny = tiny / MIXTURES
     flags = FLAGS | {
         "model_name_or_path": tiny / "model",
-        "dataset_name": tiny / "rows.jsonl",
+        "dataset_name": rows_of_job(tiny, JOBS[job]),
         "output_dir": folder / "run",
     }
-    peaks = rehearse(
+    found = rehearse(
         mesh,
         JOBS[job].words_under(mesh) + words_of(flags),
         variable="REHEARSAL_PEAKS",
         folder=folder / "peaks",
         precision=JOBS[job].precision,
     )
-    return {
+    row = {
         "config": mesh.config,
         "job": job,
         "ranks": mesh.ranks,
-        "supervised": sequences_under(mesh) * supervised_tokens(tiny, JOBS[job].length),
-        "measured": peaks,
+        "supervised": sequences_under(mesh) * supervised_tokens(tiny, JOBS[job]),
+        "measured": [rank["peak"] for rank in found],
     }
+    if mesh.ep > 1:
+        # A forward pass exchanges lines twice in each layer: to their experts, and back
+        exchanges = 2 * MIXTURE["num_hidden_layers"]
+        row["arrived"] = [rank["exchanged"][:exchanges:2] for rank in found]
+    return row
 
 
-def supervised_tokens(folder: Path, length: int) -> int:
-    """Return the supervised tokens of a row; the first one is never supervised."""
-    line, *_ = (folder / "rows.jsonl").read_text().splitlines()
+def supervised_tokens(folder: Path, job: Job) -> int:
+    """Return the supervised tokens of a sequence; the first one of a row is never supervised."""
+    line, *_ = rows_of_job(folder, job).read_text().splitlines()
     tokenizer = AutoTokenizer.from_pretrained(folder / "model", trust_remote_code=False)
+    length = job.length // job.rows
     labels = recipe.labels_of(json.loads(line), tokenizer, length)
     assert len(labels) == length
-    return sum(label != IGNORED for label in labels[1:])
+    return job.rows * sum(label != IGNORED for label in labels[1:])
 
 
 # ---- Planned ----
 def planned(row: Row) -> Sizes:
-    """Return {category: bytes} of a rank of a measured row, device and host together."""
-    job = JOBS[row["job"]]
-    batch = Batch(SEQUENCES, job.length, row["supervised"])
+    """Return {category: bytes} of the fullest rank of a measured row, device and host together.
+
+    Ranks that share experts differ by the lines that arrived at them.
+    """
+    batch = batch_of_row(row)
+    batches = [replace(batch, arrived=tuple(lines)) for lines in row.get("arrived", [()])]
+    ranks = [planned_rank(row, batch) for batch in batches]
+    return max(ranks, key=lambda sizes: sum(sizes.values()))
+
+
+def planned_rank(row: Row, batch: Batch) -> Sizes:
+    """Return {category: bytes} of a rank of a measured row that has this batch."""
     return both(*closed_form(plan_of_row(row), model_of_row(row), batch))
 
 
 def planned_places(row: Row) -> list[Sizes]:
     """Return {category: bytes} of each place in a pipeline of a measured row."""
-    batch = Batch(sequences_under(mesh_of_row(row)), JOBS[row["job"]].length, row["supervised"])
-    peaks = peaks_of_ranks(plan_of_row(row), model_of_row(row), batch)
+    peaks = peaks_of_ranks(plan_of_row(row), model_of_row(row), batch_of_row(row))
     return [both(peak.device, peak.host) for peak in peaks]
+
+
+def batch_of_row(row: Row) -> Batch:
+    """Return the micro-batch of a measured row, or all that goes through a pipeline at a time."""
+    job = JOBS[row["job"]]
+    sequences = sequences_under(mesh_of_row(row))
+    return Batch(sequences, job.length, row["supervised"], job.is_packed)
 
 
 def model_of_row(row: Row) -> PretrainedConfig:
     """Return the config of the model of a measured row."""
-    if row.get("ep", 1) > 1:
+    if "ep" in row:
         return AutoConfig.for_model("mixtral", **MIXTURE)
     return AutoConfig.for_model("llama", **MODEL)
 
@@ -206,7 +247,9 @@ def compare(row: Row) -> Row:
     """Return a measured row with its planned peak and the relative error.
 
     ZeRO's bucket of 2 GB (in fp32) is the same for every model and would hide all other errors. The
-    second error, `beside_bucket`, leaves it out.
+    second error, `beside_bucket`, leaves it out. The error of ranks that share experts is that of
+    the plan for the lines that arrived; `even` is that of the plan for equally many on each rank,
+    which plan_memory.py makes.
     """
     if "pp" in row:
         return compare_places(row)
@@ -215,11 +258,15 @@ def compare(row: Row) -> Row:
     bucket = bucket_of(plan_of_row(row))
     if min(size, measured) < bucket:
         bucket = 0
-    return row | {
+    compared = row | {
         "planned": size,
         "error": size / measured - 1,
         "beside_bucket": (size - bucket) / (measured - bucket) - 1,
     }
+    if "arrived" in row:
+        even = planned_rank(row, batch_of_row(row))
+        compared["even"] = sum(even.values()) / measured - 1
+    return compared
 
 
 def compare_places(row: Row) -> Row:
@@ -235,6 +282,25 @@ def compare_places(row: Row) -> Row:
         errors.append(size / max(ranks) - 1)
     error = max(errors, key=abs)
     return row | {"planned": sizes, "error": error, "beside_bucket": error}
+
+
+def with_trace(row: Row) -> Row:
+    """Return a compared row of a mesh with the relative error of the trace too, if it has one.
+
+    A trace has whole models, of which a rank of a pipeline has stages.
+    """
+    if "sizes" not in row or "pp" in row:
+        return row
+    plan = plan_of_row(row)
+    shape = model_of_row(row)
+    batch = batch_of_row(row)
+    try:
+        refuse_untraceable(plan, shape, batch)
+    except UnplannableError:
+        return row
+    _, traced = METHODS
+    size = sum(simulate(plan, shape, batch).values())
+    return row | {traced: size / max(row["measured"]) - 1}
 
 
 def bucket_of(plan: Plan) -> int:
@@ -266,6 +332,38 @@ def place_of(row: Row) -> tuple:
 def all_meshes() -> list[Mesh]:
     """Return every mesh under which jobs are launched."""
     return [*meshes(MOST_RANKS), *expert_meshes(), *pipelines()]
+
+
+def jobs_under(mesh: Mesh) -> list[str]:
+    """Return what is trained under a mesh in which ranks share rows, experts or a model's layers.
+
+    LoRA is where its adapters are split like their matrices, or beside experts that are spread.
+    Rows are packed where ranks compute them apart, and in pipelines, where each micro-batch in
+    flight has masks of its own.
+    """
+    if mesh.pp > 1:
+        return jobs_in_pipelines(mesh)
+    if mesh.ep > 1:
+        return ["plain", "short", "checkpointed", "LoRA"]
+    jobs = ["plain", "short", "checkpointed"]
+    if mesh.config.endswith("tp"):
+        jobs.append("LoRA")
+    if mesh.config == "deepspeed_ulysses":
+        jobs.append("packed")
+    return jobs
+
+
+def jobs_in_pipelines(mesh: Mesh) -> list[str]:
+    """Return what is trained in pipelines.
+
+    One pipeline under 1f1b shows what each flag changes by itself. The others show all flags
+    together, without checkpoints where they cannot be planned.
+    """
+    if mesh.schedule == "1f1b" and mesh.ranks == 2:
+        return ["plain", "accumulation", "bf16", "packed", "checkpointed"]
+    if mesh.schedule in IN_TWO_PARTS:
+        return ["plain", "together"]
+    return ["plain", "together checkpointed"]
 
 
 def tracked_places() -> list[tuple[str, Mesh]]:

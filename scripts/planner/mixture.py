@@ -6,11 +6,12 @@ experts of a rank are computed together, on all lines sorted by expert
 (grouped_mm_experts_forward of transformers).
 
 Under expert parallelism lines travel to the ranks of their experts, and the results come back
-(AllToAllEP). Routers decide how many lines arrive at a rank. A plan counts as many as are sent from
-it, which is the mean over the ranks of a group: the loss of the routers evens them out.
+(AllToAllEP). Routers decide how many lines arrive at a rank. Unless a batch says so, a plan counts
+as many as are sent from it, which is the mean over the ranks of a group: the loss of the routers
+evens them out.
 """
 
-from collections.abc import Callable
+from collections.abc import Mapping
 
 from .autograd import FP32, Autograd, Tensor, Weight
 from .decoder import Experts
@@ -18,7 +19,6 @@ from .plan import Plan
 from .recipe import has_router_loss
 
 INDEX = 8  # bytes of a place in a tensor
-Compute = Callable[[Experts, Tensor, Tensor | None], Tensor]
 
 
 class Mixture:
@@ -29,13 +29,23 @@ class Mixture:
         plan: what determines memory.
         tokens: their number in this rank's micro-batch.
         hidden: the number of features of a token.
+        arrived: the lines that this rank computes for the experts of each layer under expert
+            parallelism; as many as it sends for those that are not in it.
     """
 
-    def __init__(self, autograd: Autograd, plan: Plan, tokens: int, hidden: int) -> None:
+    def __init__(
+        self,
+        autograd: Autograd,
+        plan: Plan,
+        tokens: int,
+        hidden: int,
+        arrived: Mapping[Experts, int],
+    ) -> None:
         self.autograd = autograd
         self.plan = plan
         self.tokens = tokens
         self.hidden = hidden
+        self.arrived = arrived
         self.has_router_loss = has_router_loss(plan.args)
         # One tensor for each layer, [tokens, experts]
         self.router_logits: list[Tensor] = []
@@ -50,44 +60,48 @@ class Mixture:
         result = Tensor(logits.numel, FP32, storage)
         full = ag.cast(logits, FP32)
         probabilities = ag.op(logits.numel, FP32, [full], keeps=[result], storage=storage)
-        chosen = self.places(experts)
-        numel = self.tokens * experts.per_token
-        return ag.op(numel, FP32, [probabilities], keeps=[chosen])
+        lines = self.lines_sent(experts)
+        chosen = self.places(lines)
+        return ag.op(lines, FP32, [probabilities], keeps=[chosen])
 
-    def places(self, experts: Experts) -> Tensor:
+    def lines_sent(self, experts: Experts) -> int:
+        """Return the number of lines of this rank's tokens."""
+        return self.tokens * experts.per_token
+
+    def lines_computed(self, experts: Experts) -> int:
+        """Return the number of lines that the experts of this rank compute."""
+        return self.arrived.get(experts, self.lines_sent(experts))
+
+    def places(self, lines: int) -> Tensor:
         """Allocate a number for each line: the expert or the place of a token."""
-        numel = self.tokens * experts.per_token
-        return Tensor(numel, INDEX, self.autograd.new(numel, INDEX))
+        return Tensor(lines, INDEX, self.autograd.new(lines, INDEX))
 
     # ---- The experts ----
-    def combined(self, experts: Experts, x: Tensor, weights: Tensor, compute: Compute) -> Tensor:
-        """Return what the experts of each token put out, weighted and added up, [tokens, hidden].
-
-        compute: computes the experts of this rank, with what the strategy does around it.
-        """
+    def combined(self, experts: Experts, weights: Tensor, x: Tensor) -> Tensor:
+        """Return what the experts of each token put out, weighted and summed, [tokens, hidden]."""
         if self.plan.ep == 1:
-            return compute(experts, x, weights)
+            return self.computed(experts, x, weights)
         lines = self.dispatched(experts, x)
-        out = compute(experts, lines, None)
+        out = self.computed(experts, lines)
         return self.collected(experts, out, weights)
 
     def dispatched(self, experts: Experts, x: Tensor) -> Tensor:
         """Return the lines that other ranks send, once this one has sent its own."""
         ag = self.autograd
-        order = self.places(experts)
-        sent = self.picked(experts, x, order)
-        return ag.op(sent.numel, sent.itemsize, [sent])
+        order = self.places(self.lines_sent(experts))
+        sent = self.picked(x, order)
+        return ag.op(self.lines_computed(experts) * self.hidden, sent.itemsize, [sent])
 
-    def picked(self, experts: Experts, x: Tensor, order: Tensor) -> Tensor:
-        """Return a line for each expert of each token, [tokens x experts per token, hidden]."""
-        numel = self.tokens * experts.per_token * self.hidden
-        return self.autograd.op(numel, x.itemsize, [x], keeps=[order])
+    def picked(self, x: Tensor, order: Tensor) -> Tensor:
+        """Return the line at each of the places in `order`, [lines, hidden]."""
+        return self.autograd.op(order.numel * self.hidden, x.itemsize, [x], keeps=[order])
 
     def collected(self, experts: Experts, out: Tensor, weights: Tensor) -> Tensor:
         """Return the sum of the results of each token, which come back from other ranks."""
         ag = self.autograd
-        back = ag.op(out.numel, out.itemsize, [out])
-        order = self.places(experts)
+        lines = self.lines_sent(experts)
+        back = ag.op(lines * self.hidden, out.itemsize, [out])
+        order = self.places(lines)
         back = ag.op(back.numel, back.itemsize, [back], keeps=[order])
         return self.summed(self.weighted(back, weights))
 
@@ -112,31 +126,31 @@ class Mixture:
             weights: of the experts of each token; None if they are applied where the token is.
         """
         ag = self.autograd
-        order = self.places(experts)
-        back = self.places(experts)
-        lines = self.sorted_lines(experts, x, order)
+        order = self.places(self.lines_computed(experts))
+        back = self.places(self.lines_computed(experts))
+        lines = self.sorted_lines(x, order)
         out = self.product(experts, lines, experts.gate_up, 2 * experts.width)
         out = self.gated(out)
-        out = self.product(experts, out, experts.down, self.hidden)
+        projected = self.product(experts, out, experts.down, self.hidden)
         if weights is not None:
-            out = self.weighted(out, weights)
+            out = self.weighted(projected, weights)
         else:
-            out = ag.op(out.numel, out.itemsize, [out])  # times 1
+            out = ag.op(projected.numel, projected.itemsize, [projected])  # times 1
         out = ag.op(out.numel, out.itemsize, [out], keeps=[back])
         if weights is not None:
             return self.summed(out)
         return ag.op(out.numel, out.itemsize, [out], shares_gradient=True)
 
-    def sorted_lines(self, experts: Experts, x: Tensor, order: Tensor) -> Tensor:
+    def sorted_lines(self, x: Tensor, order: Tensor) -> Tensor:
         """Return lines sorted by their expert."""
-        lines = self.picked(experts, x, order)
+        lines = self.picked(x, order)
         return self.masked(lines, storage_of=lines)
 
     def product(self, experts: Experts, x: Tensor, weight: Weight, width: int) -> Tensor:
         """Return the product of each line with the matrix of its expert."""
         ag = self.autograd
         x = ag.cast(x, weight.itemsize)
-        numel = self.tokens * experts.per_token * width
+        numel = self.lines_computed(experts) * width
         matrix = Tensor(weight.numel, weight.itemsize, None, weight.node)
         out = ag.op(numel, x.itemsize, [x, matrix], keeps=ag.kept_by_linear(x, matrix))
         return self.masked(out)

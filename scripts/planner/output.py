@@ -26,6 +26,7 @@ class Report:
     card: int | None = None
     card_note: str = ""  # how many GiB of the card count
     ranks: Sizes = field(default_factory=dict)  # peaks of the ranks of a pipeline, by their parts
+    hints: list[str] = field(default_factory=list)  # what else decides the peak
 
     @property
     def peak(self) -> int:
@@ -39,7 +40,7 @@ class Report:
 
     def as_object(self) -> dict[str, Any]:
         """Return the report as written to JSON."""
-        found = {
+        found: dict[str, Any] = {
             "title": self.title,
             "method": self.method,
             "device": self.device,
@@ -52,6 +53,8 @@ class Report:
             found["saving"] = {"rank": self.saving.most, "host": self.saving.host}
         if self.card:
             found["card"] = self.card
+        if self.hints:
+            found["hints"] = self.hints
         return found
 
     def __str__(self) -> str:
@@ -71,6 +74,7 @@ class Report:
         if self.card:
             lines.append(f"{line('card', self.card)} GiB: {self.verdict(self.card)}")
             lines.append(self.card_note)
+        lines += self.hints
         return "\n".join(lines)
 
     def verdict(self, card: int) -> str:

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""In a rank of a rehearsal: the peak of all live tensors during an optimizer step."""
+"""In a rank of a rehearsal: the peak of all live tensors during an optimizer step.
+
+Under expert parallelism also the lines that arrived at this rank, which routers decide.
+"""
 
 import gc
 import json
@@ -28,6 +31,11 @@ class TensorTracker(MemTracker):
     itself is not counted either: see `run_on_copies`.
     """
 
+    def __init__(self) -> None:
+        super().__init__()
+        # The lines that this rank got in each exchange, in their order
+        self.exchanged: list[int] = []
+
     def __enter__(self) -> Self:
         self._fake_mode_on_entry = None
         self._track_resize()
@@ -48,6 +56,9 @@ class TensorTracker(MemTracker):
         if is_blocking_collective(func, args):
             func = partial(run_on_copies, func)
         elif is_functional_collective(func):
+            if "all_to_all_single" in str(func):
+                _, lines_of_ranks, *_ = args
+                self.exchanged.append(sum(lines_of_ranks))
             func = partial(wait_at_once, func)
         return super().__torch_dispatch__(func, types, args, kwargs)
 
@@ -133,11 +144,12 @@ class Probe:
         """Called after each step of the optimizer."""
         if self.steps == STEPS:
             self.tracker.__exit__(None, None, None)
-            self.path.write_text(json.dumps(self.tracker.peak()))
+            found = {"peak": self.tracker.peak(), "exchanged": self.tracker.exchanged}
+            self.path.write_text(json.dumps(found))
 
 
 def track(path: Path) -> None:
-    """Make this rank write its peak to `path`, in bytes. Call it before the recipe starts."""
+    """Make this rank write what it finds to `path`. Call it before the recipe starts."""
     probe = Probe(path)
 
     def watch(model: Any, optimizer: Any, _: Any) -> None:

@@ -22,7 +22,7 @@ import torch
 from transformers import PretrainedConfig, PreTrainedModel
 
 from . import recipe
-from .autograd import Autograd, Tensor, Weight
+from .autograd import FP32, Autograd, Tensor, Weight
 from .blocks import EMBEDDING, TAIL, TOKEN_IDS, Forward, Part
 from .closed_form import MICRO_BATCHES, Build, Weights, evaluation_batch_of
 from .decoder import Decoder, Layer, read_decoder
@@ -286,6 +286,8 @@ class ShardedStages(Fsdp2):
     ) -> None:
         super().__init__(plan, weights, {}, units, gathers_tail_first=False)
         self.parts = parts
+        # Gradients in the precision of the backward pass, which are not added up yet
+        self.waiting: dict[Weight, Storage] = {}
 
     def units_of(self, stage: int) -> list[Unit]:
         """Return the units of a stage that have weights, the root first."""
@@ -300,14 +302,43 @@ class ShardedStages(Fsdp2):
     def around(self, part: Part, forward: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
         """Return forward(x), with the weights of a layer gathered before it."""
         if isinstance(part, Layer):
-            self.gather(self.units[part])
+            unit = self.units[part]
+            self.gather(unit)
+            x = self.adding_up_after(unit, x)
         return Replica.around(self, part, forward, x)
 
     def accumulate(self, weight: Weight, gradient: Storage) -> None:
-        """Add a gradient to the whole one of its weight."""
+        """Add a gradient to the whole one of its weight, or have it wait until that is done."""
         whole = self.unit_of[weight].whole_gradients
+        if self.plan.low_itemsize is not None:
+            whole = self.waiting
         if weight not in whole:
             whole[weight] = gradient.becomes("unsharded")
+
+    def add_up(self, unit: Unit) -> None:
+        """Add the gradients that wait to those of the unit in fp32.
+
+        FSDP2 does so where the backward pass of a unit reaches its input. The second part of a
+        backward pass in two does not, so that its gradients wait for the next one.
+        """
+        for weight in unit.weights:
+            if weight not in self.waiting:
+                continue
+            if weight not in unit.whole_gradients:
+                unit.whole_gradients[weight] = self.autograd.new(weight.numel, FP32, "unsharded")
+            del self.waiting[weight]
+
+    def add_up_root(self, stage: int) -> None:
+        """Add up the gradients of what a stage has besides its layers."""
+        root = self.units.get(name_of_root(stage))
+        if root is not None:
+            self.add_up(root)
+
+    def adding_up_after(self, unit: Unit, x: Tensor) -> Tensor:
+        """Return x with a node that adds up a unit's gradients at the end of its backward pass."""
+        x = self.autograd.op(x.numel, x.itemsize, [x], shares_gradient=True, storage=x.storage)
+        self.autograd.call_before(x, partial(self.add_up, unit))
+        return x
 
     # ---- What a schedule asks for ----
     def unshard(self, stage: int) -> None:
@@ -328,5 +359,6 @@ class ShardedStages(Fsdp2):
     def reduce_stage(self, stage: int) -> None:
         """Reduce the gradients of a batch."""
         for unit in self.units_of(stage):
+            self.add_up(unit)
             self.reduce(unit)
         self.buffer_of_last_reduction = None

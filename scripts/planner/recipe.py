@@ -6,6 +6,7 @@ and the optimizer that are traced. Importing this module takes as long as import
 """
 
 import dataclasses
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any, TypeVar
@@ -13,7 +14,12 @@ from typing import Any, TypeVar
 import torch
 from accelerate import DistributedType, init_empty_weights
 from torch.distributed.fsdp import CPUOffloadPolicy
-from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
+from transformers import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    AutoModelForCausalLM,
+    PretrainedConfig,
+    PreTrainedModel,
+)
 from transformers.distributed import DistributedConfig
 
 import llama
@@ -68,6 +74,7 @@ RECIPES = {
     "llama_pipeline.py": StagesArguments,
 }
 FIRST = "llama.py"
+OF_MIXTURES = "mixtral.py"
 Mesh = mesh.Mesh
 make_expert_mesh = experts.make_expert_mesh
 A = TypeVar("A")
@@ -84,6 +91,19 @@ def parse_words(words: Sequence[str], recipe: str = FIRST) -> RecipeArguments:
     Raises SystemExit, after the recipe's own one-line message, if a word is wrong.
     """
     return parse_words_of(RECIPES[recipe], words)
+
+
+def recipe_for(config: PretrainedConfig) -> str:
+    """Return the name of the recipe that trains a model: of mixtures, the one with a router loss.
+
+    It asks what load_model of recipes/mixtral.py asks.
+    """
+    kind = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
+    if kind is None:
+        return FIRST
+    has_loss = hasattr(sys.modules[kind.__module__], "load_balancing_loss_func")
+    has_factor = hasattr(config.get_text_config(), "router_aux_loss_coef")
+    return OF_MIXTURES if has_loss and has_factor else FIRST
 
 
 def recipe_of(args: RecipeArguments) -> str:

@@ -5,7 +5,7 @@ Each remedy suffices by itself: a smaller batch, shorter rows, more GPUs, or a l
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from . import recipe
@@ -16,6 +16,7 @@ from .candidates import (
     peak_with,
     ways_on,
     with_arguments,
+    with_usual_evaluation,
 )
 from .cards import CARDS, GIB, SLOW_IN_BF16, bytes_of_known
 from .errors import UnplannableError
@@ -56,7 +57,11 @@ def remedy_for(launch: Launch, ways: Sequence[Way], fitting: Sequence[Way]) -> R
     if not ways:
         return None
     closest = min(ways, key=lambda way: way.peak)
-    return Remedy(closest, list(changes_for(launch, ways, closest)))
+    changes = [
+        replace(change, way=with_usual_evaluation(launch, change.way))
+        for change in changes_for(launch, ways, closest)
+    ]
+    return Remedy(closest, changes)
 
 
 def changes_for(launch: Launch, ways: Sequence[Way], closest: Way) -> Iterator[Change]:

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A call of scripts/plan_memory.py, and the micro-batch that it asks about."""
 
+import argparse
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -38,6 +39,7 @@ class Request:
     gpu: str | None = None  # a name or a size, as `cards.bytes_of` reads it
     longest: int | None = None  # tokens of the longest row
     supervised_share: float = 1.0  # share of all tokens that are trained on
+    recipe_of_model: str = RECIPES[0]  # what trains it if no recipe is named
     simulate: bool = False  # trace instead of the closed form
     plot: str | None = None
     json: str | None = None
@@ -69,13 +71,35 @@ class Request:
             )
 
     @property
+    def given(self) -> set[str]:
+        """The names of the recipe's arguments that the user gave."""
+        return {
+            word.removeprefix("--").partition("=")[0].replace("-", "_")
+            for word in self.words
+            if word.startswith("--")
+        }
+
+    @property
+    def revision(self) -> str:
+        """The revision of MODEL that its arguments name."""
+        parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+        parser.add_argument("--model_revision", "--model-revision", default="main")
+        found, _ = parser.parse_known_args(self.words)
+        return found.model_revision
+
+    @property
+    def names_recipe(self) -> bool:
+        """Whether a recipe is named, which has the model among its arguments."""
+        return self.model.endswith(".py")
+
+    @property
     def recipe(self) -> str:
-        """The name of the recipe; llama.py trains any decoder.
+        """The name of the recipe.
 
         Raises UnplannableError for a recipe that cannot be planned.
         """
-        if not self.model.endswith(".py"):
-            return RECIPES[0]
+        if not self.names_recipe:
+            return self.recipe_of_model
         name = Path(self.model).name
         if name not in RECIPES:
             raise UnplannableError(
@@ -89,12 +113,12 @@ class Request:
 
         Raises UnplannableError for a recipe that cannot be planned, and for two models.
         """
-        if self.model.endswith(f"{self.recipe}"):
+        if self.names_recipe:
             return self.words
         if "--model_name_or_path" in self.words:
             raise UnplannableError(
                 "--model_name_or_path: MODEL already names it; "
-                f"leave it out, or give recipes/{RECIPES[0]} instead of MODEL"
+                f"leave it out, or give recipes/{self.recipe} instead of MODEL"
             )
         return [*self.words, "--model_name_or_path", self.model]
 
@@ -121,6 +145,9 @@ class Batch:
     length: int  # tokens of a sequence
     supervised: int  # tokens, of all sequences together, that the loss counts
     packed: bool = False  # whether a sequence holds several rows, which must not see each other
+    # Under expert parallelism the lines (Mixture) that arrive at this rank in each layer; none
+    # stands for as many as it sends
+    arrived: tuple[int, ...] = ()
 
 
 class BatchArguments(Protocol):

@@ -41,6 +41,7 @@ class Sharding(Protocol):
     def wait_for_unshard(self, stage: int) -> None: ...
     def reshard(self, stage: int) -> None: ...
     def reduce_stage(self, stage: int) -> None: ...
+    def add_up_root(self, stage: int) -> None: ...
 
 
 class Sent(NamedTuple):
@@ -306,6 +307,8 @@ class SizedStage:
             run.start(node, self.gradients[number])
         while run.ready:
             run.run_next()
+        if self.submod is not None:
+            self.submod.strategy.add_up_root(self.stage_index)
         self.autograd.accumulate = accumulate
 
     def perform_reduce_grad(self, _: int) -> None:

@@ -19,8 +19,9 @@ HEADER = ("#", "config", "weights", "ckpt", "GiB", "batch", "length", "cost", "w
 ALIGNMENT = "><<<>>>><"
 FIRST = "Sorted by a rule of thumb, probably the fastest first: nothing was timed."
 LEGEND = (
-    "\nckpt: with --gradient_checkpointing. GiB: peak per GPU. "
-    "batch, length: the largest that fits, with the other as given.\n"
+    "\nckpt: with --gradient_checkpointing. GiB: peak per GPU.\n"
+    "batch, length: the largest that fits, with the other as given, "
+    "if need be with --per_device_eval_batch_size 1.\n"
     "cost: per step, relative to the first row; +: and what host and bus take. "
     "It is a rule of thumb, no measured time.\n"
     "Number 1:\n"

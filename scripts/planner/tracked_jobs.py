@@ -6,16 +6,30 @@ from dataclasses import dataclass
 from .rehearsals import Mesh, words_of
 
 SEQUENCES = 2  # sequences per micro-batch
-LONGEST = 256  # tokens
+LONGEST = 256  # tokens of rows that do not share a sequence
+PACKED = 1024  # tokens of a sequence of several rows, whose masks are then much of a layer
 
 
 @dataclass(frozen=True)
 class Job:
-    """What is trained: flags of the recipe, tokens of a sequence, mixed precision."""
+    """What is trained.
+
+    Attributes:
+        flags: of the recipe.
+        length: tokens of a sequence.
+        precision: of mixed precision.
+        rows: that share a sequence, all of one length; they fill it.
+    """
 
     flags: tuple[str, ...] = ()
     length: int = LONGEST
     precision: str = "no"
+    rows: int = 1
+
+    @property
+    def is_packed(self) -> bool:
+        """Whether rows share a sequence."""
+        return self.rows > 1
 
     def words_under(self, mesh: Mesh) -> list[str]:
         """The flags of the recipe that runs under a mesh, with the sizes of the batch.
@@ -29,15 +43,18 @@ class Job:
         return words
 
 
+ACCUMULATION = ("--gradient_accumulation_steps", "3")
+PACKING = ("--packing",)
+CHECKPOINTING = ("--gradient_checkpointing",)
 LORA = ("--use_peft",)
 LORA_AND_HEAD = (*LORA, "--modules_to_save", "lm_head", "embed_tokens")
 LORA_AND_NORMS = (*LORA, "--modules_to_save", "norm")  # Every name of a norm ends with this.
-JOBS = {
+UNPACKED = {
     "plain": Job(),
     "short": Job(length=16),  # few activations: most bytes are held by the engines
-    "checkpointed": Job(("--gradient_checkpointing",)),
+    "checkpointed": Job(CHECKPOINTING),
     "LoRA": Job(LORA),
-    "accumulation": Job(("--gradient_accumulation_steps", "3"), length=16),
+    "accumulation": Job(ACCUMULATION, length=16),
     "bf16": Job(precision="bf16"),
     "short bf16": Job(length=16, precision="bf16"),
     "LoRA bf16": Job(LORA, precision="bf16"),
@@ -45,6 +62,14 @@ JOBS = {
     "LoRA head bf16": Job(LORA_AND_HEAD, precision="bf16"),
     "LoRA norms": Job(LORA_AND_NORMS),
 }
+PACKED_JOBS = {
+    "packed": Job(PACKING, PACKED, rows=16),
+    "together": Job((*PACKING, *ACCUMULATION), precision="bf16", rows=4),
+    "together checkpointed": Job(
+        (*PACKING, *ACCUMULATION, *CHECKPOINTING), precision="bf16", rows=4
+    ),
+}
+JOBS = UNPACKED | PACKED_JOBS
 
 
 def sequences_under(mesh: Mesh) -> int:
@@ -52,21 +77,11 @@ def sequences_under(mesh: Mesh) -> int:
     return SEQUENCES * mesh.pp
 
 
-def jobs_under(mesh: Mesh) -> list[str]:
-    """Return what is trained under a mesh in which ranks share rows, experts or a model's layers.
+def is_left_out(config: str, job: str) -> bool:
+    """Return whether a job is not trained under a YAML for ranks with rows of their own.
 
-    LoRA is where its adapters are split like their matrices, or beside experts that are spread.
+    The recipe refuses some. Packed rows change nothing there that scripts/validate_planner.py does
+    not measure in one process.
     """
-    if mesh.pp > 1:
-        return ["plain"]
-    if mesh.ep > 1:
-        return ["plain", "short", "LoRA"]
-    jobs = ["plain", "short", "checkpointed"]
-    if mesh.config.endswith("tp"):
-        jobs.append("LoRA")
-    return jobs
-
-
-def is_refused(config: str, job: str) -> bool:
-    """Return whether the recipe refuses a job under a YAML."""
-    return config == "fsdp1_no_shard" and "--use_peft" in JOBS[job].flags
+    is_refused = config == "fsdp1_no_shard" and "--use_peft" in JOBS[job].flags
+    return is_refused or JOBS[job].is_packed

@@ -34,8 +34,9 @@ COMPARED = (
     Compared("one thing", "one CPU process, one setting changed at a time", METHODS),
     Compared("drawn", "one CPU process, random settings", METHODS),
     Compared("ranks", "2 and 4 CPU processes, each with rows of its own", METHODS[:1]),
-    Compared("meshes", "2 to 8 CPU processes that share rows (TP, CP, SP)", METHODS[:1]),
-    Compared("experts", "2 and 4 CPU processes that share experts (EP)", METHODS[:1]),
+    Compared("meshes", "2 to 8 CPU processes that share rows (TP, CP, SP)", METHODS),
+    Compared("experts", "2 and 4 CPU processes that share experts (EP)", METHODS),
+    Compared("told", "the same, told how many tokens arrived at each", METHODS[:1]),
     Compared("pipelines", "2 and 4 CPU processes in pipelines (PP)", METHODS[:1]),
     Compared("shapes", "the tracer, 1B to 70B parameters, up to 1,024 GPUs", METHODS[:1]),
 )
@@ -87,7 +88,7 @@ def planner_block(results: Results) -> str:
     """Return the table of errors of the planned peak, by what it is compared with."""
     cells = list(results["planner"]["cells"])
     for row in results["planner_ranks"]["rows"]:
-        cells.append({"kind": kind_of_tracked(row), METHODS[0]: row["beside_bucket"]})
+        cells += cells_of_tracked(row)
     lines = []
     for compared in COMPARED:
         of_kind = [cell for cell in cells if cell["kind"] == compared.kind]
@@ -97,6 +98,20 @@ def planner_block(results: Results) -> str:
             lines.append([PLANNED_BY[method], compared.text, str(number), *errors])
     header = ["planned by", "compared with", "jobs", "mean error", "most above", "most below"]
     return table(header, lines)
+
+
+def cells_of_tracked(row: Row) -> list[Row]:
+    """Return what a tracked job adds to the table of errors.
+
+    A job whose plan was told where tokens arrived (`arrived`) is there with a plan that was not,
+    as the planner makes it, too.
+    """
+    formulas, _ = METHODS
+    kind = kind_of_tracked(row)
+    if "arrived" not in row:
+        return [row | {"kind": kind, formulas: row["beside_bucket"]}]
+    told = row | {"kind": "told", formulas: row["error"]}
+    return [row | {"kind": kind, formulas: row["even"]}, told]
 
 
 def kind_of_tracked(row: Row) -> str:

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a layer of Llama keeps for the backward pass: the formulas of planner/blocks.py."""
 
+from dataclasses import replace
+
 import pytest
 
 from planner.autograd import Autograd
@@ -21,18 +23,22 @@ BATCH = Batch(2, 32, 64)
 TOKENS = 64
 
 
-def kept(depth, flags):
+def kept(depth, flags, batch=BATCH, **how):
     """Bytes of activations that a forward pass leaves for the backward pass."""
-    plan = Plan(training_arguments(flags))
+    plan = Plan(training_arguments(flags), **how)
     weights, decoder = strategy_for(plan, config_of(CELL | {"depth": depth}))
     ledger = Ledger()
     autograd = Autograd(ledger)
     strategy = Replica(plan, weights.weights, {})
     strategy.begin(autograd)
-    run = Forward(autograd, decoder, BATCH, plan, strategy.around).run()
+    run = Forward(autograd, decoder, batch, plan, strategy.around).run()
     size = ledger.held["activations"]
     del run
     return size
+
+
+def kept_per_layer(flags, batch=BATCH, **how):
+    return kept(3, flags, batch, **how) - kept(2, flags, batch, **how)
 
 
 FORMULAS = {
@@ -49,5 +55,23 @@ FORMULAS = {
 @pytest.mark.parametrize("name", FORMULAS)
 def test_a_layer_keeps_as_many_bytes_of_a_token_as_the_formula_says(name):
     flags, expected = FORMULAS[name]
-    per_layer = kept(3, flags) - kept(2, flags)
-    assert per_layer / TOKENS == expected
+    assert kept_per_layer(flags) / TOKENS == expected
+
+
+def test_packed_rows_take_a_mask_in_each_layer():
+    packed = replace(BATCH, packed=True)
+    assert kept_per_layer([], packed) > kept_per_layer([])
+
+
+def test_packed_rows_take_no_mask_in_a_layer_where_ranks_share_them():
+    """Under sequence parallelism attention computes one row after another."""
+    packed = replace(BATCH, packed=True)
+    assert kept_per_layer([], packed, ranks=2, sp=2) == kept_per_layer([], ranks=2, sp=2)
+
+
+def test_a_mask_of_the_own_tokens_waits_for_recomputed_layers_that_are_not_given_it():
+    """transformers makes it under sequence parallelism, and DeepSpeed drops it in each layer."""
+    flags = ["--gradient_checkpointing"]
+    alone = kept(2, flags, ranks=2, sp=2)
+    together = kept(2, flags, replace(BATCH, packed=True), ranks=2, sp=2)
+    assert together - alone == BATCH.sequences * BATCH.length**2

@@ -183,3 +183,33 @@ def test_long_rows_that_fit_no_single_gpu_are_shared():
     assert all(way.plan.copies > 1 for way in on_gpu)
     assert {way.plan.cp for way in on_gpu} >= {2, 4}
     assert {way.weights for way in on_gpu} >= {"full", "LoRA"}
+
+
+def ways_for_long_rows(words=""):
+    """The launch, and the ways under sequence parallelism, whose evaluation takes whole rows."""
+    flags = f"--max_length 4096 --per_device_train_batch_size 1 {words}".split()
+    request = Request(words=flags, num_processes=2)
+    args = recipe.parse_words(flags)
+    launch = candidates.launch_of(request, args, SMALL, 8 * GIB)
+    ways = candidates.ways_on(launch, 2)
+    return launch, [way for way in ways if way.plan.sp == 2 and way.weights == "full"]
+
+
+def test_evaluation_in_large_batches_rules_no_way_out():
+    """The command of a way that needs smaller ones says so."""
+    launch, ways = ways_for_long_rows()
+    _, without = ways_for_long_rows("--eval_strategy no")
+    _, as_given = ways_for_long_rows("--per_device_eval_batch_size 8")
+    for light, none, heavy in zip(ways, without, as_given, strict=True):
+        assert none.peak <= light.peak < heavy.peak
+        shown = candidates.with_usual_evaluation(launch, light)
+        words = commands.command(launch, shown)
+        assert words[words.index("--per_device_eval_batch_size") + 1] == "1"
+
+
+def test_a_way_evaluates_as_the_recipe_does_where_that_takes_no_more():
+    launch, _ = ways_of_mixture("", 2)
+    ways = candidates.ways_on(launch, 2)
+    shown = candidates.with_usual_evaluation(launch, ways[0])
+    assert shown.peak == ways[0].peak
+    assert "--per_device_eval_batch_size" not in commands.command(launch, shown)

@@ -5,6 +5,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import FakeWork
+from torch.distributed._functional_collectives import all_to_all_single_autograd
 
 from planner.peak_probe import TensorTracker, run_on_copies
 
@@ -30,6 +31,16 @@ def test_a_collective_that_never_lets_go_holds_no_tensor_of_the_rank():
     assert returned[0] is tensor
     assert tensor.tolist() == [2, 2, 2, 2]
     assert held[0].data_ptr() != tensor.data_ptr()
+
+
+def test_the_lines_of_each_exchange_are_counted(one_rank):
+    """Under expert parallelism they are the tokens that arrive at a rank."""
+    with TensorTracker() as tracker:
+        for lines in (3, 5):
+            sent = torch.ones(lines, 2)
+            got = all_to_all_single_autograd(sent, [lines], [lines], dist.group.WORLD)
+            assert torch.equal(got, sent)
+    assert tracker.exchanged == [3, 5]
 
 
 def test_collectives_under_the_tracker_give_what_they_give_without_it(one_rank):

@@ -111,6 +111,23 @@ def test_fsdp2_within_stages_halves_weights_and_optimizer_state(schedule):
         assert half.bytes < whole.bytes
 
 
+def test_whole_gradients_of_sharded_stages_add_up_in_the_precision_of_reductions():
+    """A rank has half of the parameters in fp32; whole they are in bf16, and gradients in fp32."""
+    plan = plan_with(["--shard_stages", "--eval_strategy", "no"], 4, precision="bf16")
+    for peak in peaks_of_ranks(plan, CONFIG, Batch(8, LENGTH, 8 * LENGTH), BUILD):
+        elements = 2 * peak.device["parameters"] // PER_ELEMENT
+        assert peak.device["unsharded"] > (2 + 2) * elements
+
+
+def test_gradients_of_the_second_part_of_a_backward_pass_wait_to_be_added_up():
+    """Under zbv, on the rank without embedding and head: in bf16 beside those in fp32."""
+    words = ["--shard_stages", "--eval_strategy", "no", "--pipeline_schedule", "zbv"]
+    plan = plan_with(words, 4, precision="bf16")
+    _, peak = peaks_of_ranks(plan, CONFIG, Batch(8, LENGTH, 8 * LENGTH), BUILD)
+    elements = 2 * peak.device["parameters"] // PER_ELEMENT
+    assert peak.device["unsharded"] > (2 + 4) * elements
+
+
 @pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize("more", [(), ("--shard_stages",)])
 def test_a_large_batch_of_evaluation_counts(schedule, more):

@@ -8,6 +8,7 @@ import pytest
 
 import plan_memory
 from launching import CONFIGS
+from planner import recipe
 from planner.answer import read_question
 from planner.candidates import launch_of
 from planner.request import Request, without_launcher_options
@@ -23,6 +24,7 @@ BAD_MODELS = {
     "impossible": {"model_type": "llama", "vocab_size": -5},
 }
 MIXTRAL = "recipes/mixtral.py --model_name_or_path {mixture}"
+LLAMA = "recipes/llama.py --model_name_or_path {mixture}"
 DENSE = "recipes/mixtral.py --model_name_or_path {model}"
 PIPELINE = "recipes/llama_pipeline.py --model_name_or_path {model}"
 REFUSED = {
@@ -56,7 +58,9 @@ REFUSED = {
     f"--config_file {{fsdp2_cp}} {MIXTRAL} --simulate": "looks for padding by its values",
     "{model} --config_file {tp} --parallelism_config_tp_size 3 --simulate": "heads",
     "{model} --config_file {tp} --parallelism_config_tp_size 0": "must be at least 1",
-    "{mixture} --config_file {ddp} --use_peft": "plan recipes/mixtral.py",
+    "{mixture} --config_file {ddp} --use_peft": "adapters of experts cannot be planned",
+    "{mixture} --config_file {ep} --num_processes 2 --ep_size 3": "does not divide 2 ranks",
+    f"--config_file {{ddp}} {LLAMA} --use_peft": "plan recipes/mixtral.py",
     "{mixture} --config_file {tp}": "tensor parallelism of a mixture",
     f"--config_file {{ep}} --num_processes 3 {MIXTRAL} --ep_size 2": "does not divide 3 ranks",
     f"--config_file {{ep}} --num_processes 3 {MIXTRAL} --ep_size 3": "the model's 4 experts",
@@ -144,6 +148,42 @@ def test_arguments_of_a_config_count_as_given(places, tmp_path):
     )
     launch = launch_of(question.request, question.args, question.config, question.card)
     assert launch.given == {"dtype", "max_length", "use_peft", "lora_r"}
+
+
+def test_a_mixture_is_planned_for_the_recipe_with_its_router_loss(places):
+    """Without a recipe in the call; --ep_size is an argument of that one only."""
+    request = Request(model=str(places["mixture"]), words=["--ep_size", "2"], gpu="24GB")
+    question = read_question(request)
+    assert recipe.has_router_loss(question.args)
+    assert question.args.ep_size == 2
+    assert question.request.recipe == "mixtral.py"
+    assert read_question(Request(model=str(places["model"]), gpu="24GB")).request.recipe == (
+        "llama.py"
+    )
+
+
+def test_the_plan_says_where_evaluation_takes_more_than_training(places, capsys, monkeypatch):
+    """Under sequence parallelism a rank trains half of a row, and evaluates eight whole ones."""
+    sizes = "--max_length 4096 --per_device_train_batch_size 1"
+    call = f"{places['model']} --config_file {places['deepspeed_ulysses']} {sizes}".split()
+    assert exit_code(call, monkeypatch) == 0
+    out = capsys.readouterr().out
+    advised = "with --per_device_eval_batch_size 1 the peak is "
+    lower = out.partition(advised)[2].split()[0]
+    assert exit_code([*call, "--per_device_eval_batch_size", "1"], monkeypatch) == 0
+    out = capsys.readouterr().out
+    assert f"{lower} GiB" in next(line for line in out.splitlines() if "peak per GPU" in line)
+    assert advised not in out
+
+
+def test_the_plan_of_spread_experts_says_what_routers_may_add(places, capsys, monkeypatch):
+    file = places["ep"]
+    words = f"--config_file {file} --num_processes 2 {places['mixture']} --ep_size 2".split()
+    assert exit_code(words, monkeypatch) == 0
+    out = capsys.readouterr().out
+    planned = float(out.partition("peak per GPU")[2].split()[0])
+    crowded = float(out.partition("get twice as many takes ")[2].split()[0])
+    assert planned < crowded < 2 * planned
 
 
 def test_the_plan_of_a_dry_run_with_packing_is_accepted(places):

@@ -2,6 +2,7 @@
 """The planner's bytes of each rank: what rehearsals of every YAML measured, states and peaks."""
 
 import json
+from dataclasses import replace
 
 import pytest
 from transformers import AutoConfig
@@ -127,12 +128,40 @@ def test_a_rank_of_a_pipeline_holds_what_the_planner_says(row, monkeypatch):
             assert sum(sizes) == measured.get(name, 0), name
 
 
+def test_more_tokens_at_the_experts_of_a_rank_take_more_activations_and_nothing_else():
+    """A token is sent to two of the experts, and each layer has its own number of arrivals."""
+    row = {"config": "ep", "job": "plain", "ranks": 2, "sizes": [], "ep": 2, "supervised": 496}
+    batch = live_peaks.batch_of_row(row)
+    sent = 2 * batch.sequences * batch.length
+    even, same, more, most = (
+        live_peaks.planned_rank(row, replace(batch, arrived=arrived))
+        for arrived in ((), (sent, sent), (sent, 2 * sent), (2 * sent, 2 * sent))
+    )
+    assert even == same
+    grown = [sizes["activations"] for sizes in (even, more, most)]
+    assert grown == sorted(set(grown))
+    others = [{**sizes, "activations": 0} for sizes in (even, more, most)]
+    assert others[0] == others[1] == others[2]
+
+
 @pytest.mark.parametrize("row", TRACKED, ids=name_of_tracked)
 def test_the_peak_is_that_of_live_tensors(row):
     """Measured by scripts/track_ranks.py; the tests of tests/launch measure some of them again."""
     compared = live_peaks.compare(row)
     assert abs(compared["error"]) < 0.05
     assert abs(compared["beside_bucket"]) < 0.05
+
+
+def test_every_mesh_that_can_be_traced_was_and_its_trace_is_close():
+    """DeepSpeed cannot be traced. Like the planner, a trace knows no routers."""
+    traced = [row for row in MESHES if "traced" in row]
+    assert [row for row in MESHES if row["config"] != "deepspeed_ulysses"] == traced
+    for row in traced:
+        if "ep" in row:
+            even = row.get("even", row["error"])
+            assert 1 + row["traced"] == pytest.approx(1 + even, rel=0.01)
+        else:
+            assert abs(row["traced"]) < 0.001
 
 
 def test_every_yaml_and_mesh_was_tracked():

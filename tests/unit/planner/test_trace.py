@@ -16,7 +16,6 @@ from planner.fake_ranks import fake_ranks
 from planner.plan import Plan
 from planner.request import Batch
 from planner.trace import simulate
-from planner.tracked_jobs import JOBS, SEQUENCES
 from planner.validation import training_arguments
 
 # Measured differs from traced by the batch, of which a rank also holds what it does not compute
@@ -56,12 +55,10 @@ def measured(config, sizes, ep, job):
 @pytest.mark.parametrize("place", TRACED, ids=str)
 def test_the_traced_peak_is_that_of_live_tensors(place):
     row = measured(*place)
-    batch = Batch(SEQUENCES, JOBS[row["job"]].length, row["supervised"])
-    traced = sum(
-        simulate(live_peaks.plan_of_row(row), live_peaks.model_of_row(row), batch).values()
-    )
+    shape = live_peaks.model_of_row(row)
+    traced = simulate(live_peaks.plan_of_row(row), shape, live_peaks.batch_of_row(row))
     close = CLOSE_WITH_ROUTERS if "ep" in row else CLOSE
-    assert traced == pytest.approx(max(row["measured"]), rel=close)
+    assert sum(traced.values()) == pytest.approx(max(row["measured"]), rel=close)
 
 
 @pytest.mark.parametrize("precision", ["no", "bf16"])
@@ -98,6 +95,20 @@ def test_checkpointed_experts_stay_whole_once_they_are_recomputed(length):
     args = recipe.parse_words(flags, "mixtral.py")
     plan = Plan(args, engine="fsdp2", ranks=4, shards=4, ep=2)
     assert_same_peak(plan, live_peaks.model_of_row({"ep": 2}), Batch(2, length, 2 * length))
+
+
+def test_checkpointed_experts_without_copies_hold_their_results_beside_the_next_unit():
+    """With few logits the peak is where they are computed again, beside the gathered embedding.
+
+    torch stops once it has computed again what was kept, and saves 0.7 % here.
+    """
+    flags = ["--eval_strategy", "no", "--ep_size", "4", "--gradient_checkpointing"]
+    plan = Plan(recipe.parse_words(flags, "mixtral.py"), engine="fsdp2", ranks=4, shards=4, ep=4)
+    shape = live_peaks.model_of_row({"ep": 4})
+    batch = Batch(2, 256, 1)
+    traced = sum(simulate(plan, shape, batch).values())
+    device, _ = closed_form(plan, shape, batch)
+    assert traced < sum(device.values()) < 1.01 * traced
 
 
 def assert_same_peak(plan, config, batch):
