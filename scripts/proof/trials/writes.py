@@ -19,9 +19,9 @@ from proof.trials.trial import DIFFERENCES, Group, Result, Trial, make_job
 
 # Changes of the file system in one save with one older checkpoint to delete. A trial at one more
 # change is not killed, which shows that none is missed.
-CHANGES = 24
+CHANGES = 26
 # The same of the thread that writes: the main thread makes the staging folder.
-CHANGES_IN_BACKGROUND = 23
+CHANGES_IN_BACKGROUND = 25
 STATE_SIZE = 27_062_484  # bytes of the state file
 CHECKPOINT_SIZE = 27_100_000  # bytes of a checkpoint, rounded up
 SECOND_SAVE = {"at": "save", "call": 2}
