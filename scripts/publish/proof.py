@@ -88,15 +88,17 @@ def planner_line(results: Results) -> list[str]:
     """
     measured = results["planner_ranks"]
     rows = [{FORMULAS: row["beside_bucket"]} for row in measured["rows"]]
-    untold = [abs(row["even"]) for row in measured["rows"] if "even" in row]
+    told = [row for row in measured["rows"] if "even" in row]
+    untold = max(abs(row["even"]) for row in told)
+    number = len(told)
     cells = results["planner"]["cells"]
     drawn = [cell for cell in cells if cell["kind"] == "drawn"]
     on_ranks = errors_text(rows, "jobs, every YAML on two to eight ranks")
     at_random = errors_text(drawn, "fp32 jobs with random settings")
     return [
         "Planned peak memory equals the measured tensors",
-        f"{on_ranks}, {len(untold)} of them told where tokens went to experts (untold: at most "
-        f"{max(untold):.2%}); {at_random}",
+        f"{on_ranks}, {number} of them told where tokens went to experts (untold: at most "
+        f"{untold:.2%}); {at_random}",
         PLANNER_BOUND,
         "`python scripts/track_ranks.py`, `python scripts/validate_planner.py`",
     ]
