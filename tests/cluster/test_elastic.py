@@ -6,6 +6,7 @@ processes.
 """
 
 import os
+import socket
 import subprocess
 import sys
 import time
@@ -59,12 +60,20 @@ def start(short_of, tmp_path):
             stdout=log.open("w"),
             stderr=subprocess.STDOUT,
         )
+        if not started:  # Its agent has the store, on which the others depend.
+            wait(lambda: answers(port) or process.poll() is not None, "store", log)
         started.append(process)
         return process, log
 
     yield start
     for process in started:
         kill_all_of(process)
+
+
+def answers(port):
+    """Whether a process of this machine listens on a port."""
+    with socket.socket() as connection:
+        return connection.connect_ex(("127.0.0.1", port)) == 0
 
 
 def kill_all_of(process):
