@@ -66,13 +66,8 @@ def find_misfits_of_size(
             f"--pp_size {size} does not divide {counted(ranks, 'rank')}: "
             f"{another_size(args, ranks, layers)}"
         )
-    elif not has_layers(args, size, layers):
-        schedule = args.pipeline_schedule
-        stages = size * KINDS[schedule].stages_per_rank
-        yield (
-            f"--pp_size {size} with {schedule} makes {stages} stages, and the model has "
-            f"{counted(layers or 0, 'layer')}: {fewer_stages(args, ranks, layers)}"
-        )
+    elif layers is not None and not has_layers(args, size, layers):
+        yield too_few_layers(args, ranks, layers)
     elif args.shard_stages and ranks == size:
         yield (
             f"--shard_stages shards over pipelines, and {ranks} ranks are one: pass "
@@ -87,10 +82,19 @@ def has_layers(args: PipelineTrainingArguments, size: int, layers: int | None) -
     return layers is None or size * KINDS[args.pipeline_schedule].stages_per_rank <= layers
 
 
-def fewer_stages(args: PipelineTrainingArguments, ranks: int, layers: int | None) -> str:
+def too_few_layers(args: PipelineTrainingArguments, ranks: int, layers: int) -> str:
+    """Return what is said of a model that has fewer layers than there are stages."""
+    schedule = args.pipeline_schedule
+    stages = args.pp_size * KINDS[schedule].stages_per_rank
+    return (
+        f"--pp_size {args.pp_size} with {schedule} makes {stages} stages, and the model has "
+        f"{counted(layers, 'layer')}: {fewer_stages(args, ranks, layers)}"
+    )
+
+
+def fewer_stages(args: PipelineTrainingArguments, ranks: int, layers: int) -> str:
     """Return what to do about a model that has fewer layers than there are stages."""
-    has_one_each = layers is not None and args.pp_size <= layers
-    if has_one_each and batch_fits(args, args.pp_size, "1f1b"):
+    if args.pp_size <= layers and batch_fits(args, args.pp_size, "1f1b"):
         return "use --pipeline_schedule 1f1b, which has one stage per rank"
     return another_size(args, ranks, layers)
 

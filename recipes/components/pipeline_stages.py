@@ -20,6 +20,7 @@ from components.arguments import PipelineTrainingArguments
 from components.batches import counted
 from components.exits import Exit
 from components.packing import takes_one_line
+from components.pipeline_checks import has_layers, too_few_layers
 from components.pipeline_kinds import KINDS, num_microbatches
 from components.status import fail
 
@@ -205,9 +206,10 @@ def check_stages(args: PipelineTrainingArguments, model: Any) -> list[Stage]:
     problem = (
         lines_that_hold_rows(args)
         or model_that_is_not_cut(args, model)
-        or too_few_layers(args, num_layers, num_stages)
         or shards_of_a_shared_weight(args, model)
     )
+    if not problem and not has_layers(args, args.pp_size, num_layers):
+        problem = too_few_layers(args, args.pp_size, num_layers)
     if problem:
         fail(Exit.USAGE, problem)
     return cut_into_stages(num_layers, num_stages)
@@ -231,23 +233,6 @@ def model_that_is_not_cut(args: PipelineTrainingArguments, model: Any) -> str:
     return (
         f"--model_name_or_path {args.model_name_or_path}: {type(model).__name__} cannot be cut "
         f"into stages, since {reason}: train it with recipes/llama.py under fsdp2_full_shard.yaml"
-    )
-
-
-def too_few_layers(args: PipelineTrainingArguments, num_layers: int, num_stages: int) -> str:
-    """Return why a model has too few layers for its stages, or ""."""
-    if num_stages <= num_layers:
-        return ""
-    # What divides --pp_size also divides the ranks
-    smaller = [size for size in range(2, num_layers + 1) if args.pp_size % size == 0]
-    cure = "use recipes/llama.py under fsdp2_full_shard.yaml"
-    if smaller:
-        cure = f"use --pp_size {smaller[-1]} and --pipeline_schedule 1f1b"
-    if num_layers >= args.pp_size:
-        cure = "use --pipeline_schedule 1f1b, which has one stage per rank"
-    return (
-        f"--pp_size {args.pp_size} with {args.pipeline_schedule} makes {num_stages} stages, "
-        f"and the model has {num_layers} layers: {cure}"
     )
 
 

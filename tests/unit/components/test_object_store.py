@@ -4,6 +4,7 @@
 tests/object_store trains beside a real server.
 """
 
+import errno
 import json
 import shutil
 import threading
@@ -14,7 +15,7 @@ from pathlib import Path, PurePosixPath
 import fsspec
 import pytest
 
-from components import resuming
+from components import resuming, store_protocol
 from components.checkpoint import find_damage
 from components.folder import MANIFEST, has_result
 from components.object_store import ObjectStore
@@ -101,6 +102,33 @@ class TestContinuing:
         assert found == tmp_path / f"checkpoint-{stored_step}" and find_damage(found) is None
         [aside] = tmp_path.glob("checkpoint-5.damaged-*")
         assert (aside / "progress.json").read_text() == "{"
+
+    def test_if_all_are_damaged_here_and_there_the_run_does_not_start_over(
+        self, store, files, tmp_path, capsys
+    ):
+        damaged = make_checkpoint(tmp_path, 5)
+        upload(store, damaged)
+        (damaged / "progress.json").write_text("{")
+        files.pipe_file(f"{store.stored.newest().path}/progress.json", b"{")
+        with pytest.raises(SystemExit, match="65"):
+            choose(store, "auto")
+        assert f"all checkpoints there and in {URL} are damaged" in capsys.readouterr().err
+
+    def test_an_error_of_this_hosts_disk_is_not_blamed_on_the_store(
+        self, store, tmp_path, monkeypatch, capsys
+    ):
+        made = make_checkpoint(tmp_path, 5)
+        upload(store, made)
+        shutil.rmtree(made)
+
+        def refuse(path, text):
+            raise OSError(errno.ENOSPC, "No space left on device", str(path))
+
+        monkeypatch.setattr(store_protocol, "write_file", refuse)
+        with pytest.raises(SystemExit, match="73"):
+            choose(store, "auto")
+        error = capsys.readouterr().err
+        assert "error: cannot read or write: [Errno 28]" in error and "--output_url" not in error
 
     def test_a_damaged_checkpoint_that_was_asked_for_is_not_replaced_by_another(
         self, store, tmp_path, capsys

@@ -161,8 +161,8 @@ def test_a_model_with_other_modules_is_found(tmp_path):
     ("flags", "cure"),
     [
         ("--pp_size 4 --pipeline_schedule zbv", "use --pipeline_schedule 1f1b, which has one"),
-        ("--pp_size 6", "use --pp_size 3 and --pipeline_schedule 1f1b"),
-        ("--pp_size 7", "use recipes/llama.py under fsdp2_full_shard.yaml"),
+        ("--pp_size 6", "use --pp_size 3\n"),
+        ("--pp_size 7", "use --pp_size 5 and pass --num_processes 5 to accelerate launch\n"),
     ],
 )
 def test_more_stages_than_layers_are_refused(flags, cure, tmp_path, capsys):

@@ -239,6 +239,21 @@ def test_if_one_rank_cannot_write_all_end_alike(tmp_path):
     assert not any(tmp_path.iterdir())
 
 
+def test_free_bytes_are_those_before_the_rest_of_the_checkpoint_is_deleted(tmp_path):
+    def save():
+        saving.write_share = lambda *arguments: ({}, WriteError("full", errno.ENOSPC))
+        calls = []
+        saving.WriteError.describe = lambda *arguments: calls.append("describe") or "full"
+        saving.discard = lambda *arguments: calls.append("discard")
+        accelerator = Accelerator()
+        saver = Saver(tmp_path, limit=2, store=None)
+        start(saver, 3, accelerator)
+        advance_until_done(saver, accelerator)
+        return calls
+
+    assert on_ranks(save, 2) == [["describe", "discard"], ["describe"]]
+
+
 # ---- Copies ----
 def trained():
     """A model on the host after a step, and a function that does another."""

@@ -314,6 +314,10 @@ class TestLargerShards:
         assert says in lines.get("warning", "")
         assert bool(says) == ("fsdp1_full_shard.yaml" in lines.get("warning", ""))
 
+    def test_where_experts_are_spread_no_engine_is_named_that_refuses_it(self, start):
+        warning = start(MIXTURE, strategy=FSDP2, num_processes=16, expert_ranks=8)["warning"]
+        assert "holds 1/8.1 of" in warning and "yaml" not in warning
+
     @pytest.mark.parametrize("strategy", [ZERO3, Strategy("FSDP1 FULL_SHARD", fsdp_version=1)])
     def test_other_engines_cut_evenly(self, strategy, start):
         assert "warning" not in start(MIXTURE, strategy=strategy, num_processes=16)
