@@ -547,9 +547,10 @@ class RunArguments:
     )
     ddp_timeout: Annotated[int, Above(0), MAY_CHANGE] = arg(
         1800,
-        "seconds that ranks wait for each other, including while one prepares the rows or writes a "
-        "checkpoint; after that, each prints its stacks and ends. If preparing the rows takes "
-        "longer, first run the same command with --num_processes 1 and --dry_run to fill the cache",
+        "seconds that ranks wait for each other, including while one prepares the rows; after "
+        "that, each prints its stacks and ends. A checkpoint may take longer, as its size allows. "
+        "If preparing the rows takes longer, first run the same command with --num_processes 1 and "
+        "--dry_run to fill the cache",
     )
     dry_run: Annotated[bool, MAY_CHANGE] = arg(
         False,

@@ -47,9 +47,23 @@ def call_on_every_rank(accelerator: Accelerator, function: Callable[[], T]) -> l
     thread = ThreadPoolExecutor(1, "long call")
     work = thread.submit(function)
     thread.shutdown(wait=False)
+    return wait_for_every_rank(work)
+
+
+def wait_for_every_rank(
+    work: Future[T], between_words: Callable[[], None] | None = None
+) -> list[T]:
+    """Return on every rank what the thread of each returns, by rank. Every rank takes part.
+
+    Args:
+        work: of this rank's thread; if it raises, that is as in `call_on_every_rank`.
+        between_words: is called every few seconds while all ranks answer.
+    """
     words: list[tuple[bool, T | None]] = [(False, None)]
     while not all(is_done for is_done, _ in words):
         words = gather_object([word_of(work)])
+        if between_words is not None:
+            between_words()
     return [cast(T, result) for _, result in words]
 
 

@@ -113,10 +113,11 @@ class Run:
         self._store = ObjectStore(args.output_url, self._folder) if args.output_url else None
         if self._store is not None and RANK == 0:
             self._store.connect(leaves_no_trace)
-        self._saver = Saver(self._folder, args.save_total_limit, self._store)
         self._status = process_status()
         self._status.open(None if leaves_no_trace else self._folder)
         self._watch = Watch(args.output_dir)
+        show_life = self._watch.show_life
+        self._saver = Saver(self._folder, args.save_total_limit, self._store, show_life)
         self._hosts = ""  # The summary's line about them
         self._watch.take_signals()
         budget = args.nonfinite_budget if args.nonfinite == "skip" else 0
@@ -303,10 +304,11 @@ class Run:
             yield self.step + 1
             self._between_steps()
         self._finish_save()
+        # Reading the best model and writing the result may take long: from here on no sign of life
+        # is expected.
+        self._watch.sign_of_life = float("inf")
         self._load_best()
         self._metrics.close()
-        # Writing the result may take long: from here on no sign of life is expected.
-        self._watch.sign_of_life = float("inf")
 
     def skip_if_not_finite(
         self, grad_norm: Any, losses: Sequence[torch.Tensor], batches: Sequence[Mapping[str, Any]]

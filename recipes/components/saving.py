@@ -2,7 +2,7 @@
 """All ranks write a checkpoint together: each owner its tensors, and rank 0 the rest.
 
 A thread of each rank writes, hashes and flushes files, and never communicates. What the ranks have
-to tell each other, their main threads do in calls that every rank makes. So the same code saves
+to tell each other, their main threads say in calls that every rank makes. So the same code saves
 while a run waits and, with --async_save, while it trains.
 """
 
@@ -10,9 +10,10 @@ import contextlib
 import copy
 import enum
 import shutil
+import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,12 +25,16 @@ from safetensors import SafetensorError
 from components import checkpoint
 from components.ending import Problem
 from components.exits import Exit
+from components.long_calls import wait_for_every_rank
 from components.object_store import ObjectStore
 from components.state import first_nonfinite
 from components.write_errors import WriteError
 
 # What the manifest says about the files that a rank has written, and why it could not write
 Written = tuple[dict[str, Any], WriteError | None]
+# Bytes per second that every disk takes from all ranks together. Once it should have written a
+# checkpoint, waiting for it is no sign of life any more: the disk, or its server, does not answer.
+SLOWEST_DISK = 50_000_000
 
 
 class Phase(enum.Enum):
@@ -60,6 +65,7 @@ class PendingSave:
         nbytes: of the tensors of all owners.
         kept_step: the step of a checkpoint that is kept in any case.
         work: what this rank's thread does for it in this phase.
+        began: when this phase began, in seconds of time.monotonic().
     """
 
     progress: Mapping[str, Any]
@@ -67,22 +73,32 @@ class PendingSave:
     kept_step: int | None
     work: Future[Written]
     phase: Phase = Phase.WRITING
+    began: float = field(default_factory=time.monotonic)
+
+    @property
+    def is_in_time(self) -> bool:
+        """Whether a slow disk can explain that this phase has not ended."""
+        return time.monotonic() - self.began < self.nbytes / SLOWEST_DISK
 
 
 class Saver:
     """Makes the checkpoints of a run, one at a time. Every rank makes every call."""
 
-    def __init__(self, folder: Path, limit: int, store: ObjectStore | None) -> None:
+    def __init__(
+        self, folder: Path, limit: int, store: ObjectStore | None, show_life: Callable[[], None]
+    ) -> None:
         """Know where checkpoints go.
 
         Args:
             folder: of the run.
             limit: the newest checkpoints to keep.
             store: where a copy of them goes.
+            show_life: tells the watch over this rank that it does not hang, but waits for a disk.
         """
         self._folder = folder
         self._limit = limit
         self._store = store
+        self._show_life = show_life
         self._thread = ThreadPoolExecutor(1, "saver")
         self._phases_begun = 0  # by this rank's thread, for all checkpoints
         self._pending: PendingSave | None = None
@@ -178,7 +194,7 @@ class Saver:
         step = save.progress["step"]
         written = {}
         problems = []
-        for facts, problem in gather_object([save.work.result()]):
+        for facts, problem in self._wait_for_threads(save):
             written |= facts
             if problem is not None:
                 problems.append(problem)
@@ -191,11 +207,21 @@ class Saver:
         match save.phase:
             case Phase.WRITING:
                 save.phase = Phase.PUBLISHING
+                save.began = time.monotonic()
                 publish = self._publish if accelerator.is_main_process else do_nothing
                 save.work = self._begin_phase(publish, save, written)
             case Phase.PUBLISHING:
                 self._pending = None
         return None
+
+    def _wait_for_threads(self, save: PendingSave) -> list[Written]:
+        """Return what the threads of all ranks return, which may take longer than --ddp_timeout."""
+
+        def show_life_in_time() -> None:
+            if save.is_in_time:
+                self._show_life()
+
+        return wait_for_every_rank(save.work, show_life_in_time)
 
     def _publish(self, save: PendingSave, written: Mapping[str, Any]) -> Written:
         """Give the checkpoint its name, and begin to upload it. Rank 0's thread calls it.

@@ -15,6 +15,7 @@ import os
 import re
 import shutil
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ from components.checkpoint import flush, give_usual_mode
 from components.deepspeed_state import clean_name, zero3_weight_entries
 from components.folder import INDEX, SINGLE
 from components.fsdp1_state import fsdp1_weight_entries, is_fsdp1
+from components.long_calls import call_on_every_rank
 from components.owners import Entry, largest_first, share_out
 from components.state import entries_of, free_whole_weights
 from components.status import write_file
@@ -234,7 +236,7 @@ def write_shards(
     names = names_of_files(sum(counts))
     first = sum(counts[: accelerator.process_index])
     own = dict(zip(names[first : first + len(files)], files, strict=True))
-    reports = gather_object([write_files(staging, own, share)])
+    reports = call_on_every_rank(accelerator, partial(write_files, staging, own, share))
     if accelerator.is_main_process:
         problem = publish_result(folder, reports, write_rest)
     return broadcast_object_list([problem])[0]

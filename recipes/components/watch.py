@@ -54,7 +54,7 @@ class Watch:
 
     Attributes:
         stop_requested: whether this process was asked to stop.
-        sign_of_life: when the loop last showed one, in seconds of time.monotonic().
+        sign_of_life: when the main thread last showed one, in seconds of time.monotonic().
         peers: {file descriptor of a process: (rank, process id)} of the other ranks of this host.
         hosts: the watch over the other hosts.
     """
@@ -128,7 +128,7 @@ class Watch:
         Every rank takes part. It is a sign of life. On a GPU nothing is waited for: the answer, on
         which all ranks agree, is that of the previous call.
         """
-        self.sign_of_life = time.monotonic()
+        self.show_life()
         votes = [int(self.stop_requested), *counts]
         if accelerator.num_processes == 1:
             return votes
@@ -143,6 +143,10 @@ class Watch:
         last_answer, copied = last_vote
         copied.synchronize()
         return last_answer.tolist()
+
+    def show_life(self) -> None:
+        """Show that the main thread does not hang."""
+        self.sign_of_life = time.monotonic()
 
     # ---- The other ranks ----
     def join(self, accelerator: Accelerator, timeout: float) -> None:

@@ -4,13 +4,16 @@
 import errno
 import threading
 import time
+from datetime import timedelta
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
 import torch
+import torch.distributed as dist
 from accelerate import Accelerator
 
-from components import checkpoint, saving
+from components import checkpoint, long_calls, saving
 from components.exits import Exit
 from components.object_store import ObjectStore
 from components.saving import Saver
@@ -23,9 +26,13 @@ from proof.damage import make_checkpoint
 from ranks import on_ranks
 
 
+def do_nothing():
+    """Show no sign of life to anybody."""
+
+
 @pytest.fixture
 def saver(tmp_path):
-    return Saver(tmp_path, limit=2, store=None)
+    return Saver(tmp_path, limit=2, store=None, show_life=do_nothing)
 
 
 @pytest.fixture
@@ -112,7 +119,7 @@ def test_what_it_records_is_the_progress_of_its_own_step(saver, held_back, tmp_p
 
 
 def test_old_checkpoints_are_deleted_once_the_new_one_is_whole(tmp_path, held_back):
-    saver = Saver(tmp_path, limit=1, store=None)
+    saver = Saver(tmp_path, limit=1, store=None, show_life=do_nothing)
     held_back.set()
     start(saver, 3)
     saver.finish(fake_accelerator())
@@ -160,7 +167,7 @@ def test_saves_do_not_wait_for_an_upload_whose_checkpoint_is_kept(tmp_path, monk
 
     uploaded = []
     monkeypatch.setattr(ObjectStore, "_upload_checkpoint", upload)
-    saver = Saver(tmp_path, limit=1, store=ObjectStore(URL, tmp_path))
+    saver = Saver(tmp_path, limit=1, store=ObjectStore(URL, tmp_path), show_life=do_nothing)
     for step in (3, 6, 9):
         start(saver, step)
         saver.finish(fake_accelerator())
@@ -177,7 +184,7 @@ def test_the_best_checkpoint_of_an_earlier_call_is_kept_though_nothing_is_saved(
     """The call resumes, and is stopped before its first save."""
     for step in (2, 4, 6):
         make_checkpoint(tmp_path, step, limit=3)
-    saver = Saver(tmp_path, limit=1, store=ObjectStore(URL, tmp_path))
+    saver = Saver(tmp_path, limit=1, store=ObjectStore(URL, tmp_path), show_life=do_nothing)
     saver.keep(2)
     assert saver.finish_uploads(is_done=False) is None
     assert [*checkpoint.checkpoints_in(tmp_path)] == [6, 2]
@@ -194,7 +201,65 @@ def test_an_upload_that_failed_is_a_warning(tmp_path, monkeypatch, capsys):
     assert capsys.readouterr().err.startswith(f"warning: checkpoint-3 is only in {tmp_path}: ")
 
 
+# ---- Slow disks ----
+@pytest.fixture
+def signs_of_life(monkeypatch):
+    """When they were shown."""
+    monkeypatch.setattr(long_calls, "SECONDS_BETWEEN_WORDS", 0.01)
+    return []
+
+
+@pytest.fixture
+def slow_save(tmp_path, held_back, signs_of_life):
+    """A function that saves 2 MB, which takes 0.5 seconds."""
+
+    def save():
+        show_life = partial(signs_of_life.append, 1)
+        saver = Saver(tmp_path, limit=2, store=None, show_life=show_life)
+        start(saver, 3)
+        threading.Timer(0.5, held_back.set).start()
+        return saver.finish(fake_accelerator())
+
+    return save
+
+
+def test_a_rank_that_waits_for_a_slow_disk_does_not_seem_to_hang(
+    slow_save, signs_of_life, monkeypatch
+):
+    monkeypatch.setattr(saving, "SLOWEST_DISK", 1_000)
+    assert slow_save() is None
+    assert len(signs_of_life) > 10
+
+
+def test_a_rank_whose_disk_does_not_answer_seems_to_hang(slow_save, signs_of_life, monkeypatch):
+    monkeypatch.setattr(saving, "SLOWEST_DISK", 1e12)
+    assert slow_save() is None
+    assert len(signs_of_life) == 0
+
+
 # ---- Several ranks ----
+def test_a_save_may_take_longer_than_a_collective_call(tmp_path):
+    limit = 2  # seconds
+
+    def save():
+        dist.distributed_c10d._set_pg_timeout(timedelta(seconds=limit))
+        long_calls.SECONDS_BETWEEN_WORDS = limit / 8
+        saving.SLOWEST_DISK = 1_000
+        accelerator = Accelerator()
+        event = threading.Event()
+        if accelerator.process_index == 1:
+            saving.write_share = after(event)
+            threading.Timer(3 * limit, event.set).start()
+        watch = Watch("runs")
+        saver = Saver(tmp_path, limit=2, store=None, show_life=watch.show_life)
+        start(saver, 3, accelerator)
+        problem = saver.finish(accelerator)
+        return problem, time.monotonic() - watch.sign_of_life < limit
+
+    assert on_ranks(save, 2) == [(None, True), (None, True)]
+    assert checkpoint.find_damage(tmp_path / "checkpoint-3") is None
+
+
 def test_a_checkpoint_is_whole_once_the_slowest_rank_has_written(tmp_path):
     def save():
         accelerator = Accelerator()
@@ -202,7 +267,7 @@ def test_a_checkpoint_is_whole_once_the_slowest_rank_has_written(tmp_path):
         event = threading.Event()
         if rank == 1:
             saving.write_share = after(event)
-        saver = Saver(tmp_path, limit=2, store=None)
+        saver = Saver(tmp_path, limit=2, store=None, show_life=do_nothing)
         watch = Watch("runs")
         begun = start(saver, 3, accelerator)
         early = []
@@ -225,7 +290,7 @@ def test_if_one_rank_cannot_write_all_end_alike(tmp_path):
         accelerator = Accelerator()
         if accelerator.process_index == 1:
             saving.write_share = lambda *arguments: ({}, WriteError("broken", errno.EIO))
-        saver = Saver(tmp_path, limit=2, store=None)
+        saver = Saver(tmp_path, limit=2, store=None, show_life=do_nothing)
         start(saver, 3, accelerator)
         code, why = advance_until_done(saver, accelerator)
         return int(code), why, saver.finish(accelerator)
@@ -246,7 +311,7 @@ def test_free_bytes_are_those_before_the_rest_of_the_checkpoint_is_deleted(tmp_p
         saving.WriteError.describe = lambda *arguments: calls.append("describe") or "full"
         saving.discard = lambda *arguments: calls.append("discard")
         accelerator = Accelerator()
-        saver = Saver(tmp_path, limit=2, store=None)
+        saver = Saver(tmp_path, limit=2, store=None, show_life=do_nothing)
         start(saver, 3, accelerator)
         advance_until_done(saver, accelerator)
         return calls
@@ -291,7 +356,7 @@ def test_without_a_copy_the_state_of_a_process_on_the_host_is_its_own():
 def test_the_bytes_are_those_that_a_waiting_run_writes(tmp_path):
     model, optimizer, _ = trained()
     for name, copy in (("waiting", False), ("background", True)):
-        saver = Saver(tmp_path / name, limit=2, store=None)
+        saver = Saver(tmp_path / name, limit=2, store=None, show_life=do_nothing)
         (tmp_path / name).mkdir()
         state = gather_state(fake_accelerator(), model, optimizer, copy=copy)
         saver.start(fake_accelerator(), state, {"step": 3})

@@ -5,10 +5,14 @@ tests/launch/test_shards.py has several ranks.
 """
 
 import json
+import time
+from datetime import timedelta
 from types import SimpleNamespace
 
 import pytest
 import torch
+import torch.distributed as dist
+from accelerate import Accelerator
 from safetensors.torch import load_file
 from transformers import (
     AutoModelForCausalLM,
@@ -17,10 +21,11 @@ from transformers import (
     NomicBertConfig,
 )
 
-from components import shards
+from components import long_calls, shards
 from components.owners import Entry
 from components.shards import group_entries, publish_result, write_files, write_shards
 from fakes import fake_accelerator, mixture_of_two
+from ranks import on_ranks
 
 SIZES = {
     "hidden_size": 16,
@@ -122,6 +127,32 @@ def test_if_the_rest_cannot_be_written_the_earlier_result_is_unchanged(kind, tmp
 
     assert "No space left" in with_rest(tmp_path, fail)
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+def test_writing_may_take_longer_than_a_collective_call(tmp_path):
+    limit = 2  # seconds
+
+    def write():
+        dist.distributed_c10d._set_pg_timeout(timedelta(seconds=limit))
+        long_calls.SECONDS_BETWEEN_WORDS = limit / 8
+        accelerator = Accelerator()
+        rank = accelerator.process_index
+        if rank == 1:
+            shards.save_file = after_seconds(3 * limit, shards.save_file)
+        return write_shards(accelerator, tmp_path, {f"of {rank}": torch.ones(2)}, nothing)
+
+    assert on_ranks(write, 2) == [None, None]
+    assert names_in(tmp_path) == [*SHARDS, shards.INDEX]
+
+
+def after_seconds(seconds, function):
+    """The function, called so much later."""
+
+    def wait_and_call(*arguments):
+        time.sleep(seconds)
+        return function(*arguments)
+
+    return wait_and_call
 
 
 def test_a_large_share_is_cut_into_files_as_transformers_does(tmp_path, monkeypatch):
