@@ -32,12 +32,15 @@ class Place:
     flags: tuple[str, ...] = ()
 
 
+IN_BACKGROUND = ("--save_steps", "5", "--async_save")
 PLACES = {
     "data preparation": Place("load_data", saved=0),
     "the first step": Place("summed_loss", saved=1, step=1),
     "training": Place("summed_loss", saved=7, step=7),
     "evaluation": Place("evaluate_perplexity", saved=EPOCH),
     "saving": Place("gather_state", saved=6, flags=("--save_steps", "5")),
+    "saving in the background": Place("gather_state", saved=6, flags=IN_BACKGROUND),
+    "the step beside a save": Place("summed_loss", saved=6, step=6, flags=IN_BACKGROUND),
 }
 
 
