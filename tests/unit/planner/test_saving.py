@@ -7,9 +7,14 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from components import state
+from components.pipeline_kinds import KINDS
+from components.pipeline_stages import PartOfModel, cut_into_stages
 from components.state import gather_state
+from components.strategy import Strategy
 from fakes import fake_accelerator
 from planner.plan import Plan
+from planner.recipe import parse_words
 from planner.saving import saving_of, sizes_of_tensors
 from planner.validation import training_arguments
 
@@ -24,7 +29,7 @@ SMALL = {
 
 
 def config(**more):
-    return AutoConfig.for_model("llama", **SMALL, **more)
+    return AutoConfig.for_model("llama", **SMALL | more)
 
 
 @pytest.mark.parametrize("tied", [False, True])
@@ -70,3 +75,51 @@ def test_all_ranks_of_a_host_need_what_they_have_between_them():
     saving = saving_of(plan, config())
     assert saving.host <= 4 * saving.most
     assert saving.host >= saving.whole / 2 + 4 * 2 * saving.largest
+
+
+# ---- Pipelines ----
+def shares_in_recipe(schedule, pp, ranks, config, monkeypatch):
+    """The bytes that each rank of llama_pipeline.py owns of a checkpoint, without a launch."""
+    kind = KINDS[schedule]
+    stages = cut_into_stages(config.num_hidden_layers, pp * kind.stages_per_rank)
+    accelerator = fake_accelerator(num_processes=ranks)
+    monkeypatch.setattr(state.Strategy, "of", lambda _: Strategy(f"PP {pp}", pipeline=pp))
+    of_ranks = []
+    for place in range(pp):
+        own = [stages[number] for number in kind.stages_of(place, pp)]
+        model = PartOfModel(own).from_config(config)
+        entries = list(
+            state.trained_parts(accelerator, model, torch.optim.AdamW(model.parameters()))
+        )
+        of_ranks += [{entry.name: entry.nbytes for entry in entries}] * (ranks // pp)
+    monkeypatch.setattr(state, "gather_object", lambda _: of_ranks)
+    owners = state.owners_of(accelerator, entries)
+    sizes = {name: nbytes for of_rank in of_ranks for name, nbytes in of_rank.items()}
+    shares = [0] * ranks
+    for name, owner in owners.items():
+        shares[owner] += sizes[name]
+    return shares
+
+
+def pipelines(schedule, pp, ranks, machines=1):
+    args = parse_words(["--pp_size", str(pp), "--pipeline_schedule", schedule], "llama_pipeline.py")
+    return Plan(args, ranks=ranks, pp=pp, machines=machines)
+
+
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("schedule", ["1f1b", "interleaved", "zbv"])
+@pytest.mark.parametrize(("pp", "ranks"), [(4, 4), (2, 6)])
+def test_what_a_stage_has_is_planned_for_its_own_ranks(schedule, pp, ranks, tied, monkeypatch):
+    model = config(num_hidden_layers=8, tie_word_embeddings=tied)
+    planned = saving_of(pipelines(schedule, pp, ranks, machines=ranks), model)
+    shares = shares_in_recipe(schedule, pp, ranks, model, monkeypatch)
+    assert planned.share == max(shares)
+    assert planned.whole == sum(shares)
+    assert planned.host == planned.most  # each host has one rank
+
+
+def test_the_stages_at_the_ends_of_a_pipeline_have_the_largest_shares():
+    """They have the embedding and the head beside their layers."""
+    model = config(num_hidden_layers=8)
+    saving = saving_of(pipelines("1f1b", 4, 4), model)
+    assert saving.share > saving.whole / 4 + saving.largest
