@@ -18,6 +18,10 @@ from .plan import Plan
 from .ranks import FP32, state_bytes
 
 MOMENTS = 2  # tensors of AdamW's state for each weight, besides the step
+# What joining shards takes on the GPU of the owner, in sizes of the whole tensor, where they do not
+# follow one another, as those of FSDP and DeepSpeed do: they are put in order in a second copy, and
+# the owner still has up to a half of the tensor that it joined before (components/gathering.py).
+JOINED_IN_ORDER = 2.5
 
 
 @dataclass(frozen=True)
@@ -57,6 +61,14 @@ def saving_of(plan: Plan, config: PretrainedConfig) -> Saving:
     hosts = [sum(shares[first : first + per_host]) for first in range(0, plan.ranks, per_host)]
     most_of_host = max(hosts) + per_host * 2 * largest
     return Saving(sum(sizes.values()), max(shares), largest, most_of_host)
+
+
+def bytes_to_join(plan: Plan, saving: Saving) -> int:
+    """Return what a GPU needs at most to join the shards of a tensor; 0 if there are no shards."""
+    if plan.tp > 1 or plan.ep > 1:
+        return int(JOINED_IN_ORDER * saving.largest)
+    is_sharded = plan.is_fsdp or (plan.engine == "zero" and plan.stage > 0)
+    return saving.largest if is_sharded else 0
 
 
 def holders_of(
