@@ -70,8 +70,9 @@ def share_out(
 def number_of_owners(sizes: Iterable[int], smallest_share: int) -> int:
     """Return how many times tensors fill a smallest share, one after another.
 
-    So many owners to which they are dealt, each to the one with the least, have three quarters of
-    it or more (Deuermeyer, Friesen, Langston 1982).
+    With this number of owners, each can have a smallest share. If the largest tensors go first, each
+    to the owner with the least, every owner has at least three quarters of what it can have
+    (Deuermeyer, Friesen and Langston 1982).
 
     Args:
         sizes: bytes, the largest first.
