@@ -48,10 +48,11 @@ def share_out(
         smallest_share: about the bytes that an owner has at least (`number_of_owners`).
     """
     by_size = sorted(sizes, key=lambda name: (-sizes[name], name))
+    every_rank = tuple(range(num_ranks))
     held: dict[tuple[int, ...], list[str]] = {}  # {ranks: the tensors that one of them is to own}
     for name in by_size:
-        ranks = range(num_ranks) if holders is None else holders[name]
-        held.setdefault(tuple(ranks), []).append(name)
+        ranks = every_rank if holders is None else tuple(holders[name])
+        held.setdefault(ranks, []).append(name)
     candidates: dict[str, list[int]] = {}
     for ranks, names in held.items():
         number = number_of_owners([sizes[name] for name in names], smallest_share)
@@ -70,8 +71,8 @@ def share_out(
 def number_of_owners(sizes: Iterable[int], smallest_share: int) -> int:
     """Return how many times tensors fill a smallest share, one after another.
 
-    With this number of owners, each can have a smallest share. If the largest tensors go first, each
-    to the owner with the least, every owner has at least three quarters of what it can have
+    With this number of owners, each can have a smallest share. If the largest tensors go first,
+    each to the owner with the least, every owner has at least three quarters of what it can have
     (Deuermeyer, Friesen and Langston 1982).
 
     Args:
