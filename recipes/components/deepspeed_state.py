@@ -34,13 +34,12 @@ def clean_name(name: str) -> str:
 
 
 def flatten(name: str, value: Any) -> dict[str, torch.Tensor]:
-    """Return {name.key.key: tensor on the host} of nested optimizer state.
+    """Return {name.key.key: tensor} of nested optimizer state, each where the optimizer has it.
 
-    bitsandbytes nests its state and counts steps in plain numbers; DeepSpeed's ZeRO-0 keeps its
-    state on the GPU.
+    bitsandbytes nests its state and counts steps in plain numbers.
     """
     if not isinstance(value, dict):
-        return {name: torch.as_tensor(value).cpu()}
+        return {name: torch.as_tensor(value)}
     leaves = {}
     for key, inner in value.items():
         leaves.update(flatten(f"{name}.{key}", inner))
@@ -70,6 +69,9 @@ def master_parts(
     masters: MasterWeights, optimizer: torch.optim.Optimizer
 ) -> Iterator[tuple[str, torch.Tensor]]:
     """Yield (name, tensor) for ZeRO-0's fp32 master weights and their optimizer state.
+
+    The tensors stay on the GPU: each rank has all of them, and is to copy only its share to the
+    host, one after another.
 
     Args:
         optimizer: the one that DeepSpeed wraps.

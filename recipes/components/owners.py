@@ -10,7 +10,9 @@ from dataclasses import dataclass
 
 import torch
 
-SMALLEST_SHARE = 2**20  # bytes; adapters on many ranks would otherwise make files of a few KB
+# About the bytes that an owner has at least. Adapters on many ranks, or step counts on more ranks
+# than there are matrices, would otherwise make files of a few bytes.
+SMALLEST_SHARE = 2**20
 
 
 @dataclass(frozen=True)
@@ -37,26 +39,53 @@ def share_out(
 ) -> dict[str, int]:
     """Return the owner of each tensor: the largest go first, each to the rank with the least.
 
-    No rank gets more than an equal share and the largest tensor. Less than `smallest_share` each
-    is not spread over all ranks.
+    Where there is enough for all ranks to be owners, none gets more than an equal share and the
+    largest tensor. Less is dealt to fewer ranks.
 
     Args:
         sizes: bytes by name; all ranks must give the same.
         holders: the ranks among which to choose the owner of each tensor; by default all.
-        smallest_share: bytes.
+        smallest_share: about the bytes that an owner has at least (`number_of_owners`).
     """
+    by_size = sorted(sizes, key=lambda name: (-sizes[name], name))
+    every_rank = tuple(range(num_ranks))
+    held: dict[tuple[int, ...], list[str]] = {}  # {ranks: the tensors that one of them is to own}
+    for name in by_size:
+        ranks = every_rank if holders is None else tuple(holders[name])
+        held.setdefault(ranks, []).append(name)
+    candidates: dict[str, list[int]] = {}
+    for ranks, names in held.items():
+        number = number_of_owners([sizes[name] for name in names], smallest_share)
+        chosen = [ranks[place] for place in spread_ranks(number, len(ranks))]
+        candidates |= dict.fromkeys(names, chosen)
+
     owners = {}
-    every_rank = spread_ranks(sum(sizes.values()) // smallest_share, num_ranks)
     loads = [0] * num_ranks
-    for name in sorted(sizes, key=lambda name: (-sizes[name], name)):
-        candidates = every_rank
-        if holders is not None:
-            spread = [rank for rank in holders[name] if rank in every_rank]
-            candidates = spread or holders[name]
-        owner = min(candidates, key=loads.__getitem__)
+    for name in by_size:
+        owner = min(candidates[name], key=loads.__getitem__)
         owners[name] = owner
         loads[owner] += sizes[name]
     return owners
+
+
+def number_of_owners(sizes: Iterable[int], smallest_share: int) -> int:
+    """Return how many times tensors fill a smallest share, one after another.
+
+    With this number of owners, each can have a smallest share. If the largest tensors go first,
+    each to the owner with the least, every owner has at least three quarters of what it can have
+    (Deuermeyer, Friesen and Langston 1982).
+
+    Args:
+        sizes: bytes, the largest first.
+    """
+    number = 0
+    filled = 0
+    for size in sizes:
+        filled += size
+        if filled >= smallest_share:
+            number += 1
+            filled = 0
+    return number
 
 
 def largest_first(entries: Iterable[Entry]) -> list[Entry]:

@@ -43,7 +43,7 @@ SHARD = re.compile(r"model-[0-9]{5,}-of-[0-9]{5,}\.safetensors")
 STAGING = "model.staging"
 REST = "rest"  # The folder in it for what belongs to the weights
 LARGEST_FILE = "50GB"  # transformers' own bound: save_pretrained, max_shard_size
-# Bytes that an owner has at least, so that a small model stays one file
+# About the bytes that an owner has at least, so that a small model stays one file
 SMALLEST_SHARE = 2**26
 NUMBER = re.compile(r"\.[0-9]+\.")
 
@@ -55,7 +55,9 @@ def gather_share(accelerator: Accelerator, model: Any, unwrapped: Any) -> dict[s
     """Return the tensors of the result that this rank owns, by their names in files.
 
     Every rank takes part. The shares are disjoint, and balanced by bytes. A rank needs memory for
-    its share and for about two of the largest tensors, those on its device not counted.
+    its share and for about two of the largest groups (`group_entries`), what is on its device not
+    counted. Most groups are one tensor. Where files join tensors, a group is a whole layer, or all
+    that is in no layer, and is held both as the model has it and as the files do.
 
     Args:
         model: as `prepare` returned it, or a part of a pipeline.

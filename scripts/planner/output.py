@@ -23,6 +23,7 @@ class Report:
     device: Sizes  # bytes on a GPU at its peak, by category
     host: Sizes  # bytes that are held on the host, for each rank
     saving: Saving | None = None  # None if it cannot be told
+    joining: int = 0  # bytes on a GPU while a save joins the shards of the largest tensor
     card: int | None = None
     card_note: str = ""  # how many GiB of the card count
     ranks: Sizes = field(default_factory=dict)  # peaks of the ranks of a pipeline, by their parts
@@ -50,7 +51,11 @@ class Report:
         if self.ranks:
             found["ranks"] = self.ranks
         if self.saving:
-            found["saving"] = {"rank": self.saving.most, "host": self.saving.host}
+            found["saving"] = {
+                "rank": self.saving.most,
+                "host": self.saving.host,
+                "gpu": self.joining,
+            }
         if self.card:
             found["card"] = self.card
         if self.hints:
@@ -71,6 +76,9 @@ class Report:
             whole = line("save, per rank", self.saving.most)
             lines.append(f"{whole} GiB of its host: its share, and twice the largest tensor")
             lines.append(f"{line('save, per host', self.saving.host)} GiB, all its ranks")
+        if self.joining:
+            whole = line("save, per GPU", self.joining)
+            lines.append(f"{whole} GiB between steps, to join the largest tensor from its shards")
         if self.card:
             lines.append(f"{line('card', self.card)} GiB: {self.verdict(self.card)}")
             lines.append(self.card_note)

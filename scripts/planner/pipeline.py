@@ -2,6 +2,7 @@
 """What each rank of recipes/llama_pipeline.py holds: its stages, and the micro-batches in flight.
 
     peaks = peaks_of_ranks(plan, config, batch)
+    holders = holders_of_weights(plan, config)
 
 Ranks differ: the first has the embedding, the last the head and the logits, and the earlier a rank
 is in a pipeline, the more micro-batches it keeps. So each is planned by itself, and the plan of the
@@ -24,7 +25,13 @@ from transformers import PretrainedConfig, PreTrainedModel
 from . import recipe
 from .autograd import FP32, Autograd, Tensor, Weight
 from .blocks import EMBEDDING, TAIL, TOKEN_IDS, Forward, Part
-from .closed_form import MICRO_BATCHES, Build, Weights, evaluation_batch_of
+from .closed_form import (
+    MICRO_BATCHES,
+    Build,
+    Weights,
+    distinct_parameters,
+    evaluation_batch_of,
+)
 from .decoder import Decoder, Layer, read_decoder
 from .fsdp import Fsdp2
 from .ledger import Ledger, Sizes, Storage
@@ -90,13 +97,41 @@ def peaks_of_ranks(
         batch: all that goes through a pipeline at a time.
         build: makes the model on the meta device.
     """
+    return [rank.peak(batch) for rank in planned_ranks(plan, config, build(plan.args, config))]
+
+
+def holders_of_weights(
+    plan: Plan, config: PretrainedConfig, build: Build = build_base
+) -> list[list[int]]:
+    """Return the ranks of the run that have a weight, for each weight of the model in its order.
+
+    Ranks with the same place in different pipelines are neighbors (components/pipeline_mesh.py).
+
+    Args:
+        build: makes the model on the meta device.
+    """
+    model = build(plan.args, config)
+    pipelines = plan.ranks // plan.pp
+    holders: list[list[int]] = [[] for _ in distinct_parameters(model)]
+    for place, rank in enumerate(planned_ranks(plan, config, model)):
+        of_place = range(place * pipelines, (place + 1) * pipelines)
+        for ranks, parameter in zip(holders, distinct_parameters(model), strict=True):
+            if rank.has(parameter):
+                ranks += of_place
+    return holders
+
+
+def planned_ranks(
+    plan: Plan, config: PretrainedConfig, model: PreTrainedModel
+) -> list["PlannedRank"]:
+    """Return the ranks of a pipeline, in order.
+
+    Args:
+        model: whole, on the meta device.
+    """
     assert isinstance(plan.args, StagesArguments)
     stages = recipe.stages_of(plan.args, config)
-    model = build(plan.args, config)
-    return [
-        PlannedRank(plan, plan.args, rank, stages, model, config).peak(batch)
-        for rank in range(plan.pp)
-    ]
+    return [PlannedRank(plan, plan.args, place, stages, model, config) for place in range(plan.pp)]
 
 
 class PlannedRank:
@@ -122,13 +157,13 @@ class PlannedRank:
         self.rank = rank
         self.num_stages = len(stages)
         self.stages = [stages[number] for number in recipe.stages_of_rank(args, rank)]
-        weights = Weights(plan, model)
-        self.decoder = read_decoder(model, config, weights.of)
+        self.weights = Weights(plan, model)
+        self.decoder = read_decoder(model, config, self.weights.of)
         roots: dict[Part, list[Weight]] = {}
         for stage in self.stages:
             roots[name_of_root(stage.index)] = self.root_of(stage)
         layers: dict[Part, list[Weight]] = {
-            layer: weights.of_module(module)
+            layer: self.weights.of_module(module)
             for layer, module in zip(self.decoder.layers, layers_of(model), strict=True)
         }
         own = {layer: layers[layer] for stage in self.stages for layer in self.layers_of(stage)}
@@ -136,6 +171,10 @@ class PlannedRank:
         self.strategy: Replica = Replica(plan, held, {})
         if plan.is_fsdp:
             self.strategy = ShardedStages(plan, held, roots | own, self.parts())
+
+    def has(self, parameter: torch.nn.Parameter) -> bool:
+        """Return whether the rank has a parameter of the model."""
+        return self.weights.of(parameter) in self.strategy.weights
 
     def layers_of(self, stage: Stage) -> list[Layer]:
         """Return the layers of a stage."""

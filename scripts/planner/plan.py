@@ -103,7 +103,7 @@ def plan_of(
     strategy = strategy_of(config)
     ranks, machines = ranks_and_machines(config, strategy, num_processes, num_machines)
     if isinstance(args, StagesArguments):
-        return pipeline_plan(args, config, strategy, ranks, mixed_precision)
+        return pipeline_plan(args, config, strategy, ranks, machines, mixed_precision)
     plan = Plan(
         args,
         engine=engine_on(strategy, ranks),
@@ -134,6 +134,7 @@ def pipeline_plan(
     config: Config,
     strategy: Strategy,
     ranks: int,
+    machines: int,
     mixed_precision: str | None,
 ) -> Plan:
     """Return the plan of pipelines: ranks with the same stages are replicas or FSDP2's shards.
@@ -152,6 +153,7 @@ def pipeline_plan(
         mixed_precision=mixed_precision or config.get("mixed_precision", "no"),
         name=name_of_pipelines(args, ranks),
         pp=args.pp_size,
+        machines=machines,
     )
     refuse_unknown_precision(plan)
     refuse_as_the_recipe(plan, config)

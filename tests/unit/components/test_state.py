@@ -9,7 +9,7 @@ from bitsandbytes.nn import Linear8bitLt
 from bitsandbytes.optim import AdamW8bit
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 
-from components.deepspeed_state import clean_name, flatten, master_weights
+from components.deepspeed_state import clean_name, master_weights
 from components.saved_state import SavedState
 from components.state import (
     first_nonfinite,
@@ -58,12 +58,6 @@ def assert_equal(state, other):
     assert state.keys() == other.keys()
     for name, tensor in state.items():
         assert torch.equal(tensor, other[name]), name
-
-
-def test_optimizer_state_is_moved_to_the_host():
-    """DeepSpeed's ZeRO-0 in bf16 keeps it on the GPU, away from a checkpoint's."""
-    found = flatten("state", {"weight": {"exp_avg": torch.zeros(2).as_subclass(OnGpu), "step": 3}})
-    assert [tensor.device.type for tensor in found.values()] == ["cpu", "cpu"]
 
 
 @pytest.mark.parametrize("optimizer_class", [torch.optim.AdamW, AdamW8bit])
@@ -246,6 +240,27 @@ def test_master_weights_are_saved_in_fp32_and_come_back_with_their_16_bit_copies
     assert_equal(gathered(model, optimizer), state)
     for weight, master in master_weights(model, optimizer).values():
         assert weight.dtype == torch.bfloat16 and weight.equal(master.bfloat16())
+
+
+def test_each_rank_copies_only_its_own_tensors_of_zero_0_from_its_gpu(monkeypatch):
+    """Each has all of them there, and must not bring all of them to its host."""
+    copied = []
+    to_host = OnGpu.cpu
+    monkeypatch.setattr(OnGpu, "cpu", lambda tensor: copied.append(tensor) or to_host(tensor))
+    model, optimizer = zero0(seed=1)
+    for entries in optimizer.optimizer.state.values():
+        for key in ("exp_avg", "exp_avg_sq"):
+            entries[key] = entries[key].as_subclass(OnGpu)
+    numbers = []
+    for rank in range(2):
+        accelerator = fake_accelerator(
+            is_main_process=rank == 0, process_index=rank, num_processes=2
+        )
+        state = gather_state(accelerator, model, SimpleNamespace(optimizer=optimizer))
+        assert all(tensor.device.type == "cpu" for tensor in state.values())
+        numbers.append((len(copied), sum("exp_avg" in name for name in state)))
+        copied.clear()
+    assert numbers == [(8, 8), (0, 0)]  # So small a state has one owner.
 
 
 def test_other_optimizers_have_no_master_weights():

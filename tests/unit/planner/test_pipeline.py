@@ -75,6 +75,13 @@ def test_the_rank_of_a_folded_pipeline_with_both_ends_holds_a_shared_embedding_o
     assert peaks[0].describe() == "embedding, layers 0-1, layers 6-7, head"
 
 
+def test_the_hosts_of_pipelines_are_those_of_the_launch():
+    """What a save takes on a host depends on how many ranks it has."""
+    args = parse_words(["--pp_size", "2"], "llama_pipeline.py")
+    plan = plan_of(args, yaml_files.read(CONFIGS / "pp.yaml"), num_processes=8, num_machines=2)
+    assert plan.machines == 2
+
+
 def activations_of(schedule, rows):
     peaks = peaks_with("--pp_size", "4", "--pipeline_schedule", schedule, rows=rows)
     return [peak.device["activations"] for peak in peaks]
