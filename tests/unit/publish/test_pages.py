@@ -9,7 +9,7 @@ from bench.quickstarts import read_rows, read_taught, write_rows
 from planner import host_memory, save_memory
 from planner.rehearsals import all_names, config_names
 from proof import markdown
-from publish import memory, pages, proof, strategies
+from publish import memory, pages, proof, saving, strategies
 
 
 @pytest.mark.parametrize(
@@ -127,6 +127,28 @@ def test_bytes_show_the_fullest_rank_and_its_share():
 )
 def test_an_error_has_its_sign(error, text):
     assert memory.signed(error) == text
+
+
+# ---- Memory of a save ----
+
+
+def saved(grown):
+    """What one rank took to save a share of 100 MB whose largest tensor has 20 MB."""
+    return {
+        "grown": [grown * saving.MB],
+        "shares": [100 * saving.MB],
+        "largest": 20 * saving.MB,
+    }
+
+
+@pytest.mark.parametrize("kind", saving.KINDS)
+def test_a_rank_that_takes_more_than_its_bound_is_bold_and_fails_the_measurement(kind):
+    row = {"config": "ddp", "ranks": 1} | dict.fromkeys(saving.KINDS, saved(140))
+    assert saving.is_within(row)
+    assert "**" not in saving.checkpoint_memory_table([row])
+    row[kind] = saved(141)
+    assert not saving.is_within(row)
+    assert saving.checkpoint_memory_table([row]).count("**141**") == 1
 
 
 # ---- Quick examples ----
