@@ -98,9 +98,14 @@ def test_a_share_is_what_was_measured_on_the_fullest_rank(sizes, text):
 def test_the_table_of_proof_tells_what_failed():
     results = pages.read_results()
     kills = [{"figure": 3, "count": 5, "ok": ok} for ok in (True, True, False)]
-    changed = dict(results["fault_injection"], **{"random kills": {"trials": kills}})
+    beside_saves = [{"figure": 4, "count": 5, "ok": ok} for ok in (True, False)]
+    changed = results["fault_injection"] | {
+        "random kills": {"trials": kills},
+        "random kills, --async_save": {"trials": beside_saves},
+    }
     text = proof.proof_block(results | {"fault_injection": changed})
     assert "10 of 15 `kill -9` at random moments, at most 3 steps lost" in text
+    assert "5 of 10 with `--async_save`, at most 4 lost" in text
 
 
 def test_the_table_of_proof_shows_the_worst_plans_too():
