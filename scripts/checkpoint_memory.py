@@ -6,10 +6,12 @@
 
 Each launch is a rehearsal (scripts/rehearse.py) of one step of recipes/llama.py, llama_pipeline.py
 or mixtral.py, on models of 55 and 41 million parameters in fp32. It writes a checkpoint and the
-folder that `from_pretrained` loads. For each of the two the table has the bytes by which the
-private memory of a rank grew at most (RssAnon, sampled), beside the bound that the rank promises to
-keep: its share of the tensors and twice the largest tensor. Then it works out what is
-needed for 8 and 70 billion parameters, from the owners that the recipes choose for their tensors.
+folder that `from_pretrained` loads; a second launch writes its checkpoint with --async_save. For
+each of the three the table has the bytes by which the private memory of a rank grew at most
+(RssAnon, sampled), beside the bound that the rank promises to keep: its share of the tensors and
+twice the largest tensor. On CPU ranks, only --async_save copies what a rank holds whole anyway.
+Then it works out what is needed for 8 and 70 billion parameters, from the owners that the recipes
+choose for their tensors.
 
 Exit codes: 0 measured and within the bound, 1 a run failed or a rank took more, 64 usage.
 """
@@ -58,7 +60,7 @@ def main() -> int:
         for config in args.configs:
             mesh = save_memory.mesh_of(config, args.ranks)
             try:
-                row = save_memory.measure(mesh, folder / "models", folder)
+                row = save_memory.measure(mesh, folder / "models", folder / config)
             except RuntimeError as error:
                 print(f"checkpoint_memory.py: {config} failed:\n{error}", file=sys.stderr)
                 has_failed = True

@@ -40,7 +40,11 @@ def parse_args() -> argparse.Namespace:
         "--limit", type=int, default=0, help="run at most this many trials of each kind (0: all)"
     )
     parser.add_argument(
-        "--kills", type=int, default=KILLS, help="kill -9 trials at random moments [%(default)s]"
+        "--kills",
+        type=int,
+        default=KILLS,
+        help="kill -9 at so many random moments, and at a fifth of that with --async_save "
+        "[%(default)s]",
     )
     parser.add_argument("--list", action="store_true", help="print the trials and stop")
     parser.add_argument(

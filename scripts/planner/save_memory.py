@@ -5,6 +5,7 @@ Each launch is a rehearsal of one step, in whose ranks save_probe.py measures.
 """
 
 import json
+import shutil
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -54,6 +55,7 @@ FLAGS = {
     "max_length": 64,
     "per_device_train_batch_size": 2,  # a pipeline needs as many rows as it has stages
 }
+IN_BACKGROUND = ("--async_save",)
 
 
 def mesh_of(config: str, ranks: int) -> Mesh:
@@ -78,16 +80,40 @@ def make_models(folder: Path) -> None:
 def measure(mesh: Mesh, models: Path, folder: Path) -> Row:
     """Return what each rank took to write a checkpoint and the folder of `from_pretrained`.
 
+    A second run writes its checkpoint in the background, from a copy that it makes of what is on
+    the host already, too.
+
     Args:
         models: of `make_models`.
-        folder: for the run.
+        folder: of the runs, one after the other; it is new, and is removed.
+
+    Raises:
+        RuntimeError: if a run failed.
+    """
+    waiting = measure_run(mesh, models, folder)
+    in_background = measure_run(mesh, models, folder, IN_BACKGROUND)
+    return {
+        "config": mesh.config,
+        "ranks": mesh.ranks,
+        "checkpoint": waiting["checkpoint"],
+        "background": in_background["checkpoint"],
+        "folder": waiting["folder"],
+    }
+
+
+def measure_run(mesh: Mesh, models: Path, folder: Path, words: Sequence[str] = ()) -> Row:
+    """Return what each rank of one run took to write the two, as {"checkpoint", "folder"}.
+
+    Args:
+        models: of `make_models`.
+        folder: of the run; it is new, and is removed.
+        words: further words of the recipe's command line.
 
     Raises:
         RuntimeError: if the run failed.
     """
     tiny = models / ("mixtral" if mesh.ep > 1 else "llama")
-    name = f"{mesh.config}_{mesh.ranks}"
-    output = folder / name
+    output = folder / "run"
     flags = FLAGS | {
         "model_name_or_path": tiny / "model",
         "dataset_name": tiny / "data" / "train.jsonl",
@@ -95,17 +121,18 @@ def measure(mesh: Mesh, models: Path, folder: Path) -> Row:
     }
     grown = rehearse(
         mesh,
-        [*words_of(flags), *mesh.words],
+        [*words_of(flags), *mesh.words, *words],
         variable="REHEARSAL_SAVE_MEMORY",
-        folder=folder / f"{name}_measured",
+        folder=folder / "measured",
         environment=MALLOC_THRESHOLD,
     )
-    row: Row = {"config": mesh.config, "ranks": mesh.ranks}
+    row: Row = {}
     for kind, files in (
         ("checkpoint", output.glob("checkpoint-1/state*.safetensors")),
         ("folder", output.glob("model*.safetensors")),
     ):
         row[kind] = facts_of([rank[kind] for rank in grown], sorted(files))
+    shutil.rmtree(folder)
     return row
 
 

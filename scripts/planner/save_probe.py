@@ -41,8 +41,17 @@ def track(path: Path) -> None:
     The bytes are those by which its private memory grew at most. Call it before the recipe starts:
     it replaces the functions that the recipe imports. The folder of a small model is spread over
     all ranks, as that of a large one is.
+
+    A checkpoint is measured until it is whole. With --async_save the run waits for that here, so
+    that neither training nor the next save is measured with it.
     """
+    save_if_new = run.Run._save_if_new
+
+    def save_and_finish(self: run.Run, *args: Any, **kwargs: Any) -> None:
+        save_if_new(self, *args, **kwargs)
+        self._finish_save()
+
     shards.SMALLEST_SHARE = SMALLEST_SHARE
     probe = Probe(path)
-    run.Run._save_if_new = probe.measuring("checkpoint", run.Run._save_if_new)
+    run.Run._save_if_new = probe.measuring("checkpoint", save_and_finish)
     export.save_model = probe.measuring("folder", export.save_model)

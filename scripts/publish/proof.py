@@ -65,19 +65,25 @@ def sharding_line(results: Results) -> list[str]:
 
 def faults_line(results: Results) -> list[str]:
     """Return the row on runs that were interrupted, or killed at random moments, and resumed."""
-    trials = trials_of(results, INTERRUPTED)
+    interrupted = count_text(trials_of(results, INTERRUPTED))
     kills = trials_of(results, ["random kills"])
-    most = max(trial["figure"] for trial in kills)
-    lost = math.ceil(most)
-    resumed = count_text(trials)
-    killed = count_text(kills)
+    of_waiting_runs = (
+        f"{count_text(kills)} `kill -9` at random moments, at most {most_lost(kills)} steps lost "
+        "when saving every second step"
+    )
+    kills = trials_of(results, ["random kills, --async_save"])
+    beside_saves = f"{count_text(kills)} with `--async_save`, at most {most_lost(kills)} lost"
     return [
         "A run that was interrupted and resumed equals an uninterrupted one, bit for bit",
-        f"{resumed} interruptions; {killed} `kill -9` at random moments, at most {lost} steps lost "
-        "when saving every second step",
+        f"{interrupted} interruptions; {of_waiting_runs}, and {beside_saves}",
         "all",
         "`python scripts/fault_injection.py`",
     ]
+
+
+def most_lost(kills: Sequence[Row]) -> int:
+    """Return the largest number of steps that a kill has cost."""
+    return math.ceil(max(trial["figure"] for trial in kills))
 
 
 def planner_line(results: Results) -> list[str]:

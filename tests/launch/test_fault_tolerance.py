@@ -9,6 +9,7 @@ lines of metrics.jsonl and final weights.
 import os
 import shutil
 import signal
+import time
 
 import pytest
 
@@ -24,6 +25,7 @@ from proof.trials.lab import Lab
 from proof.trials.outcome import (
     difference_in_loss,
     hash_of_state,
+    last_step,
     nonfinite_weights,
     resume_and_compare,
     unequal,
@@ -31,6 +33,7 @@ from proof.trials.outcome import (
 )
 from proof.trials.trial import STEPS, make_job
 
+LONG = 200  # seconds, within the time that a launch has
 SAVES = ("--save_steps", "7", "--save_total_limit", "9")
 INT8 = (*SAVES, "--use_peft", "--load_in_8bit")
 ONLY_MODEL = ("--save_only_model", "--save_steps", "1", "--save_total_limit", "30")
@@ -78,17 +81,45 @@ def test_one_process_goes_on_after_a_kill_beside_a_save_in_the_background(lab, t
     check(writes.kill_beside_a_save(lab, tmp_path))
 
 
-def test_a_save_in_the_background_writes_the_same_bytes_on_two_ranks(lab, tmp_path):
-    job = make_job("fsdp2_full_shard")
+# One of each way in which a share is gathered
+@pytest.mark.parametrize(
+    ("config", "ranks"),
+    [
+        ("single", 1),
+        ("ddp", 2),
+        ("fsdp1_full_shard", 2),
+        ("fsdp2_full_shard", 2),
+        ("deepspeed_zero2", 2),
+        ("deepspeed_zero3", 3),
+    ],
+)
+def test_steps_beside_a_save_change_no_bit_of_it(config, ranks, lab, tmp_path):
+    """No rank begins to write its share before two further steps have changed the weights."""
+    job = make_job(config, ranks)
     whole = lab.uninterrupted(job, flags=SAVES)
-    ended = lab.run(job, tmp_path, flags=(*SAVES, "--async_save"))
-    assert ended.code == 0, ended.output[-3000:]
-    assert unequal(tmp_path, whole) == 0
-    assert verified(tmp_path) == verified(whole) == [20, 14, 7]
-    written = [file.relative_to(whole) for file in whole.glob("checkpoint-*/state-*")]
-    assert len(written) == 6
-    for file in written:
-        assert (tmp_path / file).read_bytes() == (whole / file).read_bytes()
+    folder = tmp_path / "run"
+    waits = [tmp_path / f"rank {rank} waits" for rank in range(ranks)]
+    faults = []
+    for rank, file in enumerate(waits):
+        faults.append(Fault("wait", "write_share", rank=rank, file=file, seconds=LONG))
+    launch = lab.start(job, folder, faults, flags=(*SAVES, "--async_save"))
+    while last_step(folder) < 9 and launch.is_running():
+        time.sleep(0.1)
+    staged = folder / "checkpoint-7.staging"
+    is_written_late = staged.is_dir() and not list(staged.glob("state*"))
+    for file in waits:
+        file.unlink(missing_ok=True)
+    ended = launch.end()
+    assert ended.code == 0 and is_written_late, ended.output[-3000:]
+    assert states_of(folder) == states_of(whole)
+    assert unequal(folder, whole) == 0
+
+
+def states_of(folder):
+    """{step: sizes and hashes of the state's files} of the checkpoints that can be trusted."""
+    states = {step: hash_of_state(folder, step) for step in verified(folder)}
+    assert list(states) == [20, 14, 7]
+    return states
 
 
 def test_one_process_goes_on_after_a_full_disk(lab, tmp_path):

@@ -60,6 +60,7 @@ PIPELINES = (
     "::test_the_size_of_pipelines_is_known_with_and_without_sizes_in_the_yaml[None]"
 )
 TRAINED = "tests/unit/test_adapters.py::test_exactly_what_should_train_is_trained[--use_peft]"
+BESIDE_A_SAVE = "tests/launch/test_fault_tolerance.py::test_steps_beside_a_save_change_no_bit_of_it"
 COMPONENTS = "recipes/components"
 SAVE = """    save_model(
         accelerator,
@@ -91,6 +92,13 @@ FOUND_BY_A_TEST = {
         f"{COMPONENTS}/export.py",
         GATHER,
         f"    if not accelerator.is_main_process:\n        return\n{GATHER}",
+    ),
+    "a save in the background of what later steps change": (
+        f"{BESIDE_A_SAVE}[single-1]",
+        r"assert \{20: .* == \{20: ",
+        f"{COMPONENTS}/run.py",
+        "copy=in_background",
+        "copy=False",
     ),
     "NO_SHARD of FSDP1 that is full shard": (
         f"{SHARDING_KEY}[fsdp1_no_shard]",

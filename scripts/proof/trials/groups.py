@@ -29,11 +29,11 @@ GROUPS = {group.name: group for topic in TOPICS for group in topic.GROUPS}
 
 
 def trials_of(group: str, kills: int) -> list[Trial]:
-    """The trials of a group.
+    """Return the trials of a group, none if they are not possible on this machine.
 
     Args:
         kills: number of kills in the group "random kills".
     """
-    if group == "random kills":
-        return random_kills.trials(kills)
-    return GROUPS[group].trials()
+    if group in random_kills.TRIALS:
+        return random_kills.TRIALS[group](kills)
+    return GROUPS[group].trials() if GROUPS[group].is_possible() else []

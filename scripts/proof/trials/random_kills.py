@@ -1,5 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whenever all processes of a run are killed, only the steps since its last save are lost."""
+"""Whenever all processes of a run are killed, only the steps since its last save are lost.
+
+A run that waits for its saves loses at most the steps of one interval between saves: it is killed
+before a step's checkpoint is whole, and the one before it is. With --async_save it loses at most
+two intervals. A save waits for the one before it to become whole, and so when a step with a save
+has been done, the checkpoint of the interval before may not be whole yet, but the one before that
+is.
+"""
 
 import random
 import shutil
@@ -12,17 +19,28 @@ from proof.trials.outcome import last_step, resume_and_compare, unequal, verifie
 from proof.trials.trial import KILLS, Group, Result, Trial, failed, make_job
 
 KILLS_PER_TRIAL = 5
+SHARE_IN_BACKGROUND = 5  # For so many kills of runs that wait there is one of a run that does not
 SAVE_STEPS = {"single": 1, "ddp": 2}
 
 
 def kill_at_random(
-    lab: Lab, folder: Path, job: Run, save_steps: int, kills: int, seed: int
+    lab: Lab,
+    folder: Path,
+    job: Run,
+    save_steps: int,
+    kills: int,
+    seed: int,
+    in_background: bool = False,
 ) -> Result:
     """Kill everything (kill -9) at uniformly random moments of a run, then resume it.
 
     A run that finishes first must be equal to the uninterrupted one, and another is started.
+
+    Args:
+        in_background: whether the run has --async_save.
     """
-    flags = ("--save_steps", save_steps)
+    flags = ("--save_steps", save_steps, *(("--async_save",) if in_background else ()))
+    may_be_lost = 2 * save_steps if in_background else save_steps
     whole = lab.uninterrupted(job)
     seconds = float((whole / "seconds").read_text())
     dice = random.Random(seed)
@@ -47,10 +65,25 @@ def kill_at_random(
             return failed(f"seed {seed}: no checkpoint can be trusted", most_lost)
         most_lost = max(most_lost, last_step(folder) - max(saved, default=0))
     result = resume_and_compare(lab, folder, job, flags=flags)
-    return Result(result.ok and most_lost <= save_steps, most_lost, result.note, kills)
+    return Result(result.ok and most_lost <= may_be_lost, most_lost, result.note, kills)
 
 
-def trials(kills: int = KILLS) -> list[Trial]:
+def of_waiting_runs(kills: int = KILLS) -> list[Trial]:
+    """Return trials of runs that wait for their saves."""
+    return trials_of(kills, "kill -9 of all processes at random")
+
+
+def of_saves_in_background(kills: int = KILLS) -> list[Trial]:
+    """Return trials of runs with --async_save.
+
+    Args:
+        kills: of runs that wait; here there is a fifth of that.
+    """
+    what = "kill -9 of all processes at random, --async_save"
+    return trials_of(kills // SHARE_IN_BACKGROUND, what, in_background=True)
+
+
+def trials_of(kills: int, what: str, in_background: bool = False) -> list[Trial]:
     """Return trials with three quarters of the kills in one process, the others on two ranks."""
     kills_of = {"single": kills * 3 // 4, "ddp": kills // 4}
     found = []
@@ -62,11 +95,14 @@ def trials(kills: int = KILLS) -> list[Trial]:
                 save_steps=SAVE_STEPS[config],
                 kills=KILLS_PER_TRIAL,
                 seed=seed,
+                in_background=in_background,
             )
-            found.append(
-                Trial(f"kill -9 of all processes at random, {config}", f"seed {seed}", attempt)
-            )
+            found.append(Trial(f"{what}, {config}", f"seed {seed}", attempt, KILLS_PER_TRIAL))
     return found
 
 
-GROUPS = [Group("random kills", "steps lost", trials)]
+TRIALS = {
+    "random kills": of_waiting_runs,
+    "random kills, --async_save": of_saves_in_background,
+}
+GROUPS = [Group(name, "steps lost", trials) for name, trials in TRIALS.items()]

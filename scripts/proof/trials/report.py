@@ -12,8 +12,8 @@ ABOUT = (
     "files in every way listed here, resumes them, and compares the result with a run that was "
     "never interrupted. A trial is as promised if the run behaves as "
     "[Checkpoints](checkpoints.md) says. The last column is the worst outcome of all trials of a "
-    "row: 0 differences means that losses and weights are equal bit for bit. Generated from "
-    "`results/fault_injection.json`."
+    'row: 0 differences means that losses and weights are equal bit for bit. "3 of 26" stands for '
+    "3 trials that were run of 26 that there are. Generated from `results/fault_injection.json`."
 )
 CASES = 8  # cases of a group that are named, approximately
 
@@ -36,7 +36,16 @@ def line_of(group: str, what: str, trials: list[dict]) -> list[str]:
     good = [trial for trial in same if trial["ok"]]
     worst = max(trial["figure"] for trial in same)
     figure = f"{GROUPS[group].unit}: {number_text(worst)}"
-    return [group, what, number_tried(same), number_tried(good), figure]
+    return [group, what, tried_text(group, what, same), number_tried(good), figure]
+
+
+def tried_text(group: str, what: str, trials: list[dict]) -> str:
+    """Return how many of one `what` were tried, as "3 of 26" if not all were."""
+    planned = [trial for trial in GROUPS[group].trials() if trial.what == what]
+    if len(trials) >= len(planned):
+        return number_tried(trials)
+    number = sum(trial.count for trial in planned)
+    return f"{number_tried(trials)} of {number:,}"
 
 
 def number_text(number: float) -> str:

@@ -17,15 +17,24 @@ def line_of(group: str, trial: Trial) -> str:
 
 
 def spread(trials: list[Trial], limit: int) -> list[Trial]:
-    """At most `limit` trials of each `what`, spread evenly; 0 for all."""
+    """Return at most `limit` trials of each `what`, spread evenly from first to last; 0 for all."""
     chosen = []
     for what in dict.fromkeys(trial.what for trial in trials):
         same = [trial for trial in trials if trial.what == what]
-        every = 1
-        if limit:
-            every = -(-len(same) // limit)  # rounded up
-        chosen += same[::every]
+        number = min(limit, len(same)) if limit else len(same)
+        chosen += [same[place] for place in evenly_spaced(len(same), number)]
     return chosen
+
+
+def evenly_spaced(length: int, number: int) -> list[int]:
+    """Return `number` places in a list: the first, and if there are several also the last.
+
+    Every n-th place instead would only meet byte 0 in a list of four bytes in each of three files.
+    """
+    if number == 1:
+        return [0]
+    last, gaps = length - 1, number - 1
+    return [place * last // gaps for place in range(number)]
 
 
 def attempt(lab: Lab, group: str, number: int, trial: Trial) -> dict:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 STEPS = 20
 EPOCH = 18  # steps of the first epoch
 ROWS = 210
-KILLS = 200  # at random moments
+KILLS = 200  # at random moments, of runs that wait for their saves
 # Units of figures
 DIFFERENCES = "differences from an uninterrupted run"
 LOSS = "largest relative difference in loss"
@@ -43,6 +43,7 @@ class Trial:
     what: str  # its row of the table
     detail: str
     attempt: Callable[["Lab", Path], Result]  # in a folder of its own
+    count: int = 1  # number of attempts, as far as that is known before its result
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,8 @@ class Group:
 
     name: str
     unit: str  # the unit of a trial's figure
-    trials: Callable[[], list[Trial]]
+    trials: Callable[[], list[Trial]]  # the same on every machine
+    is_possible: Callable[[], bool] = lambda: True  # on this machine
 
 
 def failed(note: str, figure: float = 0) -> Result:

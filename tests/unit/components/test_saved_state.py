@@ -1,11 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ranks verify a checkpoint together: each of them the files that it reads."""
+"""Ranks verify and read a checkpoint together: each of them files that no other one reads."""
 
 import pytest
 from accelerate import Accelerator
 
 from components import checkpoint, saved_state
-from components.saved_state import require_on_every_host, verify_candidates, verify_together
+from components.saved_state import (
+    SavedState,
+    require_on_every_host,
+    verify_candidates,
+    verify_together,
+)
 from proof.damage import make_checkpoint
 from ranks import on_ranks
 
@@ -32,6 +37,32 @@ def test_each_file_is_verified_by_the_one_rank_that_reads_it(tmp_path, monkeypat
     assert set(readers.values()) == {0, 1}
     for rank, hashed in enumerate(by_rank):
         assert sorted(hashed) == sorted(name for name in readers if readers[name] == rank)
+
+
+def test_each_file_is_opened_by_its_reader_which_sends_its_tensors_to_the_others(
+    tmp_path, monkeypatch
+):
+    made = make_checkpoint(tmp_path, 5, NUMBERS)
+    read_part = checkpoint.read_part
+
+    def fetch_all():
+        opened = []
+
+        def read_and_note(path):
+            opened.append(path.name)
+            return read_part(path)
+
+        monkeypatch.setattr(checkpoint, "read_part", read_and_note)
+        state = SavedState.read(Accelerator(), made)
+        return opened, {name: state.fetch(name).tolist() for name in state.names}
+
+    by_rank = on_ranks(fetch_all, 2)
+    readers = checkpoint.readers_of_state(made, 2)
+    assert set(readers.values()) == {0, 1}
+    saved = {name: tensor.tolist() for name, tensor in checkpoint.read_state(made).items()}
+    for rank, (opened, fetched) in enumerate(by_rank):
+        assert sorted(opened) == sorted(name for name in readers if readers[name] == rank)
+        assert fetched == saved
 
 
 def test_damage_that_one_rank_finds_counts_for_all(tmp_path):

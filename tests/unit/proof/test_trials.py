@@ -2,7 +2,9 @@
 """The trials of fault injection are those of the report, and compare what they say they compare."""
 
 import json
+import re
 import shutil
+import signal
 import subprocess
 import sys
 
@@ -13,7 +15,9 @@ from safetensors.numpy import save_file
 import llama
 from components.shuffling import shuffled
 from launching import REPO
+from proof.damage import make_checkpoint
 from proof.faults import SHORT_NAMES, find_target
+from proof.trials import random_kills, writes
 from proof.trials.groups import GROUPS, trials_of
 from proof.trials.lab import Launch
 from proof.trials.nonfinite import row_of_step
@@ -21,7 +25,7 @@ from proof.trials.outcome import last_line, last_step, unequal
 from proof.trials.report import report
 from proof.trials.running import attempt, line_of, spread, with_earlier
 from proof.trials.signals import PLACES
-from proof.trials.trial import KILLS, Group, Result, Trial, failed
+from proof.trials.trial import KILLS, Group, Result, Trial, failed, make_job
 
 RESULTS = json.loads((REPO / "results" / "fault_injection.json").read_text())
 DATES = {"date": "2026-11-23", "device": "CPU", "versions": {}}
@@ -69,14 +73,85 @@ def test_three_quarters_of_the_random_kills_are_of_one_process(kills, of_groups)
     assert details.count("kill -9 of all processes at random, ddp") == of_groups[1]
 
 
-def test_a_limit_spreads_over_the_trials_of_each_kind():
+def test_a_fifth_as_many_random_kills_are_of_runs_with_saves_in_the_background():
+    waiting = trials_of("random kills", KILLS)
+    in_background = trials_of("random kills, --async_save", KILLS)
+    assert sum(one.count for one in waiting) == KILLS == 200
+    assert sum(one.count for one in in_background) == 40
+    assert {one.what.rpartition(", ")[2] for one in in_background} == {"single", "ddp"}
+
+
+class KilledLaunch:
+    """A run that was killed before its end, after it has logged a step."""
+
+    def __init__(self, folder, step):
+        folder.mkdir(exist_ok=True)
+        (folder / "metrics.jsonl").write_text(f'{{"step": {step}, "loss": 1}}\n')
+
+    def ends_within(self, seconds):
+        return False
+
+    def kill(self):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("in_background", "step", "ok"),
+    [(False, 6, True), (False, 7, False), (True, 8, True), (True, 9, False)],
+)
+def test_a_kill_may_cost_one_interval_between_saves_or_two_if_saves_are_in_the_background(
+    in_background, step, ok, tmp_path, monkeypatch
+):
+    make_checkpoint(tmp_path / "run", 4)
+    lab = FakeLab(tmp_path)
+    lab.uninterrupted = lambda job: tmp_path
+    (tmp_path / "seconds").write_text("10")
+    lab.start = lambda job, folder, flags: KilledLaunch(folder, step)
+    monkeypatch.setattr(random_kills, "resume_and_compare", lambda *a, **b: Result(True))
+    result = random_kills.kill_at_random(
+        lab, tmp_path / "run", make_job(), 2, 1, seed=0, in_background=in_background
+    )
+    assert (result.ok, result.figure) == (ok, step - 4)
+
+
+@pytest.mark.parametrize("limit", range(1, 8))
+def test_a_limit_spreads_over_the_trials_of_each_kind_from_first_to_last(limit):
+    trials = [trial("a", str(i)) for i in range(5)] + [trial("b", "0")]
+    chosen = [one.detail for one in spread(trials, limit) if one.what == "a"]
+    expected = {1: "0", 2: "04", 3: "024", 4: "0124"}
+    assert "".join(chosen) == expected.get(limit, "01234")
+    assert [one.detail for one in spread(trials, limit) if one.what == "b"] == ["0"]
+
+
+def test_without_a_limit_all_trials_are_chosen():
     trials = [trial("a", str(i)) for i in range(5)] + [trial("b", "0")]
     assert spread(trials, 0) == trials
-    assert [(one.what, one.detail) for one in spread(trials, 2)] == [
-        ("a", "0"),
-        ("a", "3"),
-        ("b", "0"),
-    ]
+
+
+@pytest.mark.parametrize("limit", [3, 4, 5, 6])
+def test_a_limit_cuts_each_file_of_a_save_and_not_always_at_its_first_byte(limit):
+    chosen = spread(writes.in_writes("crash", -signal.SIGXFSZ), limit)
+    places = [one.detail.split(", byte ") for one in chosen]
+    assert {file for file, _ in places} == {"state.safetensors", "progress.json", "manifest.json"}
+    assert len({byte for _, byte in places}) > 1
+
+
+def test_the_report_says_of_how_many_trials_those_of_a_limit_are():
+    what = "crash before each change of the file system"
+    planned = [one for one in trials_of("writes", KILLS) if one.what == what]
+    done = {"what": what, "detail": "", "ok": True, "figure": 0, "note": "", "count": 1}
+    found = DATES | {"command": "python"}
+    some = report({"writes": found | {"trials": [done] * 3}})
+    assert re.search(rf"\| {what} +\| 3 of {len(planned)} +\| 3 ", some)
+    whole = report({"writes": found | {"trials": [done] * len(planned)}})
+    assert re.search(rf"\| {what} +\| {len(planned)} +\| {len(planned)} ", whole)
+
+
+def test_the_report_counts_kills_and_not_the_trials_that_have_several():
+    what = "kill -9 of all processes at random, ddp"
+    done = {"what": what, "detail": "", "ok": True, "figure": 0, "note": "", "count": 5}
+    found = DATES | {"command": "python", "trials": [done] * 2}
+    assert re.search(rf"\| {what} +\| 10 of 50 +\| 10 ", report({"random kills": found}))
 
 
 @pytest.mark.parametrize("step", [1, 9])

@@ -9,7 +9,7 @@ from bench.quickstarts import read_rows, read_taught, write_rows
 from planner import host_memory, save_memory
 from planner.rehearsals import all_names, config_names
 from proof import markdown
-from publish import memory, pages, proof, strategies
+from publish import memory, pages, proof, saving, strategies
 
 
 @pytest.mark.parametrize(
@@ -98,9 +98,14 @@ def test_a_share_is_what_was_measured_on_the_fullest_rank(sizes, text):
 def test_the_table_of_proof_tells_what_failed():
     results = pages.read_results()
     kills = [{"figure": 3, "count": 5, "ok": ok} for ok in (True, True, False)]
-    changed = dict(results["fault_injection"], **{"random kills": {"trials": kills}})
+    beside_saves = [{"figure": 4, "count": 5, "ok": ok} for ok in (True, False)]
+    changed = results["fault_injection"] | {
+        "random kills": {"trials": kills},
+        "random kills, --async_save": {"trials": beside_saves},
+    }
     text = proof.proof_block(results | {"fault_injection": changed})
     assert "10 of 15 `kill -9` at random moments, at most 3 steps lost" in text
+    assert "5 of 10 with `--async_save`, at most 4 lost" in text
 
 
 def test_the_table_of_proof_shows_the_worst_plans_too():
@@ -127,6 +132,28 @@ def test_bytes_show_the_fullest_rank_and_its_share():
 )
 def test_an_error_has_its_sign(error, text):
     assert memory.signed(error) == text
+
+
+# ---- Memory of a save ----
+
+
+def saved(grown):
+    """What one rank took to save a share of 100 MB whose largest tensor has 20 MB."""
+    return {
+        "grown": [grown * saving.MB],
+        "shares": [100 * saving.MB],
+        "largest": 20 * saving.MB,
+    }
+
+
+@pytest.mark.parametrize("kind", saving.KINDS)
+def test_a_rank_that_takes_more_than_its_bound_is_bold_and_fails_the_measurement(kind):
+    row = {"config": "ddp", "ranks": 1} | dict.fromkeys(saving.KINDS, saved(140))
+    assert saving.is_within(row)
+    assert "**" not in saving.checkpoint_memory_table([row])
+    row[kind] = saved(141)
+    assert not saving.is_within(row)
+    assert saving.checkpoint_memory_table([row]).count("**141**") == 1
 
 
 # ---- Quick examples ----
