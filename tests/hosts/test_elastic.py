@@ -37,7 +37,8 @@ def start(host, first, tiny, folder, faults=(), hosts="1:2"):
         "HOSTS": hosts,
         "ROWS_PER_STEP": str(ROWS),
         "BATCH": str(ROWS // 2),
-        "RDZV_CONF": "last_call_timeout=5",
+        # Both are there in the first step: the second one starts its agent when the first has the store
+        "RDZV_CONF": "last_call_timeout=30",
         "PET_LOCAL_ADDR": host.address,
         "LOGLEVEL": "INFO",  # The agent then says that it has seen a host that comes
         "FAULT": json.dumps(faults),
@@ -87,8 +88,9 @@ def test_a_host_is_lost_and_comes_back_and_each_row_is_trained_on_once(hosts, ti
     wait_until(lost.exists, LAUNCH_SECONDS)
     second.kill()
     wait_until(comes_back.exists, LAUNCH_SECONDS)
+    seen = agent.output.count("new nodes")
     other = start(second, first, tiny, tmp_path, [record])
-    wait_until(lambda: "new nodes" in agent.output, LAUNCH_SECONDS)
+    wait_until(lambda: agent.output.count("new nodes") > seen, LAUNCH_SECONDS)
     comes_back.unlink()
     assert agent.end() == 0, agent.output[-3000:]
     assert other.end() == 0, other.output[-3000:]
