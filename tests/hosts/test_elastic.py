@@ -37,7 +37,7 @@ def start(host, first, tiny, folder, faults=(), hosts="1:2"):
         "HOSTS": hosts,
         "ROWS_PER_STEP": str(ROWS),
         "BATCH": str(ROWS // 2),
-        # Both are there in the first step: the second one starts its agent when the first has the store
+        # Enough for the second agent, which starts when the first one has the store
         "RDZV_CONF": "last_call_timeout=30",
         "PET_LOCAL_ADDR": host.address,
         "LOGLEVEL": "INFO",  # The agent then says that it has seen a host that comes
