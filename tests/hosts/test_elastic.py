@@ -55,7 +55,7 @@ def job(tiny, folder):
 
 
 def write_rows(steps, tiny, folder):
-    """Write the rows of an epoch of so many steps."""
+    """Write the rows of an epoch of `steps` steps."""
     lines = (tiny / "data" / "train.jsonl").read_text().splitlines(keepends=True)
     (folder / "rows.jsonl").write_text("".join(lines[: steps * ROWS]))
 
