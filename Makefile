@@ -191,7 +191,7 @@ test-object-store: install-dev  ## train beside an object store that speaks S3, 
 # As root it installs Slurm where apt-get can; otherwise the tests are skipped, with the reason
 test-cluster: install-dev  ## run clusters/ on Slurm, started here, and on two agents
 	if [ "$$(id -u)" = 0 ] && ! command -v slurmctld >/dev/null && command -v apt-get >/dev/null; then \
-	  apt-get install -y slurm-wlm munge || echo "Slurm could not be installed"; fi
+	  { apt-get update && apt-get install -y slurm-wlm munge; } || echo "Slurm could not be installed"; fi
 	test -x .venv-clusters/bin/python || $(BASE_PYTHON) -m venv .venv-clusters
 	.venv-clusters/bin/python -m pip install --quiet -r requirements-clusters.txt
 	python -m pytest -q -rs tests/cluster

@@ -126,8 +126,8 @@ class Status:
         The status of an earlier run is replaced, but not that of one that still runs in the folder.
         A dry run leaves no trace.
         """
-        given = re.findall("--output_dir[=\0]([^\0]+)", "\0".join(sys.argv))
-        if not given or "--dry_run" in sys.argv:
+        given = re.findall("--output[_-]dir[=\0]([^\0]+)", "\0".join(sys.argv))
+        if not given or "--dry_run" in sys.argv or "--dry-run" in sys.argv:
             return
         self.output_dir = Path(given[-1])  # argparse takes the last one too.
         if is_still_running(self.read()):

@@ -106,7 +106,7 @@ def machine_environment(rank, words):
 class Agents:
     """The two processes of a run."""
 
-    def __init__(self, kind, folder, words, config="fsdp"):
+    def __init__(self, kind, folder, words, recipe="llama", config="fsdp"):
         self.folder = folder
         self.processes = []
         port = str(free_ports(1)[0])
@@ -118,6 +118,7 @@ class Agents:
                 command, injected = machine_command(words), machine_environment(rank, words)
             environment = os.environ | injected
             environment["LAUNCHER"] = LAUNCHER
+            environment["RECIPE"] = f"recipes/{recipe}.py"
             environment["CONFIG"] = str(CONFIGS / f"{config}.yaml")
             environment["OUTPUT_DIR"] = str(folder)
             self.processes.append(
@@ -149,32 +150,57 @@ class Agents:
 
 
 @pytest.fixture
-def words(short_of):
+def words_of(short_of):
+    """A function from a recipe to its words."""
     flags = ("--max_steps", str(STEPS), "--logging_steps", "1")
-    return [*map(str, data_of(short_of("llama"))), *flags]
+    return lambda recipe: [*map(str, data_of(short_of(recipe))), *flags]
 
 
 @pytest.fixture
-def whole(once, words):
-    """The folder of the same run on two ranks of one machine."""
+def words(words_of):
+    return words_of("llama")
 
-    def train(folder):
-        done = rehearse("fsdp", *words, "--output_dir", folder)
-        assert done.returncode == 0, done.output[-3000:]
 
-    return once("on_one_machine", train)
+@pytest.fixture
+def whole_of(once, words_of):
+    """A function from recipe and YAML to the folder of the same run on two ranks of one machine."""
+
+    def whole_of(recipe, config):
+        def train(folder):
+            words = (*words_of(recipe), "--output_dir", folder)
+            done = rehearse(config, *words, script=REPO / "recipes" / f"{recipe}.py")
+            assert done.returncode == 0, done.output[-3000:]
+
+        return once(f"on_one_machine_{recipe}_{config}", train)
+
+    return whole_of
+
+
+@pytest.fixture
+def whole(whole_of):
+    return whole_of("llama", "fsdp")
 
 
 def weights(folder):
     return (folder / "model.safetensors").read_bytes()
 
 
-@pytest.mark.parametrize("kind", ["trainjob", "skypilot"])
-def test_the_command_of_the_file_trains_as_one_machine_does(kind, words, whole, tmp_path):
-    agents = Agents(kind, tmp_path / "run", words)
+@pytest.mark.parametrize(
+    ("kind", "recipe", "config", "strategy"),
+    [
+        ("trainjob", "llama", "fsdp", "FSDP2 FULL_SHARD"),
+        ("skypilot", "llama", "fsdp", "FSDP2 FULL_SHARD"),
+        ("trainjob", "bert", "deepspeed_zero2", "DeepSpeed ZeRO-2"),
+        ("skypilot", "bert", "ddp", "DDP"),
+    ],
+)
+def test_the_command_of_the_file_trains_as_one_machine_does(
+    kind, recipe, config, strategy, words_of, whole_of, tmp_path
+):
+    agents = Agents(kind, tmp_path / "run", words_of(recipe), recipe, config)
     assert agents.end() == [0, 0], agents.output()
-    assert "FSDP2 FULL_SHARD, 2 x cpu" in agents.output()
-    assert weights(agents.folder) == weights(whole)
+    assert f"strategy: {strategy}, 2 x cpu" in agents.output()
+    assert weights(agents.folder) == weights(whole_of(recipe, config))
 
 
 def test_a_pod_that_is_evicted_saves_and_the_job_goes_on(words, whole, tmp_path):

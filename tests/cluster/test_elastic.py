@@ -167,20 +167,3 @@ def test_a_host_that_comes_later_needs_the_setting_of_the_script(setting, joins,
     finally:
         for process in started:
             kill_all_of(process)
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"RECIPE": "missing.py"}, "RECIPE is the script to train"),
-        ({"MEETING": "host1"}, "MEETING is where the agents meet"),
-        ({"HOSTS": "all"}, "HOSTS is how many hosts take part"),
-        ({"HOSTS": "1:08"}, "HOSTS is how many hosts take part"),
-        ({"ROWS_PER_STEP": "0"}, "ROWS_PER_STEP is the rows of a step"),
-        ({"OUTPUT_DIR": ""}, "OUTPUT_DIR is the folder of the run"),
-    ],
-)
-def test_a_wrong_call_is_refused_in_one_line(changes, message, start):
-    process, log = start("wrong", **changes)
-    assert process.wait(60) == 64
-    assert log.read_text().startswith(f"error: {message}") and log.read_text().count("\n") == 1

@@ -8,6 +8,7 @@ those of a job that nothing interrupted.
 
 import os
 import signal
+import subprocess
 import sys
 import time
 from dataclasses import dataclass
@@ -66,7 +67,7 @@ class Job:
 
     def output(self):
         """What the batch script and both nodes have printed."""
-        logs = [self.folder.parent / f"{self.number}.out", *self.folder.glob("logs/*/node-*.log")]
+        logs = [self.folder.parent / f"{self.number}.out", *self.folder.glob("logs/*/*/node-*.log")]
         return "\n".join(path.read_text() for path in logs if path.exists())
 
 
@@ -81,9 +82,10 @@ def submit(cluster, short_of, tmp_path):
         sbatch=("--nodes=2",),
         recipe="llama",
         config="fsdp",
+        launcher=LAUNCHER,
     ):
         variables = {
-            "LAUNCHER": LAUNCHER,
+            "LAUNCHER": launcher,
             "RECIPE": f"recipes/{recipe}.py",
             "CONFIG": str(CONFIGS / f"{config}.yaml"),
             "OUTPUT_DIR": str(folder),
@@ -133,7 +135,7 @@ def preempt(cluster):
 def test_a_job_on_two_nodes_is_one_run(whole):
     assert read_json(whole / "status.json")["state"] == "done"
     assert [line["step"] for line in read_metrics(whole)[0]] == list(range(1, STEPS + 1))
-    logs = whole / "logs" / "attempt-0"
+    (logs,) = whole.glob("logs/job-*/attempt-0")
     assert "FSDP2 FULL_SHARD, 2 x cpu" in (logs / "node-0.log").read_text()
     for node in (0, 1):
         assert len(list(logs.glob(f"node-{node}/*/attempt_0/0/stdout.log"))) == 1
@@ -240,11 +242,37 @@ def test_another_recipe_and_yaml_are_two_variables_away(submit):
     assert "ZeRO-2" in job.output()
 
 
+def test_a_job_that_fails_in_the_folder_of_a_finished_one_is_not_taken_for_it(submit):
+    first = submit(flags=("--max_steps", 2), sbatch=("--nodes=1",), config="single")
+    assert first.end() == "COMPLETED", first.output()
+    second = submit(first.folder, launcher="false")
+    assert second.end() == "FAILED"
+    assert second.cluster.job(second.number)["ExitCode"] == "1:0"
+
+
+def test_a_folder_that_only_one_node_has_is_found_before_any_rank_starts(cluster, submit, tmp_path):
+    folder = tmp_path / "only on n0"
+    folder.mkdir()
+    on_n1 = ("nsenter", "--mount", f"--target={cluster.daemons['n1'].pid}")
+    subprocess.run([*on_n1, "mount", "-t", "tmpfs", "none", folder], check=True)
+    try:
+        job = submit(folder / "run")
+        assert job.end() == "FAILED"
+    finally:
+        subprocess.run([*on_n1, "umount", folder], check=True)
+    assert cluster.job(job.number)["ExitCode"] == "64:0"
+    refusal = (
+        f"n1 cannot write to OUTPUT_DIR={job.folder} of n0: choose a folder that all nodes share"
+    )
+    assert job.output().splitlines()[-1] == f"error: {refusal}"
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         ({"flags": ("--no_such_flag", 1)}, "--no_such_flag"),
         ({"flags": ("--output_dir", "elsewhere")}, "OUTPUT_DIR names the folder of the run"),
+        ({"flags": ("--output-dir=elsewhere",)}, "OUTPUT_DIR names the folder of the run"),
         ({"config": "missing"}, "CONFIG is the YAML"),
     ],
 )

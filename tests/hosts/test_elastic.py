@@ -1,9 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""clusters/torchrun_elastic.sh over two hosts: one is lost, and comes back, in one run."""
+"""clusters/torchrun_elastic.sh over two hosts: one is lost, and comes back, in one run.
+
+They may be started in any order.
+"""
 
 import json
 import os
 import sys
+import time
 
 import pytest
 
@@ -16,9 +20,10 @@ SAVED_EACH = 5
 LOST_IN = 8
 WAIT = 5  # seconds for which that step waits for the loss
 COMES_BACK_IN = 16
+LONGER_THAN_TORCH_WAITS = 65  # seconds: its read_timeout is 60
 
 
-def start(host, first, tiny, folder, faults):
+def start(host, first, tiny, folder, faults=(), hosts="1:2"):
     """Start the script on a host; `first` is the one where the hosts meet."""
     variables = {
         "LAUNCHER": "accelerate launch --quiet --mixed_precision no",
@@ -29,10 +34,11 @@ def start(host, first, tiny, folder, faults):
         "GPUS": "1",
         "OUTPUT_DIR": str(folder / "run"),
         "MEETING": f"{first.address}:{PORT}",
-        "HOSTS": "1:2",
+        "HOSTS": hosts,
         "ROWS_PER_STEP": str(ROWS),
         "BATCH": str(ROWS // 2),
-        "RDZV_CONF": f"is_host={int(host is first)},last_call_timeout=5",
+        # Enough for the second agent, which starts when the first one has the store
+        "RDZV_CONF": "last_call_timeout=30",
         "PET_LOCAL_ADDR": host.address,
         "LOGLEVEL": "INFO",  # The agent then says that it has seen a host that comes
         "FAULT": json.dumps(faults),
@@ -46,6 +52,12 @@ def job(tiny, folder):
     """The arguments of an epoch of 24 steps."""
     words = ["--model_name_or_path", tiny / "model", "--dataset_name", folder / "rows.jsonl"]
     return [*words, "--report_to", "none", "--logging_steps", 1, "--num_train_epochs", 1]
+
+
+def write_rows(steps, tiny, folder):
+    """Write the rows of an epoch of `steps` steps."""
+    lines = (tiny / "data" / "train.jsonl").read_text().splitlines(keepends=True)
+    (folder / "rows.jsonl").write_text("".join(lines[: steps * ROWS]))
 
 
 def rows_of_steps(path):
@@ -62,8 +74,7 @@ def rows_of_steps(path):
 
 def test_a_host_is_lost_and_comes_back_and_each_row_is_trained_on_once(hosts, tiny, tmp_path):
     first, second = hosts
-    lines = (tiny / "data" / "train.jsonl").read_text().splitlines(keepends=True)
-    (tmp_path / "rows.jsonl").write_text("".join(lines[: STEPS * ROWS]))
+    write_rows(STEPS, tiny, tmp_path)
     lost, comes_back = tmp_path / "lost", tmp_path / "comes back"
     record = {"do": "record rows", "at": "summed_loss", "file": str(tmp_path / "rows")}
     wait = {"do": "wait", "at": "summed_loss", "rank": 0}
@@ -77,8 +88,9 @@ def test_a_host_is_lost_and_comes_back_and_each_row_is_trained_on_once(hosts, ti
     wait_until(lost.exists, LAUNCH_SECONDS)
     second.kill()
     wait_until(comes_back.exists, LAUNCH_SECONDS)
+    seen = agent.output.count("new nodes")
     other = start(second, first, tiny, tmp_path, [record])
-    wait_until(lambda: "new nodes" in agent.output, LAUNCH_SECONDS)
+    wait_until(lambda: agent.output.count("new nodes") > seen, LAUNCH_SECONDS)
     comes_back.unlink()
     assert agent.end() == 0, agent.output[-3000:]
     assert other.end() == 0, other.output[-3000:]
@@ -99,3 +111,16 @@ def test_a_host_is_lost_and_comes_back_and_each_row_is_trained_on_once(hosts, ti
     trained = [row for step in here for row in here[step]]
     trained += [row for step in both for row in there[step]]
     assert sorted(trained) == list(range(1, STEPS * ROWS + 1))
+
+
+def test_a_host_that_is_started_first_waits_for_the_host_of_the_meeting(hosts, tiny, tmp_path):
+    first, second = hosts
+    write_rows(2, tiny, tmp_path)
+    early = start(second, first, tiny, tmp_path, hosts="2")
+    time.sleep(LONGER_THAN_TORCH_WAITS)
+    waits = f"waiting up to 600 s for the same command on {first.address}, which does not answer"
+    assert early.output == f"{waits} at {first.address}:{PORT} yet\n"
+    agent = start(first, first, tiny, tmp_path, hosts="2")
+    assert agent.end() == 0, agent.output[-3000:]
+    assert early.end() == 0, early.output[-3000:]
+    assert [line["step"] for line in read_metrics(tmp_path / "run")[0]] == [1, 2]

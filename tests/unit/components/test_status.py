@@ -37,6 +37,8 @@ def test_a_full_disk_does_not_hide_how_the_run_ended(tmp_path, monkeypatch):
             "FOLDER",
         ],  # argparse takes the last of several
         ["--output_dir=FOLDER/first", "--seed", "1", "--output_dir=FOLDER"],
+        ["--output-dir", "FOLDER"],
+        ["--output_dir", "FOLDER/first", "--output-dir=FOLDER"],
     ],
     ids=str,
 )
@@ -71,10 +73,9 @@ def test_a_wrong_call_leaves_the_status_of_a_run_that_is_going_on(tmp_path, monk
     assert read_json(tmp_path / "status.json")["state"] == "failed"
 
 
-def test_a_wrong_dry_run_leaves_no_trace(tmp_path, monkeypatch):
-    monkeypatch.setattr(
-        sys, "argv", ["llama.py", "--output_dir", str(tmp_path), "--dry_run", "--sed"]
-    )
+@pytest.mark.parametrize("dry_run", ["--dry_run", "--dry-run"])
+def test_a_wrong_dry_run_leaves_no_trace(dry_run, tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["llama.py", "--output_dir", str(tmp_path), dry_run, "--sed"])
     with pytest.raises(SystemExit):
         fail(64, "no such argument: --sed")
     assert list(tmp_path.iterdir()) == []
