@@ -23,9 +23,11 @@ pytestmark = pytest.mark.usefixtures("new_process")
 
 
 def test_a_rank_in_a_container_of_its_own_does_not_stop_the_others(become_rank, monkeypatch):
-    """No process has its number here, where the host has the same name: another PID namespace."""
+    """No process has its number here, or another one has, where the host has the same name."""
     nobody = 2**22 + 1  # above the largest number that Linux gives
-    pids = [(0, HOST, os.getpid()), (1, HOST, nobody), (2, HOST, os.getppid())]
+    monkeypatch.setenv("GROUP_RANK", "0")
+    here, there = (HOST, "0"), (HOST, "1")
+    pids = [(0, here, os.getpid()), (1, here, nobody), (2, here, os.getppid()), (3, there, 1)]
     become_rank(0)
     monkeypatch.setattr(watch, "gather_object", lambda _: pids)
     monkeypatch.setattr(sys, "excepthook", sys.excepthook)
@@ -38,6 +40,20 @@ def test_a_rank_in_a_container_of_its_own_does_not_stop_the_others(become_rank, 
     for descriptor in ours.peers:
         os.close(descriptor)
     assert [*ours.peers.values()] == [(2, os.getppid())]
+
+
+def test_a_rank_that_hangs_ends_though_a_peer_has_ended(folder, exits, monkeypatch):
+    process_status().state = "running"
+    monkeypatch.setattr(watch.time, "sleep", lambda seconds: None)
+    monkeypatch.setattr(watch.faulthandler, "dump_traceback", lambda: None)
+    peer = subprocess.Popen(["true"])
+    ours = Watch(str(folder))
+    ours.peers = {os.pidfd_open(peer.pid): (1, peer.pid)}
+    peer.wait()
+    with pytest.raises(Exit):
+        ours._end_this_rank([], hangs=True, timeout=60)
+    assert exits == [1]
+    assert read_json(folder / "status.json")["why"] == f"no sign of life for 60 s on {HOST}"
 
 
 def test_from_then_on_other_hosts_are_told_how_it_ends(become_rank, monkeypatch):
