@@ -8,7 +8,7 @@ import pytest
 import torch.distributed as dist
 
 from components import host_checks, hosts
-from components.host_checks import compare_clocks, find_difference
+from components.host_checks import compare_clocks
 from components.hosts import (
     HostWatch,
     hosts_of,
@@ -135,20 +135,6 @@ def test_only_errors_of_connections_make_it_impatient():
     assert is_broken_connection(RuntimeError(gloo)) and is_broken_connection(dist.DistError())
     assert not is_broken_connection(RuntimeError("CUDA out of memory"))
     assert not is_broken_connection(ValueError(gloo))
-
-
-def test_what_differs_is_named_with_both_hosts_and_a_fix():
-    facts = {"torch": "2.13.0", "--seed": "42"}
-    assert find_difference([("a", facts), ("b", dict(facts))]) is None
-    assert find_difference([("a", facts), ("b", facts | {"torch": "2.12.0"})]) == (
-        "torch is 2.13.0 on a and 2.12.0 on b: install the same versions on all hosts"
-    )
-    assert find_difference([("a", facts), ("b", facts | {"--seed": "1"})]) == (
-        "--seed is 42 on a and 1 on b: run the same command on all hosts"
-    )
-    assert find_difference([("a", facts), ("b", facts | {"peft": "0.21"})]) == (
-        "peft is not there on a and 0.21 on b: install the same versions on all hosts"
-    )
 
 
 @pytest.mark.parametrize("apart", [0.5, 3600])
