@@ -23,6 +23,7 @@ from datetime import timedelta
 from typing import Any, NoReturn
 
 from components.exits import Exit
+from components.launcher import end_blocked_launcher
 from components.status import (
     HOST,
     LOCAL_RANK,
@@ -197,6 +198,7 @@ class Meeting:
     def _look_at_deadline(self, is_over: threading.Event) -> None:
         while not is_over.wait(SECONDS_BETWEEN_LOOKS):
             if time.monotonic() > self._deadline:
+                end_blocked_launcher()
                 self._end(self._ending_without_store(f"no answer for {SECONDS_TO_ANSWER} s"))
 
     def _leave(self, ending: Ending) -> NoReturn:
@@ -213,7 +215,8 @@ class Meeting:
         self._deadline = math.inf
         if LOCAL_RANK > 0:
             time.sleep(SECONDS_FOR_FIRST_RANK + self._pause)
-        print(ending.text, file=sys.stderr, flush=True)
+        if LOCAL_RANK == 0 or process_status().reported_by_others() is None:
+            print(ending.text, file=sys.stderr, flush=True)
         process_status().end(ending)
         report_to_launcher(ending)
         os._exit(ending.exit_code)

@@ -12,7 +12,6 @@ import faulthandler
 import math
 import os
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -29,6 +28,7 @@ from safetensors import SafetensorError
 
 from components.exits import Exit
 from components.hosts import SECONDS_BETWEEN_BEATS, Host, HostWatch, is_broken_connection, this_node
+from components.launcher import end_blocked_launcher
 from components.status import HOST, RANK, Ending, process_status, report_to_launcher
 from components.write_errors import WriteError
 
@@ -41,14 +41,6 @@ SECONDS_FOR_MAIN_THREAD = 5  # It handles a signal within these if it can.
 # The first rank of a host reads within these how a rank of another host has ended, and prints it.
 SECONDS_FOR_FIRST_RANK = 3 * SECONDS_BETWEEN_BEATS
 SECONDS_FOR_OTHER_RANKS = 2  # A rank that failed first has reported it after these.
-SECONDS_FOR_LAUNCHER = 20  # torchrun ends within some seconds of its ranks, if nothing blocks it.
-# Kills the process of a descriptor unless it ends within some seconds
-KILL_LATER = """
-import select, signal, sys
-process, seconds = map(int, sys.argv[1:])
-if not select.select([process], [], [], seconds)[0]:
-    signal.pidfd_send_signal(process, signal.SIGKILL)
-"""
 
 
 class Watch:
@@ -316,21 +308,6 @@ def print_if_possible(text: str, stream: TextIO | None = None) -> None:
     """
     with contextlib.suppress(OSError, ValueError):
         print(text, file=stream or sys.stderr, flush=True)
-
-
-def end_blocked_launcher() -> None:
-    """Have torchrun killed if it is still there some seconds after its ranks have ended.
-
-    If the network drops its packets, torchrun waits in a read from the store, without a time limit,
-    until the kernel gives up the connection after about 15 minutes (net.ipv4.tcp_retries2). It
-    handles no signal meanwhile, and the host would not be free. A launcher that may restart its
-    ranks is not killed: it waits for the lost host, and then continues without it.
-    """
-    if os.environ.get("TORCHELASTIC_MAX_RESTARTS") != "0":
-        return
-    launcher = os.pidfd_open(os.getppid())
-    command = [sys.executable, "-c", KILL_LATER, str(launcher), str(SECONDS_FOR_LAUNCHER)]
-    subprocess.Popen(command, pass_fds=[launcher], start_new_session=True)
 
 
 def leave_signals_to_parent() -> None:
