@@ -158,6 +158,18 @@ def test_other_versions_on_a_host_are_refused(hosts, tiny, tmp_path):
     assert read_json(tmp_path / "run" / "status.json")["exit_code"] == 64
 
 
+def test_another_precision_on_a_host_is_refused(hosts, tiny, tmp_path):
+    launches = start(hosts, tiny, tmp_path / "run", ACCELERATE_MIXED_PRECISION="bf16")
+    assert [launch.end() for launch in launches] == [1, 1]
+    for launch in launches:
+        [line] = launch.errors()
+        assert line.endswith(
+            "mixed precision is no on host-a and bf16 on host-b: launch all hosts with the same "
+            "--config_file"
+        )
+    assert read_json(tmp_path / "run" / "status.json")["exit_code"] == 64
+
+
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_a_rank_that_ends_before_it_meets_the_others_ends_them(ranks, hosts, tiny, tmp_path):
     words = ["--no_such_flag", "1"]
