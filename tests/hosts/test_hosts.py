@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Two hosts that train together lose each other, disagree, and wait in vain.
 
-Some nine minutes on two cores: `make test-hosts`. Skipped, with the reason, where no network
+Some twelve minutes on two busy cores: `make test-hosts`. Skipped, with the reason, where no network
 namespace can be made.
 """
 
