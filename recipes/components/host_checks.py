@@ -1,14 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the hosts of a run must have in common: versions, arguments and the output folder.
+"""What the hosts of a run must have in common, from versions to the output folder.
 
 Each host starts its ranks by itself, so that a host may have another environment, another command
-line or another disk. Clocks need not agree; if they are far apart, a line says so, since logs of
-different hosts can then not be compared.
+line, another YAML or another disk. Clocks need not agree; if they are far apart, a line says so,
+since logs of different hosts can then not be compared.
 """
 
 import contextlib
+import hashlib
 import os
 import sys
+import tempfile
 import time
 from collections.abc import Mapping
 from importlib import metadata
@@ -16,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from accelerate import Accelerator
-from accelerate.utils import gather_object
+from accelerate.utils import broadcast_object_list, gather_object
 from huggingface_hub import constants
 
 from components.ending import end_all_ranks
@@ -24,9 +26,15 @@ from components.exits import Exit
 from components.hosts import Host
 from components.shared_folder import find_host_without
 from components.status import HOST, process_status
+from components.strategy import Strategy
 from components.summary import LIBRARIES
 
 SECONDS_APART = 5  # Clocks that are synchronized differ by less than one.
+# Nothing is lost if a cache that is shared is not seen as such within these.
+SECONDS_FOR_CACHE = 2
+NAMED_DIFFERENCES = 5
+STRATEGY = "the strategy"
+MIXED_PRECISION = "mixed precision"
 
 
 def check_hosts(accelerator: Accelerator, hosts: list[Host], args: Any) -> str:
@@ -40,7 +48,7 @@ def check_hosts(accelerator: Accelerator, hosts: list[Host], args: Any) -> str:
     """
     if len(hosts) < 2:
         return ""
-    problem = find_difference(gather_object([(HOST, facts_of_host(args))]))
+    problem = find_difference(gather_object([(HOST, facts_of_host(accelerator, args))]))
     if problem:
         end_all_ranks(accelerator, Exit.USAGE, problem)
     compare_clocks(accelerator)
@@ -59,17 +67,31 @@ def check_hosts(accelerator: Accelerator, hosts: list[Host], args: Any) -> str:
     return f"{line}; {describe_cache(accelerator)}"
 
 
-# ---- Versions and arguments ----
-def facts_of_host(args: Any) -> dict[str, str]:
+# ---- Versions, files and arguments ----
+def facts_of_host(accelerator: Accelerator, args: Any) -> dict[str, str]:
     """Return what has to be the same on every host: {name: value as text}."""
     facts = {"Python": ".".join(map(str, sys.version_info[:3]))}
     for name in LIBRARIES:
         with contextlib.suppress(metadata.PackageNotFoundError):
             facts[name] = metadata.version(name)
+    facts |= hashes_of_recipe(Path(sys.argv[0]))
+    facts[STRATEGY] = Strategy.of(accelerator).name
+    facts[MIXED_PRECISION] = accelerator.mixed_precision
     for name, value in vars(args).items():
         if name != "output_dir":  # Hosts may reach the same folder by other paths.
             facts[f"--{name}"] = str(value)
     return facts
+
+
+def hashes_of_recipe(recipe: Path) -> dict[str, str]:
+    """Return the beginning of the SHA-256 of a recipe's file and of each component, by its name."""
+    hashes = {}
+    components = Path(__file__).parent
+    for file in (recipe, *sorted(components.glob("*.py"))):
+        digest = hashlib.sha256(file.read_bytes()).hexdigest()
+        name = f"{components.name}/{file.name}" if file.parent == components else file.name
+        hashes[name] = f"of SHA-256 {digest[:8]}"
+    return hashes
 
 
 def find_difference(facts: list[tuple[str, Mapping[str, str]]]) -> str | None:
@@ -84,15 +106,25 @@ def find_difference(facts: list[tuple[str, Mapping[str, str]]]) -> str | None:
         if not names:
             continue
         differences = []
-        for name in names:
+        for name in names[:NAMED_DIFFERENCES]:
             here = first.get(name, "not there")
             there = other.get(name, "not there")
             differences.append(f"{name} is {here} on {first_host} and {there} on {host}")
-        fix = "install the same versions on all hosts"
-        if names[0].startswith("--"):
-            fix = "run the same command on all hosts"
-        return f"{'; '.join(differences)}: {fix}"
+        if len(names) > NAMED_DIFFERENCES:
+            differences.append(f"{len(names) - NAMED_DIFFERENCES} more differ")
+        return f"{'; '.join(differences)}: {fix_of_difference(names[0])}"
     return None
+
+
+def fix_of_difference(name: str) -> str:
+    """Return what makes a fact the same on all hosts."""
+    if name.startswith("--"):
+        return "run the same command on all hosts"
+    if name in (STRATEGY, MIXED_PRECISION):
+        return "launch all hosts with the same --config_file"
+    if name.endswith(".py"):
+        return "copy the same recipes to all hosts"
+    return "install the same versions on all hosts"
 
 
 # ---- Clocks ----
@@ -119,8 +151,22 @@ def compare_clocks(accelerator: Accelerator) -> None:
 def describe_cache(accelerator: Accelerator) -> str:
     """Return whether the hosts share the cache of models and rows. Every rank takes part."""
     cache = Path(constants.HF_HOME)
-    with contextlib.suppress(OSError):
-        os.makedirs(cache, exist_ok=True)
-    if find_host_without(accelerator, cache):
-        return f"each downloads and tokenizes into a cache of its own ({cache})"
+    host, problem = broadcast_object_list([(HOST, find_write_problem(cache))])[0]
+    if problem is not None:
+        return f"{host} cannot write to its cache of models and rows ({cache}): {problem}"
+    if find_host_without(accelerator, cache, SECONDS_FOR_CACHE):
+        return (
+            f"each downloads and tokenizes into a cache of its own ({cache}), and writes temporary "
+            f"files to its {tempfile.gettempdir()}; checkpoints are staged in --output_dir"
+        )
     return f"they share the cache of models and rows ({cache})"
+
+
+def find_write_problem(folder: Path) -> str | None:
+    """Return why nothing can be written to a folder, which is made if it is not there, or None."""
+    try:
+        os.makedirs(folder, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            return None
+    except OSError as error:
+        return error.strerror

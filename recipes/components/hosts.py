@@ -106,9 +106,8 @@ class HostWatch:
     # ---- Beginning ----
     def join(self, accelerator: Accelerator) -> None:
         """Begin to watch the other hosts, if there are any. Every rank takes part."""
-        node = HOST, os.environ.get("GROUP_RANK", "")
         address = os.environ.get("MASTER_ADDR", "localhost")
-        members = gather_object([(self.rank, node, is_address_of_this_host(address))])
+        members = gather_object([(self.rank, this_node(), is_address_of_this_host(address))])
         hosts = hosts_of(members)
         if len(hosts) == 1:
             return
@@ -164,7 +163,7 @@ class HostWatch:
             yield
             return
         ending = replace(ending, rank=self.rank)
-        if HOST not in ending.text:
+        if not ending.has_place:
             ending = ending.with_place(f"in step {self._status.step}")
         self._to_tell = ending
         self._wakes.set()
@@ -221,12 +220,20 @@ class HostWatch:
         self._has_told.set()
 
 
+def this_node() -> tuple[str, str]:
+    """Return the name of this host and the number of its launcher.
+
+    Containers may all have one name.
+    """
+    return HOST, os.environ.get("GROUP_RANK", "")
+
+
 def hosts_of(members: Iterable[tuple[int, tuple[str, str], bool]]) -> list[Host]:
     """Return the hosts of all ranks, in the order of their first ranks.
 
     Args:
-        members: of each rank its number, the name of its host with the number of its launcher,
-            since containers may all have one name, and whether the store is there.
+        members: of each rank its number, what `this_node` returned there, and whether the store is
+            there.
     """
     hosts: dict[tuple[str, str], Host] = {}
     for rank, node, has_store in sorted(members):
@@ -243,12 +250,13 @@ def words_of_ranks(ranks: list[int]) -> str:
 
 
 def is_address_of_this_host(address: str) -> bool:
-    """Return whether a name or a number is one of this host's."""
-    try:
-        with socket.create_server((address, 0)):
-            return True
-    except OSError:
-        return False
+    """Return whether a name or a number, of IPv4 or IPv6, is one of this host's."""
+    with contextlib.suppress(OSError):
+        for family, kind, _, _, place in socket.getaddrinfo(address, 0, type=socket.SOCK_STREAM):
+            with contextlib.suppress(OSError), socket.socket(family, kind) as bound:
+                bound.bind(place)
+                return True
+    return False
 
 
 def is_broken_connection(error: BaseException) -> bool:

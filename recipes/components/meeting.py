@@ -13,22 +13,36 @@ counts attempts.
 
 import contextlib
 import json
+import math
 import os
 import sys
+import threading
 import time
 from collections.abc import Generator
 from datetime import timedelta
 from typing import Any, NoReturn
 
 from components.exits import Exit
-from components.status import HOST, LOCAL_RANK, RANK, Ending, process_status, report_to_launcher
+from components.launcher import end_blocked_launcher
+from components.status import (
+    HOST,
+    LOCAL_RANK,
+    RANK,
+    SECONDS_FOR_FIRST_RANK,
+    Ending,
+    process_status,
+    report_to_launcher,
+)
 
 SECONDS_TO_COME = 600  # As long as torch's agents wait for each other
 SECONDS_UNTIL_WARNING = 60
 SECONDS_BETWEEN_LOOKS = 0.1
 LOOKS_PER_SECOND = 1000  # by all ranks together: many ranks must not flood the store
 SECONDS_TO_READ = 2  # A rank that leaves word keeps the store open for so long.
-SECONDS_TO_CONNECT = 5
+SECONDS_TO_LEAVE_WORD = 5
+# A store that has not answered for so long is out of reach. A call to it has no time limit: if the
+# network drops packets, the kernel gives the connection up after about 15 minutes.
+SECONDS_TO_ANSWER = 30
 LIST = "recipes"
 ALL = "all are here"
 
@@ -54,9 +68,8 @@ class Meeting:
         self.num_hosts = os.environ.get("GROUP_WORLD_SIZE", "1")
         self._num_ranks = int(os.environ.get("WORLD_SIZE", "1"))
         self._seconds = min(ddp_timeout, SECONDS_TO_COME)
-        self._pause = SECONDS_BETWEEN_LOOKS
-        if self.rank > 0:  # The others wait for rank 0.
-            self._pause = max(self._pause, self._num_ranks / LOOKS_PER_SECOND)
+        self._pause = max(SECONDS_BETWEEN_LOOKS, self._num_ranks / LOOKS_PER_SECOND)
+        self._deadline = time.monotonic() + self._seconds + SECONDS_TO_ANSWER
         self._store: Any = None
         if self._num_ranks == 1 or not os.environ.get("MASTER_PORT"):
             return
@@ -64,24 +77,27 @@ class Meeting:
 
         try:
             is_here = RANK == 0 and not launchers_have_store()
-            self._store = open_store(name_of_list(), self._seconds, is_here)
+            with self._ending_after_deadline():
+                self._store = open_store(name_of_list(), self._seconds, is_here)
         except DistError as error:
-            self._end(self._ending_without_store(error))
+            self._end(self._ending_without_store(str(error).splitlines()[0]))
 
     def wait_for_all(self, place: str) -> None:
         """Wait until all ranks are at a place of the start, such as "start".
 
-        Ends as another rank that left word; with 1 if a rank does not come in time, and with 64 if
-        the hosts were started for runs of different sizes.
+        Ends as another rank that left word; with 1 if a rank does not come in time or the store
+        does not answer, and with 64 if the hosts were started for runs of different sizes.
         """
         if self._store is None:
             return
         from torch.distributed import DistError
 
+        self._note_answer()
         try:
-            self._wait(place)
+            with self._ending_after_deadline():
+                self._wait(place)
         except DistError as error:  # The launcher, or the rank, that has the store is gone.
-            self._end(self._ending_without_store(error))
+            self._end(self._ending_without_store(str(error).splitlines()[0]))
 
     def _wait(self, place: str) -> None:
         mine = {"host": HOST, "hosts": self.num_hosts}
@@ -93,6 +109,7 @@ class Meeting:
         while not self._store.check([f"{place}/{ALL}"]):
             if self._store.check([key_of_word()]):
                 self._end(Ending.of_json(self._store.get(key_of_word())))
+            self._note_answer()
             waited = time.monotonic() - start
             is_late = waited > self._seconds
             is_time_to_warn = waited > SECONDS_UNTIL_WARNING and not has_warned
@@ -106,7 +123,10 @@ class Meeting:
             elif is_time_to_warn and missing:
                 has_warned = True
                 self._warn(missing)
-            time.sleep(self._pause)
+            elif waited > self._seconds + SECONDS_TO_ANSWER:
+                self._leave(self._ending_without_rank_0())
+            # The others wait for rank 0.
+            time.sleep(SECONDS_BETWEEN_LOOKS if self.rank == 0 else self._pause)
 
     def _have_come(self, place: str, ranks: list[int]) -> bool:
         """Return whether ranks have signed at a place, by one request for all of them."""
@@ -148,21 +168,54 @@ class Meeting:
         )
         return Ending.failed(Exit.FAILED, why)
 
-    def _ending_without_store(self, error: Exception) -> Ending:
+    def _ending_without_rank_0(self) -> Ending:
+        why = (
+            f"rank 0 does not answer: all {self._num_ranks} ranks have come, and it did not say so "
+            f"within {self._seconds + SECONDS_TO_ANSWER} s of rank {self.rank} on {HOST}: look "
+            "into the logs of its host"
+        )
+        return Ending.failed(Exit.FAILED, why)
+
+    def _ending_without_store(self, reason: str) -> Ending:
         address = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
-        reason = str(error).splitlines()[0]
         why = f"{HOST} cannot reach the other ranks at {address}, which rank 0's host has: {reason}"
         return Ending.failed(Exit.FAILED, why)
+
+    def _note_answer(self) -> None:
+        """Wait for the next answer of the store from now on."""
+        self._deadline = time.monotonic() + SECONDS_TO_ANSWER
+
+    @contextlib.contextmanager
+    def _ending_after_deadline(self) -> Generator[None]:
+        """End this rank if the deadline passes in this context, since a call may never return."""
+        is_over = threading.Event()
+        threading.Thread(target=self._look_at_deadline, args=(is_over,), daemon=True).start()
+        try:
+            yield
+        finally:
+            is_over.set()
+
+    def _look_at_deadline(self, is_over: threading.Event) -> None:
+        while not is_over.wait(SECONDS_BETWEEN_LOOKS):
+            if time.monotonic() > self._deadline:
+                end_blocked_launcher()
+                self._end(self._ending_without_store(f"no answer for {SECONDS_TO_ANSWER} s"))
 
     def _leave(self, ending: Ending) -> NoReturn:
         """Leave word for the other ranks, and end as the first rank that left word."""
         written = self._store.compare_set(key_of_word(), "", ending.to_json())
-        time.sleep(SECONDS_TO_READ)
+        time.sleep(SECONDS_TO_READ + self._pause)
         self._end(Ending.of_json(written))
 
     def _end(self, ending: Ending) -> NoReturn:
-        """End this rank; one rank of each host prints why."""
-        if LOCAL_RANK == 0:
+        """End this rank; the first rank of each host prints why.
+
+        The launcher ends the others when that one has ended. They print it where it never comes.
+        """
+        self._deadline = math.inf
+        if LOCAL_RANK > 0:
+            time.sleep(SECONDS_FOR_FIRST_RANK + self._pause)
+        if LOCAL_RANK == 0 or process_status().reported_by_others() is None:
             print(ending.text, file=sys.stderr, flush=True)
         process_status().end(ending)
         report_to_launcher(ending)
@@ -178,11 +231,18 @@ def leave_word(ending: Ending) -> None:
     has_other_hosts = os.environ.get("WORLD_SIZE") != os.environ.get("LOCAL_WORLD_SIZE")
     if not has_other_hosts or not launchers_have_store():
         return
+    word = ending.with_place("before the first step").to_json()
+    writer = threading.Thread(target=write_word, args=(word,), daemon=True)
+    writer.start()
+    writer.join(2 * SECONDS_TO_LEAVE_WORD)  # If the network drops packets, a call never returns.
+
+
+def write_word(word: str) -> None:
+    """Write what this rank says, if it is the first one that ends."""
     from torch.distributed import DistError  # This takes a second, and is rarely needed.
 
-    word = ending.with_place("before the first step").to_json()
     try:
-        open_store(name_of_list(), SECONDS_TO_CONNECT).compare_set(key_of_word(), "", word)
+        open_store(name_of_list(), SECONDS_TO_LEAVE_WORD).compare_set(key_of_word(), "", word)
     except DistError:  # The launcher of the first host has ended: there is nobody to tell.
         return
 

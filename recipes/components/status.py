@@ -42,6 +42,7 @@ class Ending:
         why: the reason, for status.json.
         text: what is printed; it may have several lines.
         rank: the rank that ends so.
+        has_place: whether the text says on which host, and in which step.
     """
 
     state: str
@@ -49,6 +50,7 @@ class Ending:
     why: str | None = None
     text: str = ""
     rank: int = RANK
+    has_place: bool = False
 
     @classmethod
     def done(cls) -> "Ending":
@@ -61,9 +63,9 @@ class Ending:
         return cls("stopped", Exit.STOPPED, why, why)
 
     @classmethod
-    def failed(cls, code: int, why: str, text: str = "") -> "Ending":
+    def failed(cls, code: int, why: str, text: str = "", has_place: bool = False) -> "Ending":
         """Return the end of a run that failed; the text is by default the reason as an error."""
-        return cls("failed", int(code), why, text or f"error: {why}")
+        return cls("failed", int(code), why, text or f"error: {why}", has_place=has_place)
 
     @classmethod
     def of_json(cls, text: str | bytes) -> "Ending":
@@ -78,7 +80,7 @@ class Ending:
         """Return the same with rank and host in the text, for the ranks of other hosts."""
         reason = self.text.removeprefix("error: ")
         text = f"error: rank {self.rank} on {HOST} ended {when}: {reason}"
-        return dataclasses.replace(self, text=text)
+        return dataclasses.replace(self, text=text, has_place=True)
 
 
 # A context that tells others of an ending while what is done in it is done

@@ -6,6 +6,7 @@ store's own tools use. Which objects there are, and when they are written, is no
 store_protocol.py and object_store.py do that.
 """
 
+import logging
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import repeat
@@ -27,14 +28,15 @@ PACKAGES = {
     "abfs": "adlfs",
     "abfss": "adlfs",
 }
-# The names of errors of the stores' clients, which this module does not import
-OUT_OF_REACH = (
-    "ClientConnectorError",
-    "ConnectTimeoutError",
-    "EndpointConnectionError",
-    "ReadTimeoutError",
-)
-NO_CREDENTIALS = ("DefaultCredentialsError", "NoCredentialsError", "PartialCredentialsError")
+# The names of classes of errors of the stores' clients, which this module does not import; an error
+# may be of a class that is derived from one of these.
+OUT_OF_REACH = {
+    "ClientConnectionError",  # aiohttp, which gcsfs and adlfs use
+    "ConnectionError",  # Python, botocore and requests each have one
+    "ReadTimeoutError",  # botocore
+    "TimeoutError",
+}
+NO_CREDENTIALS = {"DefaultCredentialsError", "NoCredentialsError", "PartialCredentialsError"}
 # Clients divide a large file among connections of their own, and keep those parts in memory: s3fs
 # has ten of 50 MiB for a file.
 FILES_AT_ONCE = 4
@@ -56,6 +58,8 @@ class Transport:
         problem = find_url_problem(url)
         if problem is not None:
             fail(Exit.USAGE, problem)
+        for package in PACKAGES.values():
+            logging.getLogger(package).addFilter(drop_traceback)
         self.url = url.rstrip("/")
         options = {"auto_mkdir": True} if url.startswith(("file://", "local://")) else {}
         self._files, self.root = fsspec.core.url_to_fs(url, **options)
@@ -148,18 +152,38 @@ class Transport:
     # ---- Failures ----
     def describe(self, error: BaseException) -> tuple[Exit, str]:
         """Return why an operation on the store failed, in words, and the exit code for that."""
-        kind = type(error).__name__
+        kinds = {kind.__name__ for kind in type(error).__mro__}
         problem = f"--output_url {self.url}: "
-        if kind in OUT_OF_REACH or isinstance(error, ConnectionError | TimeoutError):
+        if kinds & OUT_OF_REACH:
             return Exit.NO_HUB, f"{problem}cannot be reached: {error}"
-        if kind in NO_CREDENTIALS:
+        if kinds & NO_CREDENTIALS:
             return Exit.USAGE, f"{problem}{error}: log in with the tools of the store"
+        if is_about_endpoint(error):
+            fix = "write AWS_ENDPOINT_URL, or endpoint_url in ~/.aws/config, as https://HOST:PORT"
+            return Exit.USAGE, f"{problem}{error}: {fix}"
         if isinstance(error, PermissionError):
             return Exit.CANNOT_WRITE, f"{problem}permission denied: {error}"
         if isinstance(error, FileNotFoundError):
             # The store's own words say whether that is a bucket or an object.
             return Exit.CANNOT_WRITE, f"{problem}not found: {error}"
-        return Exit.CANNOT_WRITE, f"{problem}{kind}: {error}"
+        return Exit.CANNOT_WRITE, f"{problem}{type(error).__name__}: {error}"
+
+
+def is_about_endpoint(error: BaseException) -> bool:
+    """Return whether botocore cannot read the address of the store that the user has set.
+
+    It raises a ValueError for one without http:// or https://, and a class of its own for another
+    scheme.
+    """
+    if isinstance(error, ValueError):
+        return str(error).startswith("Invalid endpoint")
+    return type(error).__name__ == "EndpointResolutionError"
+
+
+def drop_traceback(record: logging.LogRecord) -> bool:
+    """Keep what a store's client logs to one line: it raises the error too, which is explained."""
+    record.exc_info = None
+    return True
 
 
 def find_url_problem(url: str) -> str | None:

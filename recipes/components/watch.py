@@ -12,7 +12,6 @@ import faulthandler
 import math
 import os
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -28,7 +27,8 @@ from accelerate.utils import gather_object
 from safetensors import SafetensorError
 
 from components.exits import Exit
-from components.hosts import Host, HostWatch, is_broken_connection
+from components.hosts import SECONDS_BETWEEN_BEATS, Host, HostWatch, is_broken_connection, this_node
+from components.launcher import end_blocked_launcher
 from components.status import HOST, RANK, Ending, process_status, report_to_launcher
 from components.write_errors import WriteError
 
@@ -38,15 +38,9 @@ CANNOT_WRITE = (
 )
 SECONDS_BETWEEN_LOOKS = 0.2
 SECONDS_FOR_MAIN_THREAD = 5  # It handles a signal within these if it can.
+# The first rank of a host reads within these how a rank of another host has ended, and prints it.
+SECONDS_FOR_FIRST_RANK = 3 * SECONDS_BETWEEN_BEATS
 SECONDS_FOR_OTHER_RANKS = 2  # A rank that failed first has reported it after these.
-SECONDS_FOR_LAUNCHER = 20  # torchrun ends within some seconds of its ranks, if nothing blocks it.
-# Kills the process of a descriptor unless it ends within some seconds
-KILL_LATER = """
-import select, signal, sys
-process, seconds = map(int, sys.argv[1:])
-if not select.select([process], [], [], seconds)[0]:
-    signal.pidfd_send_signal(process, signal.SIGKILL)
-"""
 
 
 class Watch:
@@ -158,8 +152,8 @@ class Watch:
         # Not earlier: torch wraps the hook that it finds when ranks join, and then keeps other
         # threads from writing to stderr.
         sys.excepthook = self.on_exception
-        for rank, host, process in gather_object([(RANK, HOST, os.getpid())]):
-            if host == HOST and rank != RANK:
+        for rank, node, process in gather_object([(RANK, this_node(), os.getpid())]):
+            if node == this_node() and rank != RANK:
                 with contextlib.suppress(OSError):  # It is in another container of the same name.
                     self.peers[os.pidfd_open(process)] = rank, process
         self.hosts.join(accelerator)
@@ -215,7 +209,8 @@ class Watch:
             why = f"no sign of life for {timeout} s"
             faulthandler.dump_traceback()
             for _, process in self.peers.values():
-                os.kill(process, signal.SIGCONT)  # A suspended rank shows its stacks too.
+                with contextlib.suppress(ProcessLookupError):  # It has ended meanwhile.
+                    os.kill(process, signal.SIGCONT)  # A suspended rank shows its stacks too.
             time.sleep(1)
         else:
             rank, process = gone[0]
@@ -229,7 +224,9 @@ class Watch:
                 f"error: {why} on {HOST} in step {self._status.step}; "
                 "the same command continues from the newest checkpoint"
             )
-            self._status.announce(Ending.failed(Exit.FAILED, f"{why} on {HOST}", text))
+            self._status.announce(
+                Ending.failed(Exit.FAILED, f"{why} on {HOST}", text, has_place=True)
+            )
             print_if_possible(text)
             os._exit(Exit.FAILED)
         if report.state == "stopped":  # The peer was stopped before its first step.
@@ -245,7 +242,9 @@ class Watch:
         if not self._status.is_training:
             return
         if not self.hosts.is_leader:
-            time.sleep(1)  # When the first rank has ended, the launcher ends the others.
+            # The first rank learns it up to a beat later, and prints why. When it has ended, the
+            # launcher ends the others.
+            time.sleep(SECONDS_FOR_FIRST_RANK)
             os._exit(ending.exit_code)
         others = contextlib.nullcontext()
         if lost:  # Those that are not may still answer.
@@ -265,7 +264,7 @@ class Watch:
             f"error: {why}: rank {RANK} on {HOST} ends in step {self._status.step}; "
             "the same command continues from the newest checkpoint"
         )
-        return Ending.failed(Exit.FAILED, why, text)
+        return Ending.failed(Exit.FAILED, why, text, has_place=True)
 
     # ---- Exceptions ----
     def on_exception(
@@ -309,21 +308,6 @@ def print_if_possible(text: str, stream: TextIO | None = None) -> None:
     """
     with contextlib.suppress(OSError, ValueError):
         print(text, file=stream or sys.stderr, flush=True)
-
-
-def end_blocked_launcher() -> None:
-    """Have torchrun killed if it is still there some seconds after its ranks have ended.
-
-    If the network drops its packets, torchrun waits in a read from the store, without a time limit,
-    until the kernel gives up the connection after about 15 minutes (net.ipv4.tcp_retries2). It
-    handles no signal meanwhile, and the host would not be free. A launcher that may restart its
-    ranks is not killed: it waits for the lost host, and then continues without it.
-    """
-    if os.environ.get("TORCHELASTIC_MAX_RESTARTS") != "0":
-        return
-    launcher = os.pidfd_open(os.getppid())
-    command = [sys.executable, "-c", KILL_LATER, str(launcher), str(SECONDS_FOR_LAUNCHER)]
-    subprocess.Popen(command, pass_fds=[launcher], start_new_session=True)
 
 
 def leave_signals_to_parent() -> None:

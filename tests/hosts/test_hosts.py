@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Two hosts that train together lose each other, disagree, and wait in vain.
 
-Some six minutes on two cores: `make test-hosts`. Skipped, with the reason, where no network
+Some twelve minutes on two busy cores: `make test-hosts`. Skipped, with the reason, where no network
 namespace can be made.
 """
 
@@ -13,9 +13,10 @@ from pathlib import Path
 import pytest
 
 from components.hosts import SECONDS_OF_SILENCE
-from components.watch import SECONDS_FOR_LAUNCHER
+from components.launcher import SECONDS_FOR_LAUNCHER
+from components.meeting import SECONDS_TO_ANSWER
 from launching import RECIPE, REPO, read_json, read_metrics, recipe
-from two_hosts import PORT, TORCHRUN, wait_until
+from two_hosts import LAUNCH_SECONDS, PORT, TORCHRUN, wait_until
 
 FAULTS = REPO / "scripts" / "proof" / "faults.py"
 STEPS = 12
@@ -32,19 +33,18 @@ def job(tiny, folder, per_rank=4):
     return [*words, "--per_device_train_batch_size", per_rank]
 
 
-def start(hosts, tiny, folder, fault=None, folder_b=None, words=(), words_b=(), **environment_b):
-    """Start the recipe on both hosts, with a planted fault and what differs on the second."""
-    first = hosts[0]
-    planted = {"FAULT": json.dumps([fault] if fault else [])}
+def start(hosts, tiny, folder, faults=(), words=(), words_b=(), ranks=1, **environment_b):
+    """Start the recipe on both hosts, with planted faults and what differs on the second."""
+    planted = {"FAULT": json.dumps(faults)}
     commands = [
         [FAULTS, RECIPE, *job(tiny, folder), *words],
-        [FAULTS, RECIPE, *job(tiny, folder_b or folder), *words, *words_b],
+        [FAULTS, RECIPE, *job(tiny, folder), *words, *words_b],
     ]
     environments = planted, planted | environment_b
     launches = []
     for host, command, environment in zip(hosts, commands, environments, strict=True):
         log = folder.parent / f"{host.name}.log"
-        launches.append(host.start(command, log, first, environment))
+        launches.append(host.start(command, log, hosts[0], environment, ranks))
     return launches
 
 
@@ -91,7 +91,7 @@ def test_a_lost_host_ends_all_and_the_same_command_goes_on(
     marker = tmp_path / "now"
     fault = {"do": "wait", "rank": 0, "file": str(marker), "seconds": WAIT} | fault
     folder = tmp_path / "run"
-    launches = start(hosts, tiny, folder, fault)
+    launches = start(hosts, tiny, folder, [fault])
     wait_until(marker.exists, 200)
     lose(what, hosts[1])
     wait_until(lambda: ranks_gone(hosts), WAIT + SECONDS_OF_SILENCE + MORE_SECONDS)
@@ -121,8 +121,22 @@ def test_a_lost_host_ends_all_and_the_same_command_goes_on(
     assert [line["loss"] for line in lines] == pytest.approx(alone, rel=1e-5)
 
 
+def test_without_the_host_of_the_store_the_others_end(hosts, tiny, tmp_path):
+    marker = tmp_path / "now"
+    fault = {"do": "wait", "rank": 1, "at": "summed_loss", "step": 8}
+    fault |= {"file": str(marker), "seconds": WAIT}
+    launches = start(hosts, tiny, tmp_path / "run", [fault])
+    wait_until(marker.exists, LAUNCH_SECONDS)
+    hosts[0].kill()
+    assert launches[1].end(WAIT + SECONDS_OF_SILENCE + MORE_SECONDS) != 0
+    [line] = launches[1].errors()
+    assert "from host host-a (rank 0), last in step" in line
+    assert "rank 1 on host-b ends in step 8;" in line
+
+
 def test_an_output_folder_that_only_one_host_sees_is_refused(hosts, tiny, tmp_path):
-    launches = start(hosts, tiny, tmp_path / "run", folder_b=tmp_path / "other")
+    other = ["--output_dir", tmp_path / "other"]
+    launches = start(hosts, tiny, tmp_path / "run", words_b=other)
     assert [launch.end() for launch in launches] == [1, 1]
     for launch in launches:
         [line] = launch.errors()
@@ -144,13 +158,45 @@ def test_other_versions_on_a_host_are_refused(hosts, tiny, tmp_path):
     assert read_json(tmp_path / "run" / "status.json")["exit_code"] == 64
 
 
-def test_a_rank_that_ends_before_it_meets_the_others_ends_them(hosts, tiny, tmp_path):
-    launches = start(hosts, tiny, tmp_path / "run", words_b=["--no_such_flag", "1"])
+def test_another_precision_on_a_host_is_refused(hosts, tiny, tmp_path):
+    launches = start(hosts, tiny, tmp_path / "run", ACCELERATE_MIXED_PRECISION="bf16")
+    assert [launch.end() for launch in launches] == [1, 1]
+    for launch in launches:
+        [line] = launch.errors()
+        assert line.endswith(
+            "mixed precision is no on host-a and bf16 on host-b: launch all hosts with the same "
+            "--config_file"
+        )
+    assert read_json(tmp_path / "run" / "status.json")["exit_code"] == 64
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_rank_that_ends_before_it_meets_the_others_ends_them(ranks, hosts, tiny, tmp_path):
+    words = ["--no_such_flag", "1"]
+    launches = start(hosts, tiny, tmp_path / "run", words_b=words, ranks=ranks)
     assert [launch.end() for launch in launches] == [1, 1]
     [first], [second] = [launch.errors() for launch in launches]
     reason = "unrecognized arguments: --no_such_flag 1"
-    assert first == f"error: rank 1 on host-b ended before the first step: {reason}"
+    assert first == f"error: rank {ranks} on host-b ended before the first step: {reason}"
     assert second == f"error: {reason}"
+
+
+def test_a_host_that_is_cut_off_while_it_waits_for_the_others_ends(hosts, tiny, tmp_path):
+    meets = {"do": "wait", "at": "components.meeting:Meeting.wait_for_all"}
+    files = [tmp_path / "first", tmp_path / "second"]
+    faults = [
+        meets | {"rank": 0, "file": str(files[0]), "seconds": LAUNCH_SECONDS},
+        meets | {"rank": 1, "file": str(files[1]), "seconds": WAIT},
+    ]
+    launches = start(hosts, tiny, tmp_path / "run", faults)
+    wait_until(lambda: all(file.exists() for file in files), LAUNCH_SECONDS)
+    hosts[1].cut_off()
+    # Not even the launcher is left, which a read from the store may block
+    seconds = WAIT + SECONDS_TO_ANSWER + SECONDS_FOR_LAUNCHER + MORE_SECONDS
+    assert launches[1].end(seconds) != 0
+    [line] = launches[1].errors()
+    assert line.startswith("error: host-b cannot reach the other ranks at ")
+    assert line.endswith(f"which rank 0's host has: no answer for {SECONDS_TO_ANSWER} s")
 
 
 def test_a_rank_that_never_comes_is_named_in_bounded_time(hosts, tiny, tmp_path):
@@ -205,7 +251,7 @@ def test_a_checkpoint_that_one_host_cannot_write_ends_both_and_the_one_before_is
 ):
     folder = tmp_path / "run"
     full = {"do": "refuse at byte", "byte": 1_000_000, "at": "write_share", "call": 2, "rank": 1}
-    launches = start(hosts, tiny, folder, full)
+    launches = start(hosts, tiny, folder, [full])
     assert [launch.end() for launch in launches] == [1, 1], launches[0].output[-3000:]
     [line] = launches[0].errors()
     assert "the checkpoint after step 10 could not be finished: " in line and "too large" in line

@@ -12,10 +12,14 @@ import time
 import pytest
 
 from components.object_store import ObjectStore
-from launching import CONFIGS, RECIPE, REPO, TIMEOUT, read_json, recipe, rehearse
+from launching import CONFIGS, RECIPE, REPO, TIMEOUT, read_json, read_metrics, recipe, rehearse
 
 FAULTS = REPO / "scripts" / "proof" / "faults.py"
+# Two ranks, with planted faults
+REHEARSAL = REPO / "scripts/rehearse.py", "--device", "cpu", "--config_file", CONFIGS / "ddp.yaml"
+REHEARSAL += (FAULTS,)
 STEPS = 6
+ROWS = 8  # in a step
 LIMIT = 30  # seconds for which ranks wait for each other
 
 
@@ -29,30 +33,54 @@ def words(tiny, output_dir, url, *more):
 
 @pytest.fixture(scope="module")
 def whole(tiny, tmp_path_factory):
-    """The weights of the run that is not interrupted and has no copy."""
+    """The folder of the run that is not interrupted and has no copy."""
     folder = tmp_path_factory.mktemp("whole") / "run"
     plain = words(tiny, folder, "")[:-2]
     done = recipe(*plain)
     assert done.returncode == 0, done.output
+    return folder
+
+
+def weights_of(folder):
     return (folder / "model.safetensors").read_bytes()
+
+
+def losses_of(folder):
+    """The loss of each step, of which none is missing or there twice."""
+    lines = read_metrics(folder)[0]
+    assert [line["step"] for line in lines] == list(range(1, STEPS + 1))
+    return [line["loss"] for line in lines]
 
 
 def test_a_lost_folder_continues_under_another_strategy(store, tiny, whole, tmp_path):
     url = "s3://runs/lost"
-    first = rehearse("ddp", *words(tiny, tmp_path / "first", url, "--max_steps", 4))
-    assert first.returncode == 0, first.output
+    batch = ["--per_device_train_batch_size", ROWS // 2]  # on two ranks
+    stop = {"do": "SIGTERM", "at": "summed_loss", "step": 3, "rank": 0}
+    process = start(words(tiny, tmp_path / "first", url, *batch), stop, launcher=REHEARSAL)
+    output, _ = process.communicate(timeout=TIMEOUT)
+    assert "Stopped and saved after step 3 of 6" in output, output
     shutil.rmtree(tmp_path / "first")
-    more = ["--max_steps", STEPS, "--allow_change", "max_steps"]
-    second = rehearse("ddp", *words(tiny, tmp_path / "second", url, *more))
+    second = rehearse("fsdp2_full_shard", *words(tiny, tmp_path / "second", url, *batch))
     assert second.returncode == 0, second.output
-    assert "Fetching checkpoint-4-" in second.output and "Continuing from" in second.output
-    steps = [line for line in (tmp_path / "second/metrics.jsonl").read_text().splitlines()]
-    assert [f'"step": {number},' in line for number, line in enumerate(steps, 1)] == [True] * STEPS
+    assert "Fetching checkpoint-3-" in second.output and "Continuing from" in second.output
+    # Two ranks add up a loss in another order than one, which moves its last bits
+    assert losses_of(tmp_path / "second") == pytest.approx(losses_of(whole), rel=1e-5)
     # A third machine finds the run done, with its result.
-    third = rehearse("ddp", *words(tiny, tmp_path / "third", url, *more))
+    third = rehearse("fsdp2_full_shard", *words(tiny, tmp_path / "third", url, *batch))
     assert third.returncode == 0 and "Nothing is left to do" in third.output, third.output
-    name = "model.safetensors"
-    assert (tmp_path / "third" / name).read_bytes() == (tmp_path / "second" / name).read_bytes()
+    assert weights_of(tmp_path / "third") == weights_of(tmp_path / "second")
+
+
+def test_a_stopped_run_whose_folder_is_lost_has_the_same_weights(store, tiny, whole, tmp_path):
+    folder = tmp_path / "run"
+    call = words(tiny, folder, "s3://runs/stopped")
+    process = start(call, {"do": "SIGTERM", "at": "summed_loss", "step": 3})
+    output, _ = process.communicate(timeout=TIMEOUT)
+    assert process.returncode == 75, output
+    shutil.rmtree(folder)
+    done = recipe(*call)
+    assert done.returncode == 0 and "Fetching checkpoint-3-" in done.output, done.output
+    assert weights_of(folder) == weights_of(whole)
 
 
 def test_nothing_is_lost_by_kill_9(store, tiny, whole, tmp_path):
@@ -68,7 +96,7 @@ def test_nothing_is_lost_by_kill_9(store, tiny, whole, tmp_path):
     shutil.rmtree(tmp_path / "run")
     done = recipe(*words(tiny, tmp_path / "run", url))
     assert done.returncode == 0 and "Fetching checkpoint-" in done.output, done.output
-    assert (tmp_path / "run" / "model.safetensors").read_bytes() == whole
+    assert weights_of(tmp_path / "run") == weights_of(whole)
 
 
 def test_a_store_that_goes_away_does_not_end_the_run(store, tiny, whole, tmp_path):
@@ -83,14 +111,14 @@ def test_a_store_that_goes_away_does_not_end_the_run(store, tiny, whole, tmp_pat
         store.start()
     assert process.returncode == 69, errors
     assert f"error: the result is only in {folder}: --output_url {url}: cannot be" in errors
-    assert (folder / "model.safetensors").read_bytes() == whole
+    assert weights_of(folder) == weights_of(whole)
     assert read_json(folder / "status.json")["exit_code"] == 69
     again = recipe(*words(tiny, folder, url))
     assert again.returncode == 0 and "Nothing is left to do" in again.output, again.output
     shutil.rmtree(folder)
     fetched = recipe(*words(tiny, folder, url))
     assert fetched.returncode == 0 and "Nothing is left to do" in fetched.output, fetched.output
-    assert (folder / "model.safetensors").read_bytes() == whole
+    assert weights_of(folder) == weights_of(whole)
 
 
 def test_wrong_credentials_end_before_the_model_is_loaded(store, tiny, tmp_path, monkeypatch):
@@ -109,9 +137,7 @@ def test_an_upload_may_take_longer_than_ranks_wait_for_each_other(store, tiny, t
     stop = {"do": "SIGTERM", "at": "summed_loss", "step": 5, "rank": 0}
     more = ["--ddp_timeout", LIMIT]
     faults = [upload | {"file": str(begun), "seconds": TIMEOUT}, stop]
-    launcher = [REPO / "scripts/rehearse.py", "--device", "cpu", "--config_file"]
-    launcher += [CONFIGS / "ddp.yaml", FAULTS]
-    process = start(words(tiny, folder, url, *more), *faults, launcher=launcher)
+    process = start(words(tiny, folder, url, *more), *faults, launcher=REHEARSAL)
     try:
         wait_until(lambda: is_stopped(folder), process)
         assert begun.exists()

@@ -8,8 +8,14 @@ import pytest
 import torch.distributed as dist
 
 from components import host_checks, hosts
-from components.host_checks import compare_clocks, find_difference
-from components.hosts import HostWatch, hosts_of, is_broken_connection, words_of_ranks
+from components.host_checks import compare_clocks
+from components.hosts import (
+    HostWatch,
+    hosts_of,
+    is_address_of_this_host,
+    is_broken_connection,
+    words_of_ranks,
+)
 from components.status import Ending, Status
 from fakes import fake_accelerator
 
@@ -91,14 +97,31 @@ def test_other_hosts_learn_how_a_rank_ended_and_where(watches):
     a, b = watches([(0, ("a", ""), True), (1, ("b", ""), False)])
     b._status.step = 3
     start = time.monotonic()
-    with b.telling(Ending.failed(73, "OSError", "error: the disk is full")):
+    # The name of a host, which may be a short one, can be a part of any text.
+    with b.telling(Ending.failed(73, "OSError", f"error: the disk of {hosts.HOST}2 is full")):
         b._status.state = "failed"
         time.sleep(3 * hosts.SECONDS_BETWEEN_BEATS)  # as long as a slow disk takes to record it
     assert time.monotonic() - start < hosts.SECONDS_TO_TELL, "nobody confirmed it"
     wait_for(lambda: a.report)
     assert a.report.exit_code == 73 and b.report is None
-    text = f"error: rank 1 on {hosts.HOST} ended in step 3: the disk is full"
+    text = f"error: rank 1 on {hosts.HOST} ended in step 3: the disk of {hosts.HOST}2 is full"
     assert a.report.text == text
+
+
+def test_a_text_that_names_the_place_is_told_as_it_is(watches):
+    a, b = watches([(0, ("a", ""), True), (1, ("b", ""), False)])
+    with b.telling(Ending.failed(1, "gone", "error: rank 2 is gone in step 3", has_place=True)):
+        b._status.state = "failed"
+    wait_for(lambda: a.report)
+    assert a.report.text == "error: rank 2 is gone in step 3"
+
+
+@pytest.mark.parametrize(
+    ("address", "is_here"),
+    [("127.0.0.1", True), ("::1", True), ("localhost", True), ("192.0.2.1", False), ("", False)],
+)
+def test_the_host_of_the_store_is_known_by_its_address(address, is_here):
+    assert is_address_of_this_host(address) == is_here
 
 
 def test_on_one_host_nobody_is_told():
@@ -112,20 +135,6 @@ def test_only_errors_of_connections_make_it_impatient():
     assert is_broken_connection(RuntimeError(gloo)) and is_broken_connection(dist.DistError())
     assert not is_broken_connection(RuntimeError("CUDA out of memory"))
     assert not is_broken_connection(ValueError(gloo))
-
-
-def test_what_differs_is_named_with_both_hosts_and_a_fix():
-    facts = {"torch": "2.13.0", "--seed": "42"}
-    assert find_difference([("a", facts), ("b", dict(facts))]) is None
-    assert find_difference([("a", facts), ("b", facts | {"torch": "2.12.0"})]) == (
-        "torch is 2.13.0 on a and 2.12.0 on b: install the same versions on all hosts"
-    )
-    assert find_difference([("a", facts), ("b", facts | {"--seed": "1"})]) == (
-        "--seed is 42 on a and 1 on b: run the same command on all hosts"
-    )
-    assert find_difference([("a", facts), ("b", facts | {"peft": "0.21"})]) == (
-        "peft is not there on a and 0.21 on b: install the same versions on all hosts"
-    )
 
 
 @pytest.mark.parametrize("apart", [0.5, 3600])

@@ -2,7 +2,9 @@
 """Ranks that meet wait for each other in bounded time, and know for whom and why."""
 
 import multiprocessing
+import multiprocessing.connection
 import os
+import signal
 import threading
 import time
 
@@ -38,6 +40,23 @@ def launcher(monkeypatch):
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(meeting, "SECONDS_TO_READ", 0.5)
     yield server
+
+
+@pytest.fixture
+def fork():
+    """A function that calls another one in a process, which ends with the test at the latest."""
+    context = multiprocessing.get_context("fork")
+    processes = []
+
+    def start(function, *arguments):
+        processes.append(context.Process(target=function, args=arguments))
+        processes[-1].start()
+        return processes[-1]
+
+    yield start
+    for process in processes:
+        process.kill()
+        process.join()
 
 
 @pytest.fixture
@@ -102,6 +121,43 @@ def test_a_rank_that_ends_before_leaves_word(ranks):
     assert code == 64 and line.endswith("ended before the first step: no such flag")
 
 
+def test_ranks_that_have_all_come_do_not_wait_for_ever_for_rank_0(ranks, monkeypatch):
+    """It freezes after it has signed, and does not say that all are here."""
+    monkeypatch.setattr(meeting, "SECONDS_TO_ANSWER", 1)
+    Meeting(1)._store.set("start/0", "")
+    code, line = ranks({1: "2"}, seconds=1)[1]
+    assert code == 1
+    assert line.startswith("error: rank 0 does not answer: all 2 ranks have come, and it did not")
+
+
+def meet(rank, local_rank, seconds_later=0):
+    """Be a rank that meets the others."""
+    meeting.RANK = rank
+    meeting.LOCAL_RANK = local_rank
+    time.sleep(seconds_later)
+    Meeting(20).wait_for_all("start")
+
+
+def test_each_host_says_why_once_whichever_of_its_ranks_learns_it_first(fork, monkeypatch, capfd):
+    """The launcher ends the other ranks of a host as soon as one has ended."""
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    leave_word(Ending.failed(64, "no such flag"))
+    first = fork(meet, 2, 0, 1)
+    second = fork(meet, 3, 1)
+    multiprocessing.connection.wait([first.sentinel, second.sentinel], 30)
+    for process in (first, second):
+        process.kill()
+    assert capfd.readouterr().err.count("ended before the first step: no such flag") == 1
+
+
+def test_a_host_whose_first_rank_never_comes_says_why_too(fork, monkeypatch, capfd):
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    monkeypatch.setattr(meeting, "SECONDS_FOR_FIRST_RANK", 0.5)
+    leave_word(Ending.failed(64, "no such flag"))
+    fork(meet, 3, 1).join(30)
+    assert "ended before the first step: no such flag" in capfd.readouterr().err
+
+
 def test_word_of_an_earlier_attempt_does_not_count(ranks, monkeypatch):
     leave_word(Ending.failed(64, "no such flag"))
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
@@ -155,6 +211,55 @@ def test_a_store_that_cannot_be_reached_ends_with_one_line(monkeypatch):
         Meeting(1)
 
 
+def have_store(port):
+    """Be a launcher that has the store."""
+    server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    port.value = server.port
+    time.sleep(600)
+
+
+@pytest.fixture
+def other_launcher(fork, monkeypatch):
+    """The process of another host that has the store."""
+    port = multiprocessing.get_context("fork").Value("i", 0)
+    process = fork(have_store, port)
+    while not port.value:
+        assert process.is_alive()
+        time.sleep(0.01)
+    monkeypatch.setenv("MASTER_PORT", str(port.value))
+    return process
+
+
+@pytest.mark.parametrize("freezes", ["before the rank comes", "while the rank waits"])
+def test_a_store_that_no_longer_answers_ends_a_rank_in_bounded_time(
+    freezes, other_launcher, fork, monkeypatch, capfd
+):
+    """As if the network dropped all packets: the connection stays, and no call to it returns."""
+    monkeypatch.setattr(meeting, "SECONDS_TO_ANSWER", 2)
+    seconds = 1 if freezes == "before the rank comes" else 100
+    store = meeting.open_store(meeting.name_of_list(), 20)
+    if freezes == "before the rank comes":
+        os.kill(other_launcher.pid, signal.SIGSTOP)
+    monkeypatch.setattr(meeting, "RANK", 1)
+    rank = fork(lambda: Meeting(seconds).wait_for_all("start"))
+    if freezes == "while the rank waits":
+        store.wait(["start/1"])
+        os.kill(other_launcher.pid, signal.SIGSTOP)
+    rank.join(20)
+    assert rank.exitcode == 1
+    [line] = capfd.readouterr().err.splitlines()
+    assert "cannot reach the other ranks at 127.0.0.1:" in line
+    assert line.endswith("which rank 0's host has: no answer for 2 s")
+
+
+def test_a_store_that_no_longer_answers_does_not_keep_a_rank_that_ends(other_launcher, monkeypatch):
+    monkeypatch.setattr(meeting, "SECONDS_TO_LEAVE_WORD", 0.5)
+    os.kill(other_launcher.pid, signal.SIGSTOP)
+    start = time.monotonic()
+    leave_word(Ending.failed(64, "no such flag"))
+    assert time.monotonic() - start < 10
+
+
 def test_without_other_ranks_nothing_is_done(monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "1")
     monkeypatch.setenv("MASTER_PORT", "1")
@@ -175,20 +280,15 @@ def train_after_meeting(rank, sums):
     sums.put(int(ones))
 
 
-def test_where_the_launcher_has_no_store_rank_0_makes_it_also_for_the_process_group(monkeypatch):
+def test_where_the_launcher_has_no_store_rank_0_makes_it_also_for_the_process_group(
+    fork, monkeypatch
+):
     monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "False")
     monkeypatch.setenv("MASTER_PORT", str(free_port()))
-    fork = multiprocessing.get_context("fork")
-    sums = fork.Queue()
-    processes = [fork.Process(target=train_after_meeting, args=(rank, sums)) for rank in (1, 0)]
-    for process in processes:
-        process.start()
-    try:
-        assert [sums.get(timeout=60) for _ in processes] == [2, 2]
-    finally:
-        for process in processes:
-            process.kill()
-            process.join()
+    sums = multiprocessing.get_context("fork").Queue()
+    for rank in (1, 0):
+        fork(train_after_meeting, rank, sums)
+    assert [sums.get(timeout=60) for _ in range(2)] == [2, 2]
 
 
 def test_many_ranks_are_named_in_few_words():

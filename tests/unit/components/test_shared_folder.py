@@ -6,26 +6,19 @@ import os
 import pytest
 from accelerate import Accelerator
 
-from components import shared_folder
 from components.shared_folder import find_host_without
 from components.status import HOST
 from ranks import on_ranks
 
 
-@pytest.fixture
-def at_once(monkeypatch):
-    """A file that is not there now does not appear later."""
-    monkeypatch.setattr(shared_folder, "SECONDS_FOR_FILE", 0.5)
-
-
 @pytest.mark.parametrize(("folders", "found"), [(("a", "a"), None), (("a", "b"), HOST)])
-def test_a_host_with_another_folder_is_found(at_once, tmp_path, folders, found):
+def test_a_host_with_another_folder_is_found(tmp_path, folders, found):
     (tmp_path / "a").mkdir()
     (tmp_path / "b").mkdir()
 
     def look():
         folder = tmp_path / folders[int(os.environ["RANK"])]
-        return find_host_without(Accelerator(), folder)
+        return find_host_without(Accelerator(), folder, seconds=0.5)
 
     assert on_ranks(look, 2) == [found, found]
     assert not list((tmp_path / "a").iterdir()) and not list((tmp_path / "b").iterdir())

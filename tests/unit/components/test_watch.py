@@ -14,8 +14,9 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, P
 
 from components import watch
 from components.ending import end_all_ranks
+from components.hosts import SECONDS_BETWEEN_BEATS, Host
 from components.status import HOST, Ending, fail, process_status
-from components.watch import Watch, end_blocked_launcher
+from components.watch import Watch
 from fakes import Exit, alone
 from launching import read_json
 
@@ -23,9 +24,11 @@ pytestmark = pytest.mark.usefixtures("new_process")
 
 
 def test_a_rank_in_a_container_of_its_own_does_not_stop_the_others(become_rank, monkeypatch):
-    """No process has its number here, where the host has the same name: another PID namespace."""
+    """No process has its number here, or another one has, where the host has the same name."""
     nobody = 2**22 + 1  # above the largest number that Linux gives
-    pids = [(0, HOST, os.getpid()), (1, HOST, nobody), (2, HOST, os.getppid())]
+    monkeypatch.setenv("GROUP_RANK", "0")
+    here, there = (HOST, "0"), (HOST, "1")
+    pids = [(0, here, os.getpid()), (1, here, nobody), (2, here, os.getppid()), (3, there, 1)]
     become_rank(0)
     monkeypatch.setattr(watch, "gather_object", lambda _: pids)
     monkeypatch.setattr(sys, "excepthook", sys.excepthook)
@@ -38,6 +41,37 @@ def test_a_rank_in_a_container_of_its_own_does_not_stop_the_others(become_rank, 
     for descriptor in ours.peers:
         os.close(descriptor)
     assert [*ours.peers.values()] == [(2, os.getppid())]
+
+
+def test_a_rank_that_hangs_ends_though_a_peer_has_ended(folder, exits, monkeypatch):
+    process_status().state = "running"
+    monkeypatch.setattr(watch.time, "sleep", lambda seconds: None)
+    monkeypatch.setattr(watch.faulthandler, "dump_traceback", lambda: None)
+    peer = subprocess.Popen(["true"])
+    ours = Watch(str(folder))
+    ours.peers = {os.pidfd_open(peer.pid): (1, peer.pid)}
+    peer.wait()
+    with pytest.raises(Exit):
+        ours._end_this_rank([], hangs=True, timeout=60)
+    assert exits == [1]
+    assert read_json(folder / "status.json")["why"] == f"no sign of life for 60 s on {HOST}"
+
+
+def test_a_rank_gives_the_first_of_its_host_time_to_say_how_another_host_ended(
+    folder, exits, monkeypatch
+):
+    process_status().state = "running"
+    slept = []
+    monkeypatch.setattr(watch.time, "sleep", slept.append)
+    ours = Watch(str(folder))
+    ours.hosts.rank = 1
+    ours.hosts.hosts = [Host("a", [0, 1]), Host("b", [2, 3])]
+    ours.hosts.report = Ending.failed(73, "full", has_place=True)
+    with pytest.raises(Exit):
+        ours._end_with_other_hosts([])
+    assert exits == [73]
+    # The first one reads the store between beats, and its watch looks for that a moment later.
+    assert sum(slept) > SECONDS_BETWEEN_BEATS + watch.SECONDS_BETWEEN_LOOKS
 
 
 def test_from_then_on_other_hosts_are_told_how_it_ends(become_rank, monkeypatch):
@@ -90,26 +124,6 @@ def test_a_rank_whose_launcher_is_gone_asks_for_a_stop(has_launcher, monkeypatch
     assert ours.stop_requested == has_launcher
     told = f"error: the launcher (process {launcher}) is gone\n"
     assert capsys.readouterr().err == (told if has_launcher else "")
-
-
-@pytest.mark.parametrize(("restarts", "is_killed"), [("0", True), ("100", False)])
-def test_a_blocked_launcher_is_killed_unless_it_may_restart(restarts, is_killed, monkeypatch):
-    launcher = subprocess.Popen(["sleep", "60"])
-    monkeypatch.setenv("TORCHELASTIC_MAX_RESTARTS", restarts)
-    monkeypatch.setattr(watch, "SECONDS_FOR_LAUNCHER", 0)
-    monkeypatch.setattr(watch.os, "getppid", lambda: launcher.pid)
-    killers = []
-    start = subprocess.Popen
-    monkeypatch.setattr(watch.subprocess, "Popen", lambda *a, **k: killers.append(start(*a, **k)))
-    try:
-        end_blocked_launcher()
-        assert [killer.wait(60) for killer in killers] == [0] * is_killed
-        if is_killed:
-            launcher.wait(10)
-        assert (launcher.poll() is None) != is_killed
-    finally:
-        launcher.kill()
-        launcher.wait()
 
 
 class TestLastWords:
