@@ -74,11 +74,12 @@ def share_of_checkpoint(plan: Plan, strategy: Replica) -> int:
     """Return the bytes that a rank keeps on the host while its checkpoint is written.
 
     Under tensor and expert parallelism this is the most that it can be: weights that are whole on
-    each rank are counted as if they were split too.
+    each rank are counted as if they were split too. In a pipeline, the ranks with the same stages
+    share what these have.
     """
     per_element = WEIGHT_BYTES if plan.args.save_only_model else CHECKPOINT_BYTES
     whole = strategy.elements * plan.tp * plan.ep
-    return math.ceil(per_element * whole / plan.ranks)
+    return math.ceil(per_element * whole * plan.pp / plan.ranks)
 
 
 def part_of(batch: Batch, parts: int) -> Batch:

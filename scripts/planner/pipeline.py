@@ -31,6 +31,7 @@ from .closed_form import (
     Weights,
     distinct_parameters,
     evaluation_batch_of,
+    share_of_checkpoint,
 )
 from .decoder import Decoder, Layer, read_decoder
 from .fsdp import Fsdp2
@@ -204,6 +205,8 @@ class PlannedRank:
     def peak(self, batch: Batch) -> RankPeak:
         """Return what the rank holds at its peak."""
         device, host = self.strategy.at_rest()
+        if self.args.async_save:
+            host["checkpoint"] = share_of_checkpoint(self.plan, self.strategy)
         ledger = Ledger()
         for category, size in device.items():
             ledger.add(category, size)

@@ -146,6 +146,13 @@ def test_a_large_batch_of_evaluation_counts(schedule, more):
     assert large.bytes > trained.bytes
 
 
+@pytest.mark.parametrize("words", [[], ["--shard_stages"]])
+def test_a_checkpoint_in_the_background_takes_a_rank_its_share_of_its_stages(words):
+    peaks = peaks_with("--pp_size", "2", "--async_save", *words)
+    found = [peak.host["checkpoint"] for peak in peaks]
+    assert len(found) == 2 and sum(2 * share for share in found) == 12 * elements_of(CONFIG)
+
+
 def test_names_say_how_ranks_with_the_same_stages_share_them():
     assert plan_with([], 2).name == "PP 2, 1f1b"
     assert plan_with(["--pp_size", "4"], 8).name == "PP 4 x replicas 2, 1f1b"
