@@ -158,6 +158,26 @@ def test_other_versions_on_a_host_are_refused(hosts, tiny, tmp_path):
     assert read_json(tmp_path / "run" / "status.json")["exit_code"] == 64
 
 
+CLOCK = """
+import time
+
+right = time.time
+time.time = lambda: right() + 3600
+"""
+
+
+def test_clocks_that_are_an_hour_apart_are_told_and_change_nothing(hosts, tiny, tmp_path, alone):
+    (tmp_path / "sitecustomize.py").write_text(CLOCK)  # Python imports it at its start
+    folder = tmp_path / "run"
+    launches = start(hosts, tiny, folder, PYTHONPATH=str(tmp_path))
+    assert [launch.end() for launch in launches] == [0, 0], launches[0].output[-3000:]
+    line = "warning: the clock of host-b is 3600 s ahead of that of host-a: times in their logs"
+    assert launches[0].output.count(line) == 1
+    assert read_json(folder / "status.json")["state"] == "done"
+    losses = [line["loss"] for line in read_metrics(folder)[0]]
+    assert losses == pytest.approx(alone, rel=1e-5)
+
+
 def test_another_precision_on_a_host_is_refused(hosts, tiny, tmp_path):
     launches = start(hosts, tiny, tmp_path / "run", ACCELERATE_MIXED_PRECISION="bf16")
     assert [launch.end() for launch in launches] == [1, 1]
