@@ -3,9 +3,8 @@
 
 A run that waits for its saves loses at most the steps of one interval between saves: it is killed
 before a step's checkpoint is whole, and the one before it is. With --async_save it loses at most
-two intervals. A save waits for the one before it to become whole, and so when a step with a save
-has been done, the checkpoint of the interval before may not be whole yet, but the one before that
-is.
+two intervals: one whose checkpoint is still being written, and one after it. The next save begins
+only when that checkpoint is whole.
 """
 
 import random

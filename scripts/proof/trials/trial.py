@@ -46,6 +46,11 @@ class Trial:
     count: int = 1  # number of attempts, as far as that is known before its result
 
 
+def everywhere() -> bool:
+    """Return that a group's trials are possible on this machine."""
+    return True
+
+
 @dataclass(frozen=True)
 class Group:
     """Trials that measure one thing."""
@@ -53,7 +58,7 @@ class Group:
     name: str
     unit: str  # the unit of a trial's figure
     trials: Callable[[], list[Trial]]  # the same on every machine
-    is_possible: Callable[[], bool] = lambda: True  # on this machine
+    is_possible: Callable[[], bool] = everywhere  # on this machine
 
 
 def failed(note: str, figure: float = 0) -> Result:
