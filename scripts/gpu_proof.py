@@ -41,6 +41,7 @@ from gpu.cell import FAILED, NOT_OK, TIMED_OUT, Setup
 from usage import Parser
 
 STOPPED = 130
+LEAST_SECONDS = 20  # for a cell, which stops starting anything a few seconds before its end
 
 
 def parse_args() -> tuple[Parser, argparse.Namespace]:
@@ -56,6 +57,18 @@ def parse_args() -> tuple[Parser, argparse.Namespace]:
     parser.add_argument("--only", default="", metavar="REGEX", help="cells whose names match")
     parser.add_argument(
         "--minutes", type=float, help="start no cell whose time limit ends later than this"
+    )
+    parser.add_argument(
+        "--most_seconds",
+        type=int,
+        metavar="SECONDS",
+        help="stop each cell after this time at the latest; it keeps the rows that it has by then",
+    )
+    parser.add_argument(
+        "--shares_gpu",
+        action="store_true",
+        help="other programs use the GPU, such as this one with other cells and another --output: "
+        "do not wait after a cell until its memory is free; speeds then mean nothing",
     )
     parser.add_argument(
         "--retry", action="store_true", help="run again what failed, timed out or is not ok"
@@ -85,6 +98,8 @@ def check(parser: Parser, args: argparse.Namespace) -> None:
         parser.error(f"--only {args.only}: no cell's name matches; --list shows all")
     if args.minutes is not None and not args.minutes > 0:
         parser.error(f"--minutes {args.minutes}: must be above 0")
+    if args.most_seconds is not None and args.most_seconds < LEAST_SECONDS:
+        parser.error(f"--most_seconds {args.most_seconds}: must be at least {LEAST_SECONDS}")
     if args.device == "cpu" and not args.tiny and not args.list:
         parser.error("--device cpu needs --tiny: the cells' real shapes are for a GPU")
     if args.worker and args.worker not in {cell.name for cell in CELLS}:
@@ -125,6 +140,13 @@ def facts_of(args: argparse.Namespace) -> dict[str, Any]:
     return facts
 
 
+def proof_of(args: argparse.Namespace, facts: dict[str, Any]) -> runner.Proof:
+    """Return what the cells of this command line share."""
+    return runner.Proof(
+        args.device, args.tiny, args.output, facts, args.most_seconds, args.shares_gpu
+    )
+
+
 def end_cell_and_exit(number: int, frame: FrameType | None) -> None:
     """Exit on a signal, which also kills the running cell."""
     sys.exit(128 + number)
@@ -146,7 +168,7 @@ def main() -> int:
     """Run the chosen cells; return the exit code."""
     parser, args = parse_args()
     if args.worker:
-        work(args.worker, runner.Proof(args.device, args.tiny, args.output, facts={}))
+        work(args.worker, proof_of(args, facts={}))
         return 0
     if args.list:
         for cell in args.chosen:
@@ -161,7 +183,7 @@ def main() -> int:
         print(f"error: --output {args.output}: {problem}", file=sys.stderr)
         return Exit.CANNOT_WRITE
     signal.signal(signal.SIGTERM, end_cell_and_exit)
-    proof = runner.Proof(args.device, args.tiny, args.output, facts_of(args))
+    proof = proof_of(args, facts_of(args))
     try:
         records = runner.run_all(args.chosen, proof, args.minutes, args.retry)
     except KeyboardInterrupt:

@@ -56,10 +56,13 @@ class Proof:
     tiny: bool
     output: Path  # folder of all cells
     facts: dict[str, Any]  # about the machine; a part of each record
+    most_seconds: int | None = None  # a limit for every cell, None for each cell's own
+    shares_gpu: bool = False  # whether other programs use the GPU, so that its memory says nothing
 
     def limit_of(self, cell: Cell) -> int:
         """Return the seconds after which a cell is killed."""
-        return cell.limit * PATIENCE[self.device]
+        limit = cell.limit * PATIENCE[self.device]
+        return limit if self.most_seconds is None else min(limit, self.most_seconds)
 
     def record_path(self, cell: Cell) -> Path:
         """Return the file of a cell's record."""
@@ -184,6 +187,8 @@ def start(cell: Cell, proof: Proof, mark: str) -> subprocess.Popen:
     command += ["--output", proof.output, "--device", proof.device]
     if proof.tiny:
         command.append("--tiny")
+    if proof.most_seconds is not None:
+        command += ["--most_seconds", proof.most_seconds]
     environment = dict(os.environ)
     environment[MARK] = mark
     environment["HF_HUB_OFFLINE"] = "1"
@@ -224,7 +229,8 @@ def run_cell(cell: Cell, proof: Proof) -> Record:
 
 def watch(cell: Cell, proof: Proof) -> Record:
     """Run a cell until its end or its limit; return verdict, error, rows and commands."""
-    memory_before = machine.gpu_memory_used() if proof.device == "cuda" else None
+    has_gpu_alone = proof.device == "cuda" and not proof.shares_gpu
+    memory_before = machine.gpu_memory_used() if has_gpu_alone else None
     mark = f"{os.getpid()}.{cell.name}.{time.monotonic_ns()}"
     limit = proof.limit_of(cell)
     process = start(cell, proof, mark)

@@ -18,9 +18,9 @@ from .contests import Contest, device_name, settings_of, times_the_step
 CONTESTANTS = {
     "ours": Contestant("ours"),
     "lean": Contestant("lean"),
-    "floor": Contestant("floor"),
-    "trainer": Contestant("trainer"),
     "trl": Contestant("trl", needs="trl"),
+    "trainer": Contestant("trainer"),
+    "floor": Contestant("floor"),
 }
 LEAN = NAMES["lean"]
 BARE_LOOPS = (LEAN, NAMES["floor"])

@@ -19,8 +19,16 @@ from pathlib import Path
 from paths import ROOT
 
 MIB = 2**20
-# Other dependencies (numpy, pyarrow, torch, ...) are expected on the other machine.
+# Other dependencies (numpy, pyarrow, torch, ...) are expected on the other machine. transformers is
+# collected although most such machines have one, since the recipes are tested with the newest.
 PACKAGES = (
+    "transformers",
+    "tokenizers",
+    "huggingface_hub",
+    "hf-xet",
+    "httpx2",
+    "httpcore2",
+    "truststore",
     "bitsandbytes",
     "deepspeed",
     "pandas",
