@@ -78,7 +78,7 @@ def parse_args() -> tuple[Parser, argparse.Namespace]:
     )
     parser.add_argument(
         "--commit",
-        help="commit to record if this folder is not a git repository",
+        help="commit to record, for a copy of the files without its history",
     )
     # The process of a cell is started with this flag.
     parser.add_argument("--worker", metavar="CELL", help=argparse.SUPPRESS)
@@ -128,14 +128,15 @@ def work(name: str, proof: runner.Proof) -> None:
     """Run one cell in this process."""
     cell = next(cell for cell in CELLS if cell.name == name)
     deadline = time.monotonic() + proof.limit_of(cell)
-    setup = Setup(proof.device, proof.tiny, proof.output, proof.work_folder(cell), deadline)
+    folder = proof.work_folder(cell)
+    setup = Setup(proof.device, proof.tiny, proof.output, folder, deadline, proof.shares_gpu)
     runner.work_as_cell(cell, setup)
 
 
 def facts_of(args: argparse.Namespace) -> dict[str, Any]:
     """Return the machine and the commit, as each record names them."""
     facts = machine.facts(args.device)
-    if facts["commit"] is None:
+    if args.commit is not None:
         facts["commit"] = args.commit
     return facts
 

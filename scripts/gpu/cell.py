@@ -57,6 +57,7 @@ class Setup:
     output: Path  # folder of all cells
     work: Path  # this cell's own folder
     deadline: float  # in the clock of time.monotonic
+    shares_gpu: bool = False  # whether other programs use the GPU
 
     @property
     def models(self) -> Path:

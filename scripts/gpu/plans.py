@@ -132,7 +132,7 @@ def measure_point(setup: Setup, point: Point, outcome: Outcome) -> None:
         for kind in PEAKS:
             if kind in reading.peaks:
                 row[kind] = reading.peaks[kind]
-        if "device" in reading.peaks:
+        if "device" in reading.peaks and not setup.shares_gpu:
             row["process"] = reading.peaks["device"] - used_mib * 2**20
     outcome.rows.append(row)
     outcome.commands.append(reading.command)

@@ -189,6 +189,8 @@ def start(cell: Cell, proof: Proof, mark: str) -> subprocess.Popen:
         command.append("--tiny")
     if proof.most_seconds is not None:
         command += ["--most_seconds", proof.most_seconds]
+    if proof.shares_gpu:
+        command.append("--shares_gpu")
     environment = dict(os.environ)
     environment[MARK] = mark
     environment["HF_HUB_OFFLINE"] = "1"

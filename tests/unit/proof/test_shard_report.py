@@ -101,6 +101,19 @@ def test_offloaded_state_that_stays_on_the_gpu_is_found(config, name, devices):
     assert verdicts(measured, facts)[name] == "NOT AS PROMISED"
 
 
+def test_one_rank_keeps_a_second_copy_of_small_offloaded_parameters():
+    """Seen on one H200: what ZeRO-3 offloads is whole there, and small tensors are on the GPU too."""
+    measured, facts = measurements("deepspeed_zero3_offload", ranks=1)
+    small = [100, 1, True]
+    measured[0] |= {"tensors": [*WHOLE, small], "persistence_threshold": 100}
+    held = measured[0]["parameters"]
+    held["elements"] = ELEMENTS + 2 * 100
+    held["devices"] = ["cpu", "cuda"]
+    assert verdicts(measured, facts)["parameters"] == "ok"
+    held["elements"] = 2 * ELEMENTS + 2 * 100  # large tensors too
+    assert verdicts(measured, facts)["parameters"] == "NOT AS PROMISED"
+
+
 def test_the_table_has_a_line_for_each_class_of_each_rank():
     measured, facts = measurements("deepspeed_zero1", ranks=2)
     rows = judge(measured, facts, 1)
