@@ -102,7 +102,7 @@ def test_offloaded_state_that_stays_on_the_gpu_is_found(config, name, devices):
 
 
 def test_one_rank_keeps_a_second_copy_of_small_offloaded_parameters():
-    """Seen on one H200: what ZeRO-3 offloads is whole there, and small tensors are on the GPU too."""
+    """Seen on one H200: what ZeRO-3 offloads is whole there, and small tensors are on both."""
     measured, facts = measurements("deepspeed_zero3_offload", ranks=1)
     small = [100, 1, True]
     measured[0] |= {"tensors": [*WHOLE, small], "persistence_threshold": 100}
