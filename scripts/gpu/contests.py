@@ -46,6 +46,15 @@ class Contest:
         cell = replace(cell, device=setup.device)
         return in_small(cell) if setup.tiny else cell
 
+    def job(self, setup: Setup) -> tuple[Flags, int]:
+        """Return the recipe's flags in this contest, and the tokens of a batch that need logits."""
+        cell = self.cell(setup)
+        flags = cell.flags_of(cell.contestants["ours"])
+        folder = settings_of(setup).model_folder(self.model) / "model"
+        files = {"model_name_or_path": folder, "dataset_name": "rows.jsonl", "eval_strategy": "no"}
+        rows = flags["per_device_train_batch_size"]
+        return flags | files, rows * (flags["max_length"] - 1)
+
     def run(self, setup: Setup) -> Iterator[tuple[str, Found]]:
         """Run the contestants; yield the label of each, and what was measured.
 

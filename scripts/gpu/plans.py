@@ -17,6 +17,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from bench import machine, recipe
 from bench.cells import Flags
@@ -128,7 +129,8 @@ def measure_point(setup: Setup, point: Point, outcome: Outcome) -> None:
     row: Row = {"run": point.name, "result": reading.result}
     if not reading.failed:
         flags = {"eval_strategy": "no"} | flags
-        row["planned tensors"] = planned_tensors(setup, flags, prepared.data)
+        supervised = supervised_tokens(prepared.data, flags["per_device_train_batch_size"])
+        row["planned tensors"] = planned_tensors(setup, flags, supervised)
         for kind in PEAKS:
             if kind in reading.peaks:
                 row[kind] = reading.peaks[kind]
@@ -138,10 +140,10 @@ def measure_point(setup: Setup, point: Point, outcome: Outcome) -> None:
     outcome.commands.append(reading.command)
 
 
-def planned_tensors(setup: Setup, flags: Flags, data: Path) -> int:
+def planned_tensors(setup: Setup, flags: Flags, supervised: int) -> int:
     """Return the bytes of tensors that the planner's closed form expects at the peak.
 
-    flags: of recipes/llama.py. data: folder of the tokenized rows.
+    flags: of recipes/llama.py. supervised: tokens of a batch that need logits.
     """
     from transformers import AutoConfig
 
@@ -150,12 +152,26 @@ def planned_tensors(setup: Setup, flags: Flags, data: Path) -> int:
     from planner.request import Batch
 
     args = recipe.parse_words([str(word) for word in as_words(flags)])
+    if setup.on_gpu:
+        args = with_pieces_of_gpu(args)
     plan = Plan(args, mixed_precision="bf16" if setup.on_gpu else "no")
     config = AutoConfig.from_pretrained(args.model_name_or_path, trust_remote_code=False)
-    rows = flags["per_device_train_batch_size"]
-    batch = Batch(rows, flags["max_length"], supervised_tokens(data, rows))
+    batch = Batch(flags["per_device_train_batch_size"], flags["max_length"], supervised)
     tensors = closed_form(plan, config, batch)[0]
     return sum(tensors.values())
+
+
+def with_pieces_of_gpu(args: Any) -> Any:
+    """Return the arguments of a recipe with the pieces of the loss that it computes on this GPU.
+
+    torch is not asked for the GPU's memory, since a context of this process would take some of it.
+    """
+    from planner.recipe import logits_mib_on, with_values
+
+    if args.max_logits_mib is not None:
+        return args
+    memory = machine.gpu_facts()["memory_mib"] * 2**20
+    return with_values(args, max_logits_mib=logits_mib_on(memory))
 
 
 def supervised_tokens(data: Path, number: int) -> int:

@@ -217,6 +217,7 @@ def run_cell(cell: Cell, proof: Proof) -> Record:
         "limit_seconds": proof.limit_of(cell),
         "date": time.strftime("%Y-%m-%d %H:%M:%S"),
         "tiny": proof.tiny,
+        "shares_gpu": proof.shares_gpu,
         **proof.facts,
     }
     reason = reason_to_skip(cell, proof.device)

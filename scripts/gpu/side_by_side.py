@@ -14,6 +14,7 @@ from bench.gpu_cells import FULL_8B, LORA_8B, QLORA_8B
 
 from .cell import Outcome, Row, Setup, Skip
 from .contests import Contest, device_name, settings_of, times_the_step
+from .plans import planned_tensors
 
 CONTESTANTS = {
     "ours": Contestant("ours"),
@@ -89,6 +90,8 @@ def side_by_side(
         row = contest.row_of(label, found, device)
         if label == "ours":
             ours = found
+        if label == "ours" and "failed" not in found:
+            row["planned, GiB"] = round(planned_tensors(setup, *contest.job(setup)) / 2**30, 2)
         if "losses" in found and "losses" in ours:
             row["loss differs by"] = largest_difference(found["losses"], ours["losses"])
         times = times_the_step(found, ours)
@@ -111,7 +114,8 @@ def verdict(rows: Sequence[Row], judge: Judge, setup: Setup) -> bool | None:
     """Return whether the recipe trained and is correct, fast and small enough, None if unknown.
 
     It must agree with the bare loops, be about as fast as the one that computes the same, and be
-    within the cell's own bound. rows: that of the recipe first.
+    within the cell's own bound. Without that loop, which may have had no time left, it is unknown.
+    rows: that of the recipe first.
     """
     ours = rows[0]
     if ours["result"] != "trained":
@@ -121,10 +125,11 @@ def verdict(rows: Sequence[Row], judge: Judge, setup: Setup) -> bool | None:
         return False
     if setup.tiny:
         return None  # Speeds of tiny shapes are meaningless.
-    for row in loops:
-        if row["what"] == LEAN and row["times the recipe's step"] < 1 / MOST_OVER_LEAN:
-            return False
-    return judge(ours)
+    lean = [row for row in loops if row["what"] == LEAN]
+    if any(row["times the recipe's step"] < 1 / MOST_OVER_LEAN for row in lean):
+        return False
+    is_within = judge(ours)
+    return is_within if lean or is_within is False else None
 
 
 def fast_enough_lora(ours: Row) -> bool:

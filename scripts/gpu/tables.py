@@ -12,6 +12,13 @@ from .catalog import CELLS
 from .cell import FAILED, MEASURED, NOT_OK, OK, SKIPPED, TIMED_OUT, Row
 from .runner import Record
 
+GIB = 2**30
+# The jobs that several programs did, by their cell
+JOBS = {
+    "speed.8b_lora": "LoRA, 2 rows of 4,096 tokens",
+    "speed.8b_full": "full, 4 rows of 4,096 tokens",
+    "speed.8b_qlora": "QLoRA, 2 rows of 2,048 tokens",
+}
 NOT_MEASURED = "Not measured yet: no results of a GPU are in `results/gpu/`."
 FIELDS = ("cell", "proves", "bound", "verdict", "rows", "device", "driver", "versions", "commit")
 PLAIN = {
@@ -46,20 +53,28 @@ def read_records(folder: Path) -> list[Record]:
 
 
 def machine_of(record: Record) -> str:
-    """Return device, driver and versions of a record as one line."""
+    """Return device, driver and versions of a record as one line, without the commit."""
     parts = [record["device"]]
     if record["driver"]:
         parts.append(f"driver {record['driver']}")
     for name, version in record["versions"].items():
         if version:
             parts.append(f"{name} {version}")
-    parts.append(f"commit {record['commit'] or 'unknown'}")
     return ", ".join(parts)
 
 
 def machines_of(records: Sequence[Record]) -> str:
-    """Return a sentence that names each machine that records come from."""
-    machines = list(dict.fromkeys(machine_of(record) for record in records))
+    """Return a sentence that names each machine that records come from, with its commits."""
+    commits: dict[str, list[str]] = {}
+    for record in records:
+        of_machine = commits.setdefault(machine_of(record), [])
+        commit = record["commit"] or "unknown"
+        if commit not in of_machine:
+            of_machine.append(commit)
+    machines = []
+    for name, found in commits.items():
+        noun = "commits" if len(found) > 1 else "commit"
+        machines.append(f"{name}, {noun} {' and '.join(found)}")
     return "Measured on " + "; and on ".join(machines) + "."
 
 
@@ -88,6 +103,51 @@ def block(records: Sequence[Record]) -> str:
         lines.append([f"`{record['cell']}`", record["proves"], record["bound"], verdict])
     text = table(["cell", "claim", "bound", "holds"], lines)
     return f"{machines_of(records)}\n\n{text}"
+
+
+def speed_block(records: Sequence[Record]) -> str:
+    """Return the table of speed and memory beside other programs; runs without a figure are not in.
+
+    The memory is that of tensors at the peak.
+    """
+    lines = []
+    for record in records:
+        job = JOBS.get(record["cell"])
+        if job is None:
+            continue
+        for row in record["rows"]:
+            if "tokens/s" not in row or "allocated, GiB" not in row:
+                continue
+            planned = f"{row['planned, GiB']:.2f}" if "planned, GiB" in row else ""
+            share = f"{row['MFU']:.1%}" if "MFU" in row else ""
+            speed = text_of(row["tokens/s"])
+            lines.append([job, row["what"], speed, f"{row['allocated, GiB']:.2f}", planned, share])
+    if not lines:
+        return NOT_MEASURED
+    header = ["8B model", "program", "tokens/s", "peak, GiB", "planned, GiB", "MFU"]
+    return table(header, lines)
+
+
+def plan_block(records: Sequence[Record]) -> str:
+    """Return the table of planned and measured tensors at the peak of each run."""
+    lines = []
+    for record in records:
+        for row in record["rows"]:
+            if "planned, GiB" in row and "allocated, GiB" in row:
+                job = f"8B {JOBS[record['cell']]}"
+                lines.append(plan_line(job, row["planned, GiB"], row["allocated, GiB"]))
+            elif "planned tensors" in row and "allocated" in row:
+                run = f"`{row['run']}`"
+                planned = row["planned tensors"] / GIB
+                lines.append(plan_line(run, planned, row["allocated"] / GIB))
+    if not lines:
+        return NOT_MEASURED
+    return table(["run", "planned, GiB", "measured, GiB", "error"], lines)
+
+
+def plan_line(run: str, planned: float, measured: float) -> list[str]:
+    """Return one line of the table of plans, of figures in GiB."""
+    return [run, f"{planned:.2f}", f"{measured:.2f}", f"{planned / measured - 1:+.1%}"]
 
 
 def rows_table(rows: Sequence[Row]) -> str:

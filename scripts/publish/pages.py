@@ -114,6 +114,16 @@ def gpu_block(results: Results) -> str:
     return gpu.block(results["gpu"])
 
 
+def gpu_speed_block(results: Results) -> str:
+    """Return the table of speed and memory on a GPU beside other programs."""
+    return gpu.speed_block(results["gpu"])
+
+
+def gpu_plan_block(results: Results) -> str:
+    """Return the table of planned and measured memory on a GPU."""
+    return gpu.plan_block(results["gpu"])
+
+
 def families_block(results: Results) -> str:
     """Return the table of model families, or a line that says that none was measured."""
     return families.block(results.get("model_families"))
@@ -140,6 +150,8 @@ BLOCKS: dict[str, Block] = {
     "checkpoint_plan": checkpoint_plan_block,
     "families": families_block,
     "gpu": gpu_block,
+    "gpu_speed": gpu_speed_block,
+    "gpu_plan": gpu_plan_block,
     "mesh_bytes": mesh_bytes_block,
     "mesh_weights": mesh_weights_block,
     "mesh_recipes": mesh_recipes_block,

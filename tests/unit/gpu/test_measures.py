@@ -6,7 +6,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from transformers import LlamaConfig
 
+from bench import machine
 from gpu import plans, saves, side_by_side
 from gpu.cell import Setup
 from launching import REPO
@@ -78,13 +80,38 @@ ANOTHER_CURVE = row("plain loop without unneeded logits", difference=0.02)  # na
             False,
         ),  # the recipe is 11 % slower
         ([OURS, OUT_OF_MEMORY, row("plain loop without unneeded logits")], True),
-        ([OURS, row("SFTTrainer", difference=0.5)], True),  # shown, but the loops decide
+        (
+            [OURS, row("SFTTrainer", difference=0.5), row("plain loop without unneeded logits")],
+            True,
+        ),  # shown, but the loops decide
+        ([OURS, row("plain loop without unneeded logits", "no time left")], None),
+        ([OURS], None),
     ],
 )
 def test_a_speed_counts_beside_bare_loops_with_the_same_losses(rows, expected):
     setup = Setup("cuda", False, Path(), Path(), 0.0)
     assert side_by_side.verdict(rows, lambda ours: True, setup) is expected
     assert side_by_side.verdict(rows, lambda ours: False, setup) is False
+
+
+def test_a_plan_takes_the_pieces_of_the_loss_that_the_recipe_chooses_on_the_gpu(
+    tmp_path, monkeypatch
+):
+    """On a GPU they grow with its memory, so that plans of a CPU were 35 % too low on an H200."""
+    config = LlamaConfig(hidden_size=64, num_hidden_layers=1, vocab_size=100_000)
+    config.architectures = ["LlamaForCausalLM"]
+    config.save_pretrained(tmp_path)
+    flags = {"model_name_or_path": tmp_path, "dataset_name": "rows.jsonl", "output_dir": "run"}
+    flags |= {"per_device_train_batch_size": 4, "max_length": 4096}
+    logits = 4 * 4095 * 100_000  # elements: 6 GiB in fp32
+
+    def planned(memory_mib, **more):
+        monkeypatch.setattr(machine, "gpu_facts", lambda: {"memory_mib": memory_mib})
+        setup = Setup("cuda", False, Path(), Path(), 0.0)
+        return plans.planned_tensors(setup, flags | more, 4 * 4095)
+
+    assert planned(1024 * 640) - planned(1024 * 24) > 4 * logits
+    assert planned(1024 * 640, max_logits_mib=256) == planned(1024 * 24, max_logits_mib=256)
 
 
 def test_published_figures_are_bounds_of_the_recipe():

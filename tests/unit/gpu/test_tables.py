@@ -111,6 +111,30 @@ def test_details_have_every_number_and_command(records):
     assert "not installed: no-such-package" in text
 
 
+def test_speeds_and_plans_have_a_line_for_each_run_with_figures(records):
+    rows = [
+        {"what": "this recipe", "tokens/s": 12345, "allocated, GiB": 8.0, "planned, GiB": 7.96},
+        {"what": "Trainer", "tokens/s": 1000, "allocated, GiB": 9.5, "MFU": 0.25},
+        {"what": "SFTTrainer", "result": "no time left"},
+    ]
+    change(records / "speed.8b_lora.json", rows=rows)
+    measured = {"run": "1B 1 x 1024", "planned tensors": 3 * 2**30, "allocated": 2 * 2**30}
+    failed = {"run": "1B 2 x 1024", "result": "exit code 1"}
+    change(records / "saves.by_part.json", cell="planner.small", rows=[measured, failed])
+    found = tables.read_records(records)
+    speeds = [line.split("|")[2:-1] for line in tables.speed_block(found).splitlines()[2:]]
+    assert [[cell.strip() for cell in line] for line in speeds] == [
+        ["this recipe", "12,345", "8.00", "7.96", ""],
+        ["Trainer", "1,000", "9.50", "", "25.0%"],
+    ]
+    planned = [line.split("|")[1:-1] for line in tables.plan_block(found).splitlines()[2:]]
+    assert [[cell.strip() for cell in line] for line in planned] == [
+        ["8B LoRA, 2 rows of 4,096 tokens", "7.96", "8.00", "-0.5%"],
+        ["`1B 1 x 1024`", "3.00", "2.00", "+50.0%"],
+    ]
+    assert tables.speed_block([]) == tables.plan_block([]) == tables.NOT_MEASURED
+
+
 def test_the_page_is_filled_from_records(records):
     results = pages.read_results() | {"gpu": tables.read_records(records)}
     filled = pages.fill(PAGE.read_text(), results)
