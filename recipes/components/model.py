@@ -115,7 +115,7 @@ def quantization(
 def set_up_layers(model: "transformers.PreTrainedModel", args: CommonArguments) -> None:
     """Turn on --gradient_checkpointing and --use_liger_kernel, and prepare a quantized base."""
     if args.gradient_checkpointing:
-        upstream.enable_gradient_checkpointing(model)
+        model.activation_checkpointing_enable({"use_reentrant": False})
     if isinstance(args, QuantizationArguments) and args.load_in_8bit:
         upstream.silence_int8_casts()
     upstream.keep_4bit_weights_as_loaded(model)

@@ -39,6 +39,7 @@ class Schedule:
     def __init__(
         self, schedule: torch.optim.lr_scheduler.LRScheduler, accelerator: Accelerator
     ) -> None:
+        upstream.silence_wrong_order_of_steps()
         self._schedule = schedule
         self._accelerator = accelerator
         self._is_held = False

@@ -255,16 +255,14 @@ def silence_int8_casts() -> None:
     logging.getLogger("bitsandbytes.autograd._functions").setLevel(logging.ERROR)
 
 
-@workaround(
-    "transformers/modeling_utils.py, gradient_checkpointing_enable",
-    seen="transformers 5.17 to 5.23",
-)
-def enable_gradient_checkpointing(model: Any) -> None:
-    """Recompute activations in the backward pass; older versions have another name for it."""
-    enable = getattr(model, "activation_checkpointing_enable", None)
-    if enable is None:
-        enable = model.gradient_checkpointing_enable
-    enable({"use_reentrant": False})
+@workaround("torch/optim/lr_scheduler.py, _opt_called", seen="torch 2.11 to 2.13")
+def silence_wrong_order_of_steps() -> None:
+    """Stop torch from warning that the schedule steps before the optimizer, where it does not.
+
+    torch looks at the optimizer that the schedule was made with. DeepSpeed replaces it with one of
+    its own when it offloads, and when a run resumes, the schedule is advanced before any step.
+    """
+    warnings.filterwarnings("ignore", message="Detected call of `lr_scheduler.step")
 
 
 @workaround("peft/peft_model.py, is_gradient_checkpointing", seen="peft 0.21")

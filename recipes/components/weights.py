@@ -126,8 +126,7 @@ def can_be_broadcast(model: torch.nn.Module, accelerator: Accelerator) -> bool:
 def read_on_every_rank(accelerator: Accelerator) -> None:
     """Have transformers read the weights on each rank, and FSDP take them from there."""
     fsdp_plugin(accelerator).cpu_ram_efficient_loading = False
-    # Otherwise transformers 5.17 would fill the weights of the other ranks with zeros.
-    os.environ["FSDP_CPU_RAM_EFFICIENT_LOADING"] = "false"
+    os.environ["FSDP_CPU_RAM_EFFICIENT_LOADING"] = "false"  # transformers reads it too
 
 
 def stays_whole(accelerator: Accelerator) -> bool:

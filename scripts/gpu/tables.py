@@ -19,6 +19,12 @@ JOBS = {
     "speed.8b_full": "full, 4 rows of 4,096 tokens",
     "speed.8b_qlora": "QLoRA, 2 rows of 2,048 tokens",
 }
+STYLES = {  # of the figures of speed_block, in its order
+    "tokens/s": "{:,}",
+    "allocated, GiB": "{:.2f}",
+    "planned, GiB": "{:.2f}",
+    "MFU": "{:.1%}",
+}
 NOT_MEASURED = "Not measured yet: no results of a GPU are in `results/gpu/`."
 FIELDS = ("cell", "proves", "bound", "verdict", "rows", "device", "driver", "versions", "commit")
 PLAIN = {
@@ -118,10 +124,10 @@ def speed_block(records: Sequence[Record]) -> str:
         for row in record["rows"]:
             if "tokens/s" not in row or "allocated, GiB" not in row:
                 continue
-            planned = f"{row['planned, GiB']:.2f}" if "planned, GiB" in row else ""
-            share = f"{row['MFU']:.1%}" if "MFU" in row else ""
-            speed = text_of(row["tokens/s"])
-            lines.append([job, row["what"], speed, f"{row['allocated, GiB']:.2f}", planned, share])
+            figures = {
+                name: style.format(row[name]) for name, style in STYLES.items() if name in row
+            }
+            lines.append([job, row["what"], *(figures.get(name, "") for name in STYLES)])
     if not lines:
         return NOT_MEASURED
     header = ["8B model", "program", "tokens/s", "peak, GiB", "planned, GiB", "MFU"]

@@ -391,7 +391,7 @@ def prepare_model(model: PreTrainedModel, args: RecipeArguments, autocasts: bool
     autocasts: whether autocast lowers the precision of matrix products.
     """
     if args.gradient_checkpointing:
-        upstream.enable_gradient_checkpointing(model)
+        model.activation_checkpointing_enable({"use_reentrant": False})
     token_loss = LossInHead(model, logits_mib(args), CPU)
     if args.use_peft:
         # FSDP2 casts by itself instead of autocast; in a trace, autocast stands in for it.

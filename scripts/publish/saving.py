@@ -29,8 +29,8 @@ def checkpoint_memory_table(rows: Sequence[Mapping[str, Any]]) -> str:
     lines = []
     for row in sorted(rows, key=lambda row: rank_of(row["config"])):
         line = [f"`{row['config']}.yaml`", str(row["ranks"])]
-        in_background = grown_text(row["background"]) if "background" in row else "not yet measured"
-        line += [grown_text(row["checkpoint"]), in_background, bound_text(row["checkpoint"])]
+        line += [grown_text(row["checkpoint"]), grown_text(row["background"])]
+        line.append(bound_text(row["checkpoint"]))
         line += [grown_text(row["folder"]), bound_text(row["folder"])]
         lines.append(line)
     header = ["YAML", "ranks", "checkpoint: MB, by rank", "with `--async_save`", "bound"]

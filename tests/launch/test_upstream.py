@@ -441,24 +441,12 @@ def test_peft_asks_for_gradient_checkpointing_by_its_old_name(cured):
     assert told != cured
 
 
-@shows_harm_without("enable_gradient_checkpointing")
-def test_the_name_that_all_versions_of_transformers_know_is_deprecated(cured):
-    model = llama()
-    with warnings.catch_warnings(record=True) as told:
-        warnings.simplefilter("always")
-        if cured:
-            upstream.enable_gradient_checkpointing(model)
-        else:
-            model.gradient_checkpointing_enable({"use_reentrant": False})
-    assert all(layer.gradient_checkpointing for layer in model.model.layers)
-    assert any("is deprecated" in str(each.message) for each in told) != cured
-
-
-def test_an_older_transformers_recomputes_too():
-    asked = []
-    older = SimpleNamespace(gradient_checkpointing_enable=asked.append)
-    upstream.enable_gradient_checkpointing(older)
-    assert asked == [{"use_reentrant": False}]
+@shows_harm_without("silence_wrong_order_of_steps")
+def test_a_schedule_that_is_advanced_to_resume_warns_of_a_wrong_order(cured):
+    optimizer = torch.optim.AdamW(linear().parameters())
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0)
+    silence = upstream.silence_wrong_order_of_steps if cured else None
+    assert warns("lr_scheduler.step()", schedule.step, silence) != cured
 
 
 @pytest.fixture

@@ -27,7 +27,6 @@ from transformers import (
 from components import varlen
 from components.head_loss import LossInHead
 from components.packing import TokenCollator
-from components.upstream import enable_gradient_checkpointing
 from mask_probe import ARCHITECTURES, SHAPE, distance_from_alone, leak, packed_batch, random_model
 
 LENGTHS = [7, 1, 10, 6]
@@ -196,7 +195,7 @@ def test_the_recipes_loss_is_that_of_padded_rows(checkpointing, calls):
     for model, one_line in zip(pair_of("llama"), (True, False), strict=True):
         model.train()
         if checkpointing:
-            enable_gradient_checkpointing(model)
+            model.activation_checkpointing_enable({"use_reentrant": False})
         token_loss = LossInHead(model, 256, torch.device("cpu"))
         loss = token_loss(model, TokenCollator(pad_token_id=0, one_line=one_line)(source, lines))
         loss.backward()
