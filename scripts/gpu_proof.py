@@ -68,7 +68,7 @@ def parse_args() -> tuple[Parser, argparse.Namespace]:
         "--shares_gpu",
         action="store_true",
         help="other programs use the GPU, such as this one with other cells and another --output: "
-        "do not wait after a cell until its memory is free; speeds then mean nothing",
+        "do not wait for free memory after a cell. Speeds measured this way mean nothing.",
     )
     parser.add_argument(
         "--retry", action="store_true", help="run again what failed, timed out or is not ok"
@@ -78,7 +78,7 @@ def parse_args() -> tuple[Parser, argparse.Namespace]:
     )
     parser.add_argument(
         "--commit",
-        help="commit to record, for a copy of the files without its history",
+        help="commit to record in place of git's, for a copy of the files without history",
     )
     # The process of a cell is started with this flag.
     parser.add_argument("--worker", metavar="CELL", help=argparse.SUPPRESS)

@@ -10,7 +10,6 @@ from importlib import metadata
 
 import torch
 from accelerate import Accelerator
-from accelerate.utils import compare_versions
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from components import varlen
@@ -166,17 +165,9 @@ def find_liger_problems(args: CommonArguments, on_cpu: bool) -> Iterator[str]:
 
 
 def find_tf32_problems(capability: Capability) -> Iterator[str]:
-    """Yield a line for each reason why --tf32 cannot run, or would give wrong results."""
+    """Yield a line if --tf32 cannot run."""
     if capability < AMPERE:
         yield "--tf32 needs an NVIDIA GPU of compute capability 8.0 (Ampere) or more"
-    # Older versions of transformers compute the angles of rotary positions by a matrix product in
-    # fp32. In TF32, position 2,049 becomes 2,048 (huggingface/transformers#48428: on a B200, not on
-    # an A100). Newer versions multiply elementwise, which is not affected.
-    if compare_versions("transformers", "<", "5.19"):
-        yield (
-            "--tf32: before transformers 5.19 rotary positions above 2,048 can be rounded in TF32:"
-            " pip install -U transformers, or leave out --tf32"
-        )
 
 
 def find_precision_problems(

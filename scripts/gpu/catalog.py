@@ -30,13 +30,6 @@ NEAR_THE_LEAN_LOOP = "losses agree; within 5 % of the lean loop"
 def micro_cells() -> Iterator[Cell]:
     """Yield cells of a second or two, most of which is the start of the process."""
     yield Cell(
-        "micro.tf32_positions",
-        proves="TF32 does not reach the rotary angles of older transformers",
-        function="micro.tf32_positions",
-        bound="angles within 0.01 rad",
-        limit=60,
-    )
-    yield Cell(
         "micro.pinned_answer",
         proves="a stop can be requested without waiting for the GPU",
         function="micro.pinned_answer",
@@ -139,7 +132,7 @@ def agreement_cells() -> Iterator[Cell]:
     """Yield the cells of masks and precisions: other kernels, the same losses."""
     yield Cell(
         "masks.documents",
-        proves="packed documents do not see each other under any attention",
+        proves="packed documents do not see each other under each installed attention",
         function="masks.documents",
         bound="no leak, and a planted one is detected",
         limit=200,
@@ -148,7 +141,7 @@ def agreement_cells() -> Iterator[Cell]:
     )
     yield Cell(
         "masks.packed_rows",
-        proves="packed and padding-free rows have one loss under any attention",
+        proves="packed and padding-free rows have one loss under each installed attention",
         function="masks.packed_rows",
         bound=ALIKE,
         limit=240,

@@ -10,22 +10,7 @@ from bench import machine
 from .cell import Outcome, Setup
 from .timing import milliseconds, synchronize
 
-ANGLE_BOUND = 1e-2  # rad: a position rounded to TF32 is off by up to 1.5
 CONTEXT_ASSUMED_MIB = 819  # CONTEXT of the planner's cards
-
-
-def tf32_positions(setup: Setup) -> Outcome:
-    """Compute rotary angles by a matrix product, as transformers 5.17 does, under --tf32."""
-    torch.set_float32_matmul_precision("high")
-    positions = torch.arange(8192.0, device=setup.device)
-    frequencies = torch.linspace(1e-4, 1, 64, device=setup.device)
-    column = frequencies[None, :, None]
-    row = positions[None, None]
-    by_product = column @ row
-    by_element = column * row
-    error = (by_product - by_element).abs().max().item()
-    torch.set_float32_matmul_precision("highest")
-    return Outcome([{"largest error of an angle, rad": error}], error <= ANGLE_BOUND)
 
 
 def pinned_answer(setup: Setup) -> Outcome:

@@ -3,8 +3,6 @@
 
 from collections.abc import Iterator, Sequence
 
-from accelerate.utils import compare_versions
-
 from . import launches
 from .cell import Outcome, Setup
 from .comparisons import compare
@@ -26,7 +24,7 @@ def in_one_process(setup: Setup) -> Iterator[Variant]:
     yield Variant("fp32", precision="no", flags=plain)
     yield Variant("fp32, loss in pieces", precision="no", flags=in_pieces)
     tf32 = job(setup, "--tf32")
-    yield Variant("TF32", precision="no", flags=tf32, left_out=why_no_tf32(setup))
+    yield Variant("TF32", precision="no", flags=tf32, left_out=only_on_gpu(setup))
     yield Variant("bf16", flags=plain)
     yield Variant("bf16, loss in pieces", flags=in_pieces)
     yield Variant("bf16, checkpointed", flags=job(setup, "--gradient_checkpointing"))
@@ -45,13 +43,6 @@ def under_engines(setup: Setup) -> Iterator[Variant]:
     yield Variant("FSDP1 bf16", "fsdp1_full_shard", flags=flags)
     yield Variant("ZeRO-2 bf16", "deepspeed_zero2", flags=flags)
     yield Variant("ZeRO-3 bf16", "deepspeed_zero3", flags=flags)
-
-
-def why_no_tf32(setup: Setup) -> str:
-    """Return why TF32 is left out, "" if it is not: older transformers round positions to it."""
-    if setup.on_gpu and compare_versions("transformers", "<", "5.19"):
-        return "refused below transformers 5.19"
-    return only_on_gpu(setup)
 
 
 def packed(setup: Setup) -> Outcome:

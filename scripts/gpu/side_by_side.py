@@ -23,7 +23,7 @@ CONTESTANTS = {
     "trainer": Contestant("trainer"),
     "floor": Contestant("floor"),
 }
-# By default the pieces of the loss grow with the memory that is free, of which there is much.
+# By default the pieces of the loss grow with the memory of the card: 2.2 GiB on an H200.
 SMALL_PIECES = {"ours": Contestant("ours", {"max_logits_mib": 256})}
 LEAN = NAMES["lean"]
 BARE_LOOPS = (LEAN, NAMES["floor"])
@@ -90,8 +90,8 @@ def side_by_side(
         row = contest.row_of(label, found, device)
         if label == "ours":
             ours = found
-        if label == "ours" and "failed" not in found:
-            row["planned, GiB"] = round(planned_tensors(setup, *contest.job(setup)) / 2**30, 2)
+            if "failed" not in found:
+                row["planned, GiB"] = round(planned_tensors(setup, *contest.job(setup)) / 2**30, 2)
         if "losses" in found and "losses" in ours:
             row["loss differs by"] = largest_difference(found["losses"], ours["losses"])
         times = times_the_step(found, ours)
@@ -114,8 +114,8 @@ def verdict(rows: Sequence[Row], judge: Judge, setup: Setup) -> bool | None:
     """Return whether the recipe trained and is correct, fast and small enough, None if unknown.
 
     It must agree with the bare loops, be about as fast as the one that computes the same, and be
-    within the cell's own bound. Without that loop, which may have had no time left, it is unknown.
-    rows: that of the recipe first.
+    within the cell's own bound. It is unknown without that loop, for which the time may have run
+    out. rows: that of the recipe first.
     """
     ours = rows[0]
     if ours["result"] != "trained":
@@ -129,7 +129,9 @@ def verdict(rows: Sequence[Row], judge: Judge, setup: Setup) -> bool | None:
     if any(row["times the recipe's step"] < 1 / MOST_OVER_LEAN for row in lean):
         return False
     is_within = judge(ours)
-    return is_within if lean or is_within is False else None
+    if is_within and not lean:
+        return None
+    return is_within
 
 
 def fast_enough_lora(ours: Row) -> bool:

@@ -13,13 +13,15 @@ from .cell import FAILED, MEASURED, NOT_OK, OK, SKIPPED, TIMED_OUT, Row
 from .runner import Record
 
 GIB = 2**30
-# The jobs that several programs did, by their cell
+# The jobs that several programs are given, by their cell
 JOBS = {
-    "speed.8b_lora": "LoRA, 2 rows of 4,096 tokens",
-    "speed.8b_full": "full, 4 rows of 4,096 tokens",
-    "speed.8b_qlora": "QLoRA, 2 rows of 2,048 tokens",
+    "speed.8b_lora": "8B LoRA, 2 rows of 4,096 tokens",
+    "speed.8b_full": "8B full, 4 rows of 4,096 tokens",
+    "speed.8b_qlora": "8B QLoRA, 2 rows of 2,048 tokens",
+    "speed.1b_full": "1B full, 4 rows of 4,096 tokens",
 }
-STYLES = {  # of the figures of speed_block, in its order
+# The figures of speed_block in their order, and how each is written
+STYLES = {
     "tokens/s": "{:,}",
     "allocated, GiB": "{:.2f}",
     "planned, GiB": "{:.2f}",
@@ -112,10 +114,7 @@ def block(records: Sequence[Record]) -> str:
 
 
 def speed_block(records: Sequence[Record]) -> str:
-    """Return the table of speed and memory beside other programs; runs without a figure are not in.
-
-    The memory is that of tensors at the peak.
-    """
+    """Return the table of speed and of tensors at the peak, without runs that have no figures."""
     lines = []
     for record in records:
         job = JOBS.get(record["cell"])
@@ -130,7 +129,7 @@ def speed_block(records: Sequence[Record]) -> str:
             lines.append([job, row["what"], *(figures.get(name, "") for name in STYLES)])
     if not lines:
         return NOT_MEASURED
-    header = ["8B model", "program", "tokens/s", "peak, GiB", "planned, GiB", "MFU"]
+    header = ["job", "program", "tokens/s", "peak, GiB", "planned, GiB", "MFU"]
     return table(header, lines)
 
 
@@ -140,7 +139,7 @@ def plan_block(records: Sequence[Record]) -> str:
     for record in records:
         for row in record["rows"]:
             if "planned, GiB" in row and "allocated, GiB" in row:
-                job = f"8B {JOBS[record['cell']]}"
+                job = JOBS[record["cell"]]
                 lines.append(plan_line(job, row["planned, GiB"], row["allocated, GiB"]))
             elif "planned tensors" in row and "allocated" in row:
                 run = f"`{row['run']}`"
@@ -153,7 +152,8 @@ def plan_block(records: Sequence[Record]) -> str:
 
 def plan_line(run: str, planned: float, measured: float) -> list[str]:
     """Return one line of the table of plans, of figures in GiB."""
-    return [run, f"{planned:.2f}", f"{measured:.2f}", f"{planned / measured - 1:+.1%}"]
+    error = round(planned / measured - 1, 3) + 0.0  # so that it is never -0.0
+    return [run, f"{planned:.2f}", f"{measured:.2f}", f"{error:+.1%}"]
 
 
 def rows_table(rows: Sequence[Row]) -> str:
@@ -182,7 +182,15 @@ def details(records: Sequence[Record]) -> str:
 
 
 def claim_of(record: Record) -> str:
-    """Return a record's claim, bound and verdict as sentences."""
+    """Return a record's claim, bound and verdict as sentences, with what to know of its figures."""
     bound = f" Bound: {record['bound']}." if record["bound"] else ""
     verdict = PLAIN[record["verdict"]]
-    return f"Claim: {record['proves']}.{bound} Holds: {verdict} ({record['seconds']:.0f} s)."
+    text = f"Claim: {record['proves']}.{bound} Holds: {verdict}"
+    if record["seconds"] is not None:
+        text += f" ({record['seconds']:.0f} s)"
+    text += "."
+    if record.get("shares_gpu"):
+        text += " It shared the GPU with other cells, so that its seconds mean nothing."
+    if record.get("note"):
+        text += f" {record['note']}"
+    return text

@@ -19,8 +19,8 @@ from pathlib import Path
 from paths import ROOT
 
 MIB = 2**20
-# Other dependencies (numpy, pyarrow, torch, ...) are expected on the other machine. transformers is
-# collected although most such machines have one, since the recipes are tested with the newest.
+# Other dependencies (numpy, pyarrow, torch, ...) are expected on the other machine. Most machines
+# have some version of transformers, but the recipes need the one that they are tested with.
 PACKAGES = (
     "transformers",
     "tokenizers",

@@ -316,16 +316,6 @@ def test_bf16_is_not_refused_by_the_numbers_of_amds_gpus(problems_of, monkeypatc
     assert problems_of([], (7, 0), mixed_precision="bf16") == []
 
 
-@pytest.mark.parametrize(
-    ("version", "refused"),
-    [("5.17.0", True), ("5.18.1", True), ("5.19.0", False), ("5.23.0", False), ("6.0.0", False)],
-)
-def test_tf32_is_refused_where_transformers_would_round_positions(version, refused, problems_of):
-    found = problems_of(["--tf32"], HOPPER, transformers=version)
-    assert len(found) == refused and all("transformers 5.19" in problem for problem in found)
-    assert problems_of([], HOPPER, transformers=version) == []
-
-
 @pytest.mark.parametrize("is_there", [True, False])
 def test_compiling_on_a_cpu_needs_a_compiler(is_there, problems_of, monkeypatch, tmp_path):
     compiler = tmp_path / "c++"

@@ -139,7 +139,7 @@ def test_the_page_is_filled_from_records(records):
     results = pages.read_results() | {"gpu": tables.read_records(records)}
     filled = pages.fill(PAGE.read_text(), results)
     assert "a made-up GPU" in filled
-    assert "Not measured yet: no results of a GPU" not in filled
+    assert f"<!-- gpu -->\n{tables.NOT_MEASURED}" not in filled
     assert "12,345" in pages.whole(results)
 
 

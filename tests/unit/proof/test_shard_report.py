@@ -110,7 +110,21 @@ def test_one_rank_keeps_a_second_copy_of_small_offloaded_parameters():
     held["elements"] = ELEMENTS + 2 * 100
     held["devices"] = ["cpu", "cuda"]
     assert verdicts(measured, facts)["parameters"] == "ok"
-    held["elements"] = 2 * ELEMENTS + 2 * 100  # large tensors too
+    for elements in (
+        2 * ELEMENTS + 2 * 100,
+        ELEMENTS + 100,
+    ):  # large ones too, or none
+        held["elements"] = elements
+        assert verdicts(measured, facts)["parameters"] == "NOT AS PROMISED"
+
+
+def test_a_second_copy_of_what_is_not_offloaded_is_found():
+    measured, facts = measurements("deepspeed_zero2")
+    for found in measured:
+        found |= {"tensors": [*WHOLE, [100, 1, True]], "persistence_threshold": 100}
+        found["parameters"] |= {"elements": ELEMENTS + 100, "devices": ["cuda"]}
+    assert verdicts(measured, facts)["parameters"] == "ok"
+    measured[-1]["parameters"] |= {"elements": 2 * ELEMENTS, "devices": ["cpu", "cuda"]}
     assert verdicts(measured, facts)["parameters"] == "NOT AS PROMISED"
 
 
