@@ -46,7 +46,7 @@ def draw_agreement(theme: Theme) -> str:
         4.9,
         f"{len(rows)} strategies, one loss: none is further than {largest:.1e} from one process",
         "Largest relative difference of the loss in 20 steps of the same job: tiny Llama, fp32, "
-        "12 rows per step, 2 or 4 CPU ranks.\nNot yet measured in bf16 on GPUs.",
+        "12 rows per step, 2 or 4 CPU ranks.\nNot yet measured in bf16 on several GPUs.",
     )
     axes = axes_in(figure, left=2.3, right=0.6, top=0.95, bottom=0.5)
     names = [f"{row['config']}.yaml" for row in rows]

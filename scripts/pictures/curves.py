@@ -45,7 +45,7 @@ def draw_parity(theme: Theme) -> str:
         5.0,
         f"{len(runs)} strategies, one loss curve: they differ by at most {largest:.1e} nats",
         "The same job under every YAML: tiny Llama, fp32, 12 rows per step, on 1, 2 or 4 CPU "
-        "ranks.\nNot yet measured in bf16 on GPUs.",
+        "ranks.\nNot yet measured in bf16 on several GPUs.",
     )
     above = axes_in(figure, left=0.85, right=2.3, top=0.95, bottom=2.2)
     below = axes_in(figure, left=0.85, right=2.3, top=3.25, bottom=0.5, sharex=above)
@@ -106,7 +106,7 @@ def draw_resume(theme: Theme) -> str:
         title,
         f"Tiny Llama, fp32, {recording['config']}.yaml on {recording['ranks']} CPU ranks, a "
         "checkpoint every 10 steps. SIGKILL to all ranks,\nthen the same command once more: every "
-        "loss, gradient norm and final weight is compared. Not yet measured on GPUs.",
+        "loss, gradient norm and final weight is compared. Not yet measured on several GPUs.",
     )
     axes = axes_in(figure, left=0.75, right=0.2, top=0.95, bottom=0.5)
     resumed = steps_after(checkpoint, recording["resumed"])
