@@ -259,6 +259,7 @@ class Run:
         start_trackers(accelerator, self._args, Path(sys.argv[0]).stem, resumed)
         if self._checkpoint is not None:
             self._restore(self._checkpoint)
+        upstream.settle_gradient_buckets(model)
         if accelerator.is_main_process:
             folder.remove_predictions_after(self._folder, self.step)
         self._metrics = Metrics(

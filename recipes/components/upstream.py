@@ -543,6 +543,32 @@ def spreading_experts_over(mesh: Any, device: Any) -> Generator[None]:
         mixin.apply_fully_sharded_data_parallelism = shard
 
 
+@workaround("torch/nn/parallel/distributed.py, _rebuild_buckets", seen="torch 2.11 to 2.13")
+def settle_gradient_buckets(model: Any) -> None:
+    """Have DDP arrange its buckets of gradients before the first step instead of after it.
+
+    With three or more ranks the place of a gradient in its bucket decides in which order the ranks'
+    parts are added. DDP arranges the buckets once, after the first backward pass of a process, so
+    that the first step after a resume would differ in its last bits from the same step of a run
+    without a break. Here that pass is one whose gradients are all zero.
+    """
+    import torch
+
+    wrapped = getattr(model, "_orig_mod", model)  # torch.compile's module is outermost.
+    if not isinstance(wrapped, torch.nn.parallel.DistributedDataParallel):
+        return
+    ignored = wrapped.parameters_to_ignore
+    trained = [
+        weight
+        for name, weight in wrapped.module.named_parameters()
+        if weight.requires_grad and name not in ignored
+    ]
+    wrapped.reducer.prepare_for_backward([])  # as at the end of a forward pass
+    (0 * sum(weight.sum() for weight in trained)).backward()
+    for weight in trained:
+        weight.grad = None
+
+
 @workaround("https://github.com/pytorch/pytorch/issues/43690", seen="torch 2.13")
 def leave_experts_out_of_ddp(model: Any) -> None:
     """Have DDP neither broadcast nor reduce the weights of which each rank has a part."""

@@ -279,6 +279,40 @@ def test_fsdp_holds_whole_gradients_until_the_last_micro_batch(cured):
     assert on_ranks(has_sharded_gradient, 2, **FSDP2) == [cured] * 2
 
 
+class BackToFront(torch.nn.Module):
+    """Layers that run in the opposite order of their parameters, as DDP does not expect."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = torch.nn.ModuleList(torch.nn.Linear(512, 512) for _ in range(7))
+
+    def forward(self, x):
+        for layer in reversed(self.layers):
+            x = layer(x)
+        return x
+
+
+@shows_harm_without("settle_gradient_buckets")
+def test_the_first_gradients_of_ddp_on_three_ranks_have_other_last_bits(cured):
+    def first_equals_second():
+        torch.manual_seed(0)
+        accelerator = Accelerator()
+        model, _ = prepared(accelerator, BackToFront())
+        if cured:
+            upstream.settle_gradient_buckets(model)
+            assert all(weight.grad is None for weight in model.parameters())
+        torch.manual_seed(accelerator.process_index)
+        rows = torch.randn(8, 512)
+        gradients = []
+        for _ in range(2):
+            accelerator.backward(model(rows).square().sum())
+            gradients.append([weight.grad.clone() for weight in model.parameters()])
+            model.zero_grad()
+        return all(map(torch.equal, *gradients))
+
+    assert on_ranks(first_equals_second, 3) == [cured] * 3
+
+
 @shows_harm_without("configure_deepspeed_for_loop")
 def test_deepspeed_ignores_the_norm_of_clip_grad_norm(cured):
     def step():
