@@ -563,8 +563,10 @@ def settle_gradient_buckets(model: Any) -> None:
         for name, weight in wrapped.module.named_parameters()
         if weight.requires_grad and name not in ignored
     ]
+    zero = torch.zeros((), device=trained[0].device)
+    total = sum((weight.sum() for weight in trained), zero)
     wrapped.reducer.prepare_for_backward([])  # as at the end of a forward pass
-    (0 * sum(weight.sum() for weight in trained)).backward()
+    (0 * total).backward()
     for weight in trained:
         weight.grad = None
 

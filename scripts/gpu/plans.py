@@ -129,7 +129,8 @@ def measure_point(setup: Setup, point: Point, outcome: Outcome) -> None:
     row: Row = {"run": point.name, "result": reading.result}
     if not reading.failed:
         flags = {"eval_strategy": "no"} | flags
-        supervised = supervised_tokens(prepared.data, flags["per_device_train_batch_size"])
+        rows = int(flags["per_device_train_batch_size"])
+        supervised = supervised_tokens(prepared.data, rows)
         row["planned tensors"] = planned_tensors(setup, flags, supervised)
         for kind in PEAKS:
             if kind in reading.peaks:
