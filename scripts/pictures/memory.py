@@ -40,8 +40,8 @@ def draw_memory(theme: Theme) -> str:
         theme,
         HEIGHT,
         f"Llama-3.1-8B on {GPUS} GPUs of 80 GB: {number} of {len(peaks)} YAMLs fit",
-        f"Peak memory per GPU, planned. Full fine-tuning, AdamW, bf16 "
-        f"mixed precision,\nactivation checkpointing, 1 sequence of {LENGTH:,} tokens per GPU; "
+        "Peak memory per GPU, planned, not yet measured on several GPUs. Full fine-tuning, AdamW,\n"
+        f"bf16 mixed precision, activation checkpointing, 1 sequence of {LENGTH:,} tokens per GPU; "
         "single.yaml uses one GPU;\nfsdp1_hybrid_shard.yaml needs several nodes and is left out; "
         "fsdp2_full_shard.yaml equals fsdp.yaml.",
     )

@@ -73,5 +73,5 @@ def subtitle_of(cell: Result) -> str:
     device = cell["device"].replace("a process", "per process")
     return (
         f"36M-parameter Llama on GSM8K, fp32, each tool with its own defaults. {device}.\n"
-        f"{libraries}; measured {cell['date']}."
+        f"{libraries}; measured {cell['date']}. This model was not yet measured on a GPU."
     )
