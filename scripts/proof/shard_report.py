@@ -142,12 +142,12 @@ def promise_of(
         by_rows = True
         place = measured["stage"]["place"]
     promise = promised(tensors, shards[name], place, by_rows, whole_below)
-    if name == "parameters" and shards[name] == 1 and "offload_param_device" in facts.offload:
-        # One rank offloads whole tensors. On a GPU it also has a second copy of the small ones.
-        if measured[name]["devices"] == ["cpu", "cuda"]:
-            copied = sum(tensor.elements for tensor in tensors if tensor.elements <= whole_below)
-            least = promise.least + copied
-            return Promise(least, promise.nominal + copied, promise.most + copied)
+    offloads_whole = shards[name] == 1 and "offload_param_device" in facts.offload
+    if name == "parameters" and offloads_whole and measured[name]["devices"] == ["cpu", "cuda"]:
+        # One rank offloads whole tensors, and has a second copy of the small ones on its GPU.
+        copied = sum(tensor.elements for tensor in tensors if tensor.elements <= whole_below)
+        least = promise.least + copied
+        return Promise(least, promise.nominal + copied, promise.most + copied)
     if name == "gradients" and facts.stage == 1:
         # Gradients are whole between micro-batches; at the step only the rank's share is left.
         least = promised(tensors, shards["optimizer"], rank, by_rows=False).least

@@ -132,7 +132,8 @@ def test_one_process_goes_on_after_a_full_disk(lab, tmp_path):
     ("config", "ranks"), [("fsdp2_full_shard", 2), ("deepspeed_zero3", 3), ("ddp", 3)]
 )
 def test_what_is_lost_is_computed_again(config, ranks, lab, tmp_path):
-    job = make_job(config, ranks)  # 3: ZeRO-3 pads the last parts, the order of sums can differ
+    # On three ranks ZeRO-3 pads the last parts, and under DDP the order of sums could differ.
+    job = make_job(config, ranks)
     whole = lab.uninterrupted(job, flags=SAVES)
     folder = lost_after(7, whole, tmp_path / "run")
     check(resume_and_compare(lab, folder, job, whole=whole))

@@ -91,6 +91,30 @@ def test_the_readme_tells_what_the_quick_start_measured():
     assert f"from {llama['before']:.0%} to {llama['after']:.0%}" in text
 
 
+def test_the_readme_tells_what_the_gpu_showed():
+    text = " ".join((REPO / "README.md").read_text().split())
+    rows = {}
+    for kind in ("lora", "qlora", "full"):
+        record = json.loads((REPO / "results" / "gpu" / f"speed.8b_{kind}.json").read_text())
+        rows[kind] = {row["what"]: row for row in record["rows"]}
+    lora = rows["lora"]
+    ours = lora["this recipe"]
+    faster = {
+        name: ours["tokens/s"] / lora[name]["tokens/s"] - 1 for name in ("SFTTrainer", "Trainer")
+    }
+    assert f"is {faster['SFTTrainer']:.0%} faster than with SFTTrainer" in text
+    assert f"and {faster['Trainer']:.0%} faster than with Trainer" in text
+    planned = f"put its tensors at {ours['planned, GiB']:.2f} GiB"
+    assert f"{planned}; {ours['allocated, GiB']:.2f} GiB were measured" in text
+    assert f"8B QLoRA takes {rows['qlora']['this recipe']['allocated, GiB']:.1f} GiB" in text
+    assert f"training reaches {rows['full']['this recipe']['MFU']:.0%} of the GPU's peak" in text
+    resumed = 0
+    for path in (REPO / "results" / "gpu").glob("resume.*.json"):
+        found = json.loads(path.read_text())["rows"]
+        resumed += len([row for row in found if row["largest difference"] == 0])
+    assert f"in {resumed} settings a run that resumes logs exactly the losses" in text
+
+
 def test_the_readme_stays_short():
     assert len((REPO / "README.md").read_text().splitlines()) <= README_LINES
 
