@@ -4,7 +4,6 @@
 The tests run in process, with a simulated GPU.
 """
 
-import importlib.metadata
 import os
 from types import SimpleNamespace
 
@@ -36,16 +35,8 @@ def accelerator_on(capability, mixed_precision="fp16", **settings):
 @pytest.fixture
 def problems_of(monkeypatch):
     """A function from flags, capability, packages, precision and environment to the problems."""
-    versions = {"transformers": "5.23.0"}
-    version_of = importlib.metadata.version
-    monkeypatch.setattr(
-        importlib.metadata, "version", lambda name: versions.get(name) or version_of(name)
-    )
 
-    def find(
-        flags, capability=None, packages=(), mixed_precision="fp16", transformers="5.23.0", **env
-    ):
-        versions["transformers"] = transformers
+    def find(flags, capability=None, packages=(), mixed_precision="fp16", **env):
         for name, value in env.items():
             monkeypatch.setenv(name, value)
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
