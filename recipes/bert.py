@@ -87,7 +87,7 @@ from typing import Any
 import numpy as np
 import torch
 from accelerate.utils import set_seed
-from transformers import AutoModelForSequenceClassification, DataCollatorWithPadding
+from transformers import AutoModelForSequenceClassification
 
 from components.accelerator import make_accelerator
 from components.batches import BatchPlan, rows_of_lines
@@ -211,14 +211,14 @@ class TextCollator:
     """
 
     columns: ClassVar[list[str]] = ["input_ids", "token_type_ids", "labels", "weights", "row"]
-    pad: DataCollatorWithPadding
+    tokenizer: Any
 
     def __call__(self, source: Any, lines: Sequence[Line]) -> dict[str, Any]:
         rows = rows_of_lines(source, lines)
         labels = label_tensors(rows, source)
         num_tokens = sum(len(row["input_ids"]) for row in rows)
         return {
-            "inputs": pad_texts(rows, self.pad),
+            "inputs": pad_texts(rows, self.tokenizer),
             **labels,
             "counts": torch.tensor([labels["weights"].sum(), num_tokens]),
             "row": [int(row["row"]) for row in rows],
@@ -239,7 +239,7 @@ def main(args: Arguments) -> None:
     lengths = train_rows.lengths
     plan = BatchPlan(args, accelerator, len(train_rows), lengths, args.dataloader_num_workers)
     run.check_plan(plan.total_steps, rows_per_step=plan.rows_per_step, data=train_rows.fingerprint)
-    collator = TextCollator(DataCollatorWithPadding(tokenizer))
+    collator = TextCollator(tokenizer)
     train_loader = plan.training_loader(
         train_rows, collator, first_step=run.step, order=run.row_order
     )

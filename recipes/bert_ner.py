@@ -81,7 +81,7 @@ from typing import Any
 import numpy as np
 import torch
 from accelerate.utils import set_seed
-from transformers import AutoConfig, AutoModelForTokenClassification, DataCollatorWithPadding
+from transformers import AutoConfig, AutoModelForTokenClassification
 
 from components.accelerator import make_accelerator
 from components.batches import BatchPlan, rows_of_lines
@@ -231,13 +231,13 @@ class TagCollator:
     """
 
     columns: ClassVar[list[str]] = ["input_ids", "token_type_ids", "word_ids", "tags", "row"]
-    pad: DataCollatorWithPadding
+    tokenizer: Any
     tag_ids: dict[str, int]
     label_all_tokens: bool
 
     def __call__(self, source: Any, lines: Sequence[Line]) -> dict[str, Any]:
         rows = rows_of_lines(source, lines)
-        inputs = pad_texts(rows, self.pad)
+        inputs = pad_texts(rows, self.tokenizer)
         labels = torch.full(inputs["input_ids"].shape, NOT_TRAINED_ON)
         for place, row in enumerate(rows):
             numbers = label_tokens(
@@ -271,7 +271,7 @@ def main(args: Arguments) -> None:
     lengths = train_rows.lengths
     plan = BatchPlan(args, accelerator, len(train_rows), lengths, args.dataloader_num_workers)
     run.check_plan(plan.total_steps, rows_per_step=plan.rows_per_step, data=train_rows.fingerprint)
-    collator = TagCollator(DataCollatorWithPadding(tokenizer), tag_ids, args.label_all_tokens)
+    collator = TagCollator(tokenizer, tag_ids, args.label_all_tokens)
     train_loader = plan.training_loader(
         train_rows, collator, first_step=run.step, order=run.row_order
     )

@@ -6,6 +6,7 @@ are cached: components/fingerprints.py makes their key.
 """
 
 import contextlib
+import copy
 import functools
 import inspect
 import json
@@ -305,6 +306,7 @@ def attempt_rows(split: Split, prepare: Prepare, num_proc: int | None) -> "Datas
     """Return all rows of a split as `attempt` makes them, from the cache if it has them."""
     dataset: Any = split.dataset
     fingerprint = prepared_fingerprint(dataset._fingerprint, prepare, attempt)
+    prepare = copy.deepcopy(prepare)  # A tokenizer keeps the truncation of its last call.
     with reading(split.source):
         first = first_usable_row(split, prepare)
         is_line = split.source.unit == "line"

@@ -11,7 +11,7 @@ NOT_TRAINED_ON = -100  # the label that torch's cross_entropy ignores
 
 
 def load_text_tokenizer(name: str, revision: str = "main", **options: Any) -> Any:
-    """Return the tokenizer of a folder or hub id, with a pad token and padding on the right.
+    """Return the tokenizer of a folder or hub id, with a pad token.
 
     Ends with 64 if there is none, and with 69 if the hub cannot be reached.
 
@@ -21,7 +21,7 @@ def load_text_tokenizer(name: str, revision: str = "main", **options: Any) -> An
     """
     with loading("tokenizer", name):
         tokenizer: Any = transformers.AutoTokenizer.from_pretrained(
-            name, revision=revision, padding_side="right", trust_remote_code=False, **options
+            name, revision=revision, trust_remote_code=False, **options
         )
     if not tokenizer.pad_token:
         tokenizer.pad_token = tokenizer.eos_token

@@ -5,7 +5,7 @@ import json
 
 import pytest
 from datasets import ClassLabel, Dataset, Features, Value
-from transformers import AutoTokenizer, DataCollatorWithPadding
+from transformers import AutoTokenizer
 
 import bert
 from components.cli import parse_arguments
@@ -112,7 +112,7 @@ def collate(tokenizer, texts, numbers, weights=(1.0, 1.0)):
     for number, (text, weight) in enumerate(zip(texts, weights, strict=False), 1):
         row = tokenize({"text": text, "label": "a"}, tokenizer)
         rows.append(row | {"row": number, "labels": number - 1, "weights": weight})
-    collator = bert.TextCollator(DataCollatorWithPadding(tokenizer))
+    collator = bert.TextCollator(tokenizer)
     columns = Dataset.from_list(rows).select_columns(collator.columns)
     source = columns.cast_column("weights", Value("float32")).with_format("numpy")
     return collator(source, [[number] for number in numbers])

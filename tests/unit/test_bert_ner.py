@@ -18,7 +18,6 @@ from transformers import (
     AutoTokenizer,
     BertConfig,
     BertForTokenClassification,
-    DataCollatorWithPadding,
     RobertaTokenizer,
 )
 
@@ -238,7 +237,7 @@ def test_a_word_has_the_tag_of_its_first_token_and_one_without_tokens_has_none()
 # ---- Batches and loss ----
 def collate(tokenizer, rows, numbers, all_tokens=False):
     tag_ids = {"B-PER": 1, "I-PER": 2, "O": 0}
-    collator = bert_ner.TagCollator(DataCollatorWithPadding(tokenizer), tag_ids, all_tokens)
+    collator = bert_ner.TagCollator(tokenizer, tag_ids, all_tokens)
     return collator(rows.dataset, [[number] for number in numbers])
 
 
