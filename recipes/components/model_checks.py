@@ -365,15 +365,28 @@ def check_under_strategy(
     accelerator: Accelerator, args: CommonArguments, model: torch.nn.Module
 ) -> None:
     """End with 64 if the strategy in force cannot train this model."""
-    check_running_statistics(accelerator, model)
+    check_running_statistics(accelerator, args, model)
     check_output_head(accelerator, args, model)
 
 
-def check_running_statistics(accelerator: Accelerator, model: torch.nn.Module) -> None:
-    """End with 64 if the ranks' running statistics would differ, since only rank 0's are saved."""
+def check_running_statistics(
+    accelerator: Accelerator, args: CommonArguments, model: torch.nn.Module
+) -> None:
+    """End with 64 if the ranks' running statistics would differ, since only rank 0's are saved.
+
+    So it does if recomputation would move them twice a step.
+    """
     strategy = Strategy.of(accelerator)
-    if strategy.is_sharded and any(running_statistics(model)):
-        base = base_model_of(model)
+    if not any(running_statistics(model)):
+        return
+    base = base_model_of(model)
+    if args.gradient_checkpointing and not args.use_peft:
+        fail(
+            Exit.USAGE,
+            f"--gradient_checkpointing: {type(base).__name__} has BatchNorm layers, whose running "
+            "statistics would move twice in each step: leave the flag out",
+        )
+    if strategy.is_sharded:
         fail(
             Exit.USAGE,
             f"{type(base).__name__} has BatchNorm layers, and {strategy.name} does not keep their "
