@@ -115,6 +115,9 @@ def load_split(source: Source, text_columns: Sequence[str], streaming: bool) -> 
         missing = find_missing_data_set(source.name)
         if missing is not None:
             fail(Exit.DATA, missing)
+        if source.file_type is None and Path(source.name).is_file():
+            types = ", ".join(FILE_TYPES)
+            fail(Exit.DATA, f"{source.name}: rows are read from {types}: convert it to one of them")
         if source.file_type is None:
             place = {"path": source.name, "name": source.config}
         else:

@@ -200,6 +200,8 @@ def describe_schedule(args: CommonArguments, total_steps: int) -> str:
     """Return the peak of the learning rate and how it changes."""
     text = f"learning rate {args.learning_rate:g}, {args.lr_scheduler_type}"
     warmup = warmup_steps(args, total_steps)
+    if warmup >= total_steps:
+        return f"{text}, {warmup:,} warmup steps: a run of {total_steps:,} never reaches it"
     if warmup:
         return f"{text}, {warmup:,} warmup steps"
     return f"{text}, no warmup"
