@@ -2,6 +2,7 @@
 """Where the rows of a split are, and how files of each type are read."""
 
 import difflib
+import glob
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -77,15 +78,15 @@ def find_files(name: str, split: str, types: Sequence[str] = FILE_TYPES) -> tupl
 
     A hub id has none.
     """
-    if Path(name).suffix in types:
+    if Path(name).suffix in types and not Path(name).is_dir():
         return (Path(name),)
-    files = Path(name).glob(f"{split}*")
+    files = Path(name).glob(f"{glob.escape(split)}*")
     return tuple(sorted(file for file in files if file.suffix in types))
 
 
 def has_files_of(name: str, split: str) -> bool:
     """Return whether a folder has anything whose name begins with the split."""
-    return any(Path(name).rglob(f"{split}*"))
+    return any(Path(name).rglob(f"{glob.escape(split)}*"))
 
 
 def load_rows(source: Source, text_columns: Sequence[str] = ()) -> "Dataset | None":
@@ -120,11 +121,16 @@ def load_split(source: Source, text_columns: Sequence[str], streaming: bool) -> 
             fail(Exit.DATA, f"{source.name}: rows are read from {types}: convert it to one of them")
         if source.file_type is None:
             place = {"path": source.name, "name": source.config}
+            folder = literal(source.name)
+            if folder != str(Path(source.name).absolute()):
+                found = datasets.data_files.get_data_patterns(folder)
+                files = {name: [f"{folder}/{one}" for one in found[name]] for name in found}
+                place["data_files"] = files
         else:
             refuse_odd_files(source)
             key = "train"  # datasets' name for the rows of given files
             place = reader_options(source.file_type, text_columns)
-            place["data_files"] = [str(file) for file in source.files]
+            place["data_files"] = [literal(file) for file in source.files]
         splits = datasets.load_dataset(**place, streaming=streaming)
     except ConnectionError as error:
         fail(Exit.NO_HUB, f"{source.name}: {error}", OFFLINE)
@@ -132,6 +138,11 @@ def load_split(source: Source, text_columns: Sequence[str], streaming: bool) -> 
         end_if_cache_is_full(source.name, error, of_rows=True)
         fail(Exit.DATA, f"{source.name}: {explain_cause(error, source.name)}")
     return splits.get(key)
+
+
+def literal(path: Path | str) -> str:
+    """Return a path as a pattern of this path only, since datasets expands brackets and stars."""
+    return glob.escape(str(Path(path).absolute()))
 
 
 def find_missing_data_set(name: str) -> str | None:

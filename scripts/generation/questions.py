@@ -15,7 +15,7 @@ from datasets import load_dataset
 from datasets.exceptions import DatasetGenerationError
 
 from components.conversations import Conversation
-from components.data_files import FILE_TYPES, reader_options
+from components.data_files import FILE_TYPES, literal, reader_options
 from exits import Exit, first_line, stop
 from generation.recorded import arguments_of_run, find_run
 from llama import Arguments, row_to_conversation
@@ -97,7 +97,7 @@ def read_rows(path: Path, columns: Mapping[str, str]) -> Iterator[tuple[str, Row
         yield from read_json_lines(path)
         return
     options = reader_options(path.suffix, list(columns.values()))
-    rows = load_dataset(**options, data_files=str(path), split="train")
+    rows = load_dataset(**options, data_files=literal(path), split="train")
     for number, row in enumerate(rows, 1):
         yield f"{path}, row {number}", row
 
