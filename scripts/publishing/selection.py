@@ -5,7 +5,7 @@ import contextlib
 import fnmatch
 import json
 import re
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,57 +13,39 @@ from components import folder
 from components.hub_ids import is_path
 from exits import Exit, first_line, stop
 
-# Files and folders that stay here, by the names of a path's parts
-LEFT_OUT = (
-    "checkpoint-*",
-    "latest",
-    "logs",
-    "runs",
-    "*.log",
-    "*.unfinished",
-    "*.tmp",
-    "predictions-*.jsonl",
-    "saved_rows.jsonl",
-    "nonfinite_rows.jsonl",
-    "metrics.jsonl",
-    "status.json",
-    "run.json",  # It has the paths of this machine; copies.public_record is pushed instead.
-    "optimizer*",
-    "scheduler*",
-    "trackio",
-    "wandb",
-    "__pycache__",
-    ".*",
-)
-PICKLED = ("*.bin", "*.pt", "*.pth", "*.pkl", "*.pickle", "*.ckpt")
-SECRET_NAMES = ("*.pem", "*.key", "id_rsa*", "id_ed25519*", "*credentials*", "*secret*", "token")
+ADAPTERS = "adapter_config.json"
+# What is pushed: what loads the result, and what it says of itself. The rest stays here, whatever
+# wrote it.
+PUSHED = """
+    model.safetensors model.safetensors.index.json *model-*-of-*.safetensors *.gguf config.json
+    adapter_model.safetensors adapter_config.json generation_config.json preprocessor_config.json
+    processor_config.json video_preprocessor_config.json audio_tokenizer_config.json tokenizer.json
+    tokenizer_config.json special_tokens_map.json added_tokens.json vocab.json vocab.txt merges.txt
+    tekken.json *.model *.spm *.tiktoken chat_template.jinja chat_template.json
+    additional_chat_templates/*.jinja custom_generate/*.py custom_generate/requirements.txt
+    README.md run_public.json receipt.json LICENSE* NOTICE*
+""".split()
 SECRET = re.compile(rb"\bhf_[A-Za-z0-9]{20,}|-----BEGIN [A-Z ]*PRIVATE KEY-----")
 LARGEST_READ = 32 * 2**20  # bytes of a text file that is searched for tokens
-ADAPTERS = "adapter_config.json"
 
 
-def is_left_out(name: str) -> bool:
-    """Return whether a file stays here, by its path from the folder."""
-    return matches(name, LEFT_OUT)
-
-
-def matches(name: str, patterns: tuple[str, ...]) -> bool:
-    """Return whether a part of a path has one of these names."""
-    parts = Path(name).parts
-    return any(fnmatch.fnmatch(part, pattern) for part in parts for pattern in patterns)
+def matches(name: str, patterns: Sequence[str]) -> bool:
+    """Return whether a path is as deep as one of these patterns, and fits it."""
+    depth = name.count("/")
+    return any(depth == one.count("/") and fnmatch.fnmatch(name, one) for one in patterns)
 
 
 def select(source: Path) -> tuple[dict[str, int], list[str]]:
-    """Return {path from the folder: bytes} of what is pushed, and the names of what is left out."""
+    """Return {path from the folder: bytes} of what is pushed, and the names of what stays here."""
     chosen = {}
-    left_out = set()
+    stays = set()
     for path in sorted(source.rglob("*")):
         name = path.relative_to(source).as_posix()
-        if is_left_out(name):
-            left_out.add(Path(name).parts[0])
-        elif path.is_file():
+        if path.is_file() and matches(name, PUSHED):
             chosen[name] = path.stat().st_size
-    return chosen, sorted(left_out)
+        elif path.is_file():
+            stays.add(Path(name).parts[0])
+    return chosen, sorted(stays)
 
 
 def find_unfinished(source: Path) -> str | None:
@@ -84,12 +66,10 @@ def find_unfinished(source: Path) -> str | None:
 
 
 def find_unsafe(source: Path, names: list[str]) -> str | None:
-    """Return why a folder must not be published: secrets or pickled weights, or None."""
+    """Return which of the files must not be published, since it has a secret in it, or None."""
     for name in names:
-        if matches(name, SECRET_NAMES) or has_secret(source / name):
-            return f"{source / name}: looks like a secret: move it out of the folder"
-        if matches(name, PICKLED):
-            return f"{source / name}: is pickled: save it as safetensors, or move it out"
+        if has_secret(source / name):
+            return f"{source / name}: has a secret in it: take it out of the file"
     return None
 
 

@@ -88,7 +88,7 @@ def show(
         why = f" ({made[name].why})" if name in made else ""
         print(f"{files[name]:>16,}  {name}{why}")
     print(f"{sum(files.values()):>16,}  bytes in {len(files)} files")
-    print(f"left out: {', '.join(left_out) or 'nothing'}")
+    print(f"stays here: {', '.join(left_out) or 'nothing'}")
     seen = "public" if args.public else "private"
     print(f"to: {args.repo_id}, revision {args.revision or 'main'}, {seen} if it is new")
     for found in copies.find_private(args.folder, files, made, args.repo_id):
