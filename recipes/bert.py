@@ -15,7 +15,7 @@ python scripts/copy_recipe.py bert my_project, then look for EDIT.
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from components.arguments import (
@@ -92,7 +92,7 @@ from transformers import AutoModelForSequenceClassification
 from components.accelerator import make_accelerator
 from components.batches import BatchPlan, rows_of_lines
 from components.classifier import evaluate_classifier, load_classifier, weighted_row_losses
-from components.columns import validate_texts
+from components.columns import are_texts, validate_texts
 from components.export import save_model
 from components.labels import Classes, add_labels, find_classes, label_tensors, read_label
 from components.lines import Line
@@ -104,6 +104,7 @@ from components.rows import (
     Rows,
     Split,
     describe_rows,
+    first_rows,
     hash_of_row,
     hold_out_rows,
     longest_row,
@@ -116,10 +117,14 @@ from components.tokens import load_text_tokenizer, without_lone_surrogates
 
 # EDIT: your columns, of a text or of a pair of texts
 TEXT_COLUMNS = [
+    ["text", "text_pair"],
     ["text"],
+    ["text1", "text2"],
     ["sentence1", "sentence2"],
     ["premise", "hypothesis"],
     ["question1", "question2"],
+    ["question", "sentence"],
+    ["question", "passage"],
     ["sentence"],
 ]
 
@@ -159,11 +164,25 @@ def tokenize_text(
 
 
 def find_text_columns(row: Mapping[str, Any]) -> list[str]:
-    """Return the first entry of TEXT_COLUMNS that a row has, or simply the first entry."""
+    """Return the first entry of TEXT_COLUMNS that a row has, or simply its one text."""
     for columns in TEXT_COLUMNS:
         if set(columns) <= set(row):
             return columns
-    return TEXT_COLUMNS[0]
+    return ["text"]
+
+
+def warn_of_second_text(split: Split, args: Arguments) -> str:
+    """Return a warning if the column of the text is a guess and another has texts too, or ""."""
+    rows = first_rows(split) or [{}]
+    read = find_text_columns(rows[0])
+    if args.text_columns or len(read) == 2:
+        return ""
+    for name in rows[0]:
+        is_free = name not in (*read, args.label_column)
+        if is_free and are_texts([row.get(name) for row in rows]):
+            pair = " ".join(column for column in rows[0] if column in (*read, name))
+            return f"{name} has texts and is not read: for a pair, pass --text_columns {pair}"
+    return ""
 
 
 def tokenize_split(split: Split, args: Arguments, tokenizer: Any) -> Rows:
@@ -187,6 +206,7 @@ def load_data(args: Arguments, tokenizer: Any) -> tuple[Rows, Rows | None, Class
         args.dataset_name, args, evaluate=evaluate, text_columns=args.text_columns or known
     )
     train_rows = tokenize_split(train_split, args, tokenizer)
+    train_rows = replace(train_rows, warning=warn_of_second_text(train_split, args))
     # EDIT: to filter rows, change them here, as in
     #     dataset = train_rows.dataset.filter(lambda row: row["length"] >= 8)
     #     train_rows = dataclasses.replace(train_rows, dataset=dataset)

@@ -2,6 +2,7 @@
 """The columns of a row: which are needed, which are read, and which are left unread."""
 
 import difflib
+import re
 import shlex
 from collections import UserDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -169,6 +170,16 @@ def validate_texts(row: Row, text_columns: Sequence[str], label_column: str) -> 
     if not are_texts or not "".join(texts).strip():
         values = ", ".join("null" if text is None else repr(text) for text in texts)
         raise ValueError(f"has no text in {' and '.join(text_columns)}: {values[:MAX_SHOWN]}")
+
+
+def are_texts(values: Sequence[object]) -> bool:
+    """Return whether the values of a column are texts, and not ids, numbers, dates or classes."""
+    texts = [value for value in values if isinstance(value, str) and re.search("[^\\W\\d_]", value)]
+    distinct = len(set(texts))
+    in_words = sum(" " in text or not text.isascii() for text in texts)
+    # Single words that occur again and again may be what a question is about
+    are_words = 2 * in_words > len(values) or 2 * distinct <= len(values)
+    return 2 * len(texts) > len(values) and distinct >= min(len(values), 5) and are_words
 
 
 def is_empty(value: object) -> bool:

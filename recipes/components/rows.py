@@ -171,14 +171,32 @@ def hash_of_row(content: bytes) -> int:
 def describe_rows(train_rows: Rows, eval_rows: Rows | None) -> dict[str, str]:
     """Return the start summary's lines: {"train rows": notes, "eval rows": notes}.
 
-    A warning about the rows to train on is added as "warning".
+    Warnings about the rows to train on, and about rows of both kinds, are added as "warning".
     """
     notes = {"train rows": train_rows.notes, "eval rows": "none"}
-    if train_rows.warning:
-        notes["warning"] = train_rows.warning
+    warnings = [train_rows.warning]
     if eval_rows is not None:
         notes["eval rows"] = eval_rows.notes
+        warnings.append(warn_of_copies(train_rows, eval_rows))
+    if any(warnings):
+        notes["warning"] = "\n".join(filter(None, warnings))
     return notes
+
+
+def warn_of_copies(train_rows: Rows, eval_rows: Rows) -> str:
+    """Return a warning if rows to evaluate on equal rows to train on, as prepared, or ""."""
+    held_out = eval_rows.column("hash").tolist()
+    wanted = set(held_out)
+    trained: set[int] = set()  # Only those of held-out rows: all rows may be 100 million
+    for hashes in IntColumn.of(train_rows.dataset, "hash").arrays():
+        trained.update(wanted.intersection(hashes.tolist()))
+    number = sum(one in trained for one in held_out)
+    if not number:
+        return ""
+    return (
+        f"{number} of the {len(held_out)} held-out rows are trained on too, so that the evaluation "
+        "is better than on new rows: leave such copies out of the data"
+    )
 
 
 def longest_row(train_rows: Rows, eval_rows: Rows | None, column: str = "length") -> int:
@@ -338,6 +356,16 @@ def rows_per_batch(dataset: "Dataset") -> int:
     bytes_per_row = dataset.data.nbytes / num_rows
     fitting = int(MOST_BYTES_OF_BATCH / max(bytes_per_row, 1))
     return max(FEWEST_ROWS_OF_BATCH, min(num_rows // NUM_BATCHES, fitting))
+
+
+def first_rows(split: Split) -> list[Row]:
+    """Return the first thousand rows of a split as they are, without lines that are no rows."""
+    rows: list[Row] = []
+    dataset: Any = split.dataset
+    for row in dataset.take(FEWEST_ROWS_OF_BATCH):
+        with contextlib.suppress(ValueError):
+            rows.append(parse_line(row["text"]) if split.source.unit == "line" else row)
+    return rows
 
 
 def find_unusable(rows: "Dataset") -> dict[int, str]:
