@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Entities in sequences of tags, and how many were found, as seqeval counts them.
 
-The tags are those of IOB2, IOB1 and IOBES: B-PER, I-PER, E-PER, S-PER and O. A sequence need not be
-well-formed; it is read as conlleval and seqeval's default mode read it.
+The tags are those of IOB2, IOB1 and IOBES: B-PER, I-PER, E-PER, S-PER and O. BILOU has L and U for
+E and S, and BMES has M for I; B_PER is read as B-PER. A sequence need not be well-formed; it is
+read as conlleval and seqeval's default mode read it.
 """
 
 import re
@@ -11,9 +12,9 @@ from collections.abc import Iterable, Mapping, Sequence
 import numpy as np
 
 OUTSIDE = "O"
-TAG = re.compile(r"O|[BIES](-.*)?")
-STARTS = ("B", "S")  # Prefixes of tags at which an entity always begins
-ENDS = ("O", "E", "S")  # Prefixes of tags after which an entity always begins
+TAG = re.compile(r"O|[BIESLUM]([-_].*)?")
+STARTS = ("B", "S", "U")  # Prefixes of tags at which an entity always begins
+ENDS = ("O", "E", "S", "L", "U")  # Prefixes of tags after which an entity always begins
 
 Entity = tuple[str, int, int]  # its type, and the places of its first and last word
 

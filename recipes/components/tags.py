@@ -9,7 +9,7 @@ import numpy as np
 from transformers import PretrainedConfig
 
 from components.columns import MAX_SHOWN, advise_columns, list_columns
-from components.entities import OUTSIDE
+from components.entities import OUTSIDE, are_of_entities
 from components.exits import Exit
 from components.rows import Rows, Split, leave_out
 from components.status import fail
@@ -93,10 +93,10 @@ def label_tokens(
 
 
 def inside_tag(tag: str, tag_ids: dict[str, int]) -> str:
-    """Return the tag of the second and later tokens of a word: I in place of B, if it exists."""
-    inside = f"I-{tag[2:]}"
-    if tag.startswith("B-") and inside in tag_ids:
-        return inside
+    """Return the tag of the second and later tokens of a word: I or M in place of B, if any."""
+    for inside in ("I" + tag[1:], "M" + tag[1:]):
+        if tag.startswith(("B-", "B_")) and inside in tag_ids:
+            return inside
     return tag
 
 
@@ -182,7 +182,12 @@ def order_tags(counts: Counter[str], name: str, *sources: Sequence[str] | None) 
 def describe_tags(counts: Counter[str], tag_ids: dict[str, int]) -> str:
     """Return the tags and the words that have them, for the start summary."""
     listed = ", ".join(f"{tag} {counts[tag]}" for tag in tag_ids)
-    return f"{len(tag_ids)} tags: {listed[:400]}"
+    text = f"{len(tag_ids)} tags: {listed[:400]}"
+    others = [tag for tag in tag_ids if not are_of_entities([tag])]
+    if others:
+        text += f"; {others[0]} names no entity, so there is no precision, recall or F1: they need"
+        text += " tags of BIO, BIOES, BILOU or BMES, such as B-TYPE, I-TYPE and O"
+    return text
 
 
 def without_unknown_tags(rows: Rows, tag_ids: dict[str, int], skip_bad_rows: bool) -> Rows:
