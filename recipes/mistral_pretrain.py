@@ -148,7 +148,7 @@ class Corpus:
         documents: those to train on.
         first_block: the first block that is trained on.
         passes: how often the documents are read at most; math.inf under a budget of tokens.
-        num_tokens: tokens of these passes; 0 under a budget, which does not count them.
+        num_tokens: tokens of these passes but the first; 0 under a budget, where none is counted.
         eval_blocks: those to evaluate on.
     """
 
@@ -199,7 +199,9 @@ def load_data(args: Arguments, tokenizer: Any) -> Corpus:
         if args.num_train_epochs and args.max_steps <= 0:
             passes = args.num_train_epochs
             tokens_per_pass = count_tokens(first_block) + sum(map(count_tokens, blocks))
-            num_tokens = passes * tokens_per_pass
+            num_tokens = passes * tokens_per_pass - 1  # Nothing predicts the first token of all
+            if num_tokens == 0:
+                fail(Exit.DATA, f"{args.dataset_name}: has one token, and nothing to predict")
     except ValueError as error:
         fail(Exit.DATA, str(error))
     return Corpus(documents, first_block, passes, num_tokens, eval_blocks)

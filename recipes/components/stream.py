@@ -268,6 +268,8 @@ class BlockStream:
         if not is_last:
             self._read_ahead()
         _, self.position = dealt[-1]
+        if is_last and self._passes < math.inf:  # The last token, already predicted, may be left
+            self.position = Position(int(self._passes), left_out=self.position.left_out)
         size = self._args.per_device_train_batch_size
         mesh = Mesh.of(self._accelerator)
         # Micro-batch j goes to rank j % ranks.
