@@ -90,6 +90,7 @@ from components.accelerator import make_accelerator
 from components.batches import BatchPlan, EpochRow, rows_of_lines
 from components.best import require_rows_to_choose_by
 from components.classifier import evaluate_classifier, load_classifier, weighted_row_losses
+from components.exits import Exit
 from components.export import save_model
 from components.images import check_image, decode_image, hash_of_image, open_image_splits
 from components.labels import (
@@ -107,6 +108,7 @@ from components.mesh import sum_over_rows
 from components.optimizer import make_optimizer
 from components.rows import Rows, Split, describe_rows, hold_out_rows, prepare_rows
 from components.run import Run
+from components.status import fail
 from components.strategy import backward_of_sum
 
 MOST_WORKERS = 16
@@ -256,9 +258,14 @@ def load_processor(name: str, revision: str) -> tuple[Any, tuple[int, int]]:
         processor = AutoImageProcessor.from_pretrained(
             name, revision=revision, backend="pil", trust_remote_code=False
         )
-    pixels = processor(Image.new("RGB", (64, 64)), return_tensors="pt")["pixel_values"]
-    height, width = pixels.shape[-2:]
-    return processor, (height, width)
+    sizes = set()
+    for shape in ((64, 64), (64, 96), (96, 64)):
+        pixels = processor(Image.new("RGB", shape), return_tensors="pt")["pixel_values"]
+        sizes.add(tuple(pixels.shape[-2:]))
+    if len(sizes) > 1:
+        problem = f"{name}: its processor keeps the shape of images, which then form no batch: set"
+        fail(Exit.USAGE, f"{problem} do_center_crop, or size, in its preprocessor_config.json")
+    return processor, sizes.pop()
 
 
 def choose_num_workers(args: Arguments, accelerator: Accelerator, size: tuple[int, int]) -> int:
