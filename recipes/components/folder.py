@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The output folder of a run: whether it can be written to, and what an earlier run left in it."""
 
+import glob
 import json
 import os
 import re
@@ -9,6 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from components.data_files import DOCUMENT_TYPES, find_files
 from components.exits import Exit
 from components.status import fail, process_status
 
@@ -37,6 +39,7 @@ MODEL_FILES = (
     "pytorch_model*.bin",
     "adapter_model.bin",
 )
+OWN_FILES = (*WRITTEN, *MODEL_FILES, "predictions*.jsonl")
 
 
 def check_output_dir(output_dir: str) -> None:
@@ -57,18 +60,17 @@ def check_output_dir(output_dir: str) -> None:
         fail(Exit.CANNOT_WRITE, f"--output_dir {output_dir}: {error.strerror}")
 
 
-def check_overwrites_no_model(output_dir: str, model: str) -> None:
-    """End with 64 if the result would overwrite the base model, or one that is not a run's.
+def check_overwrites_nothing(args: Any) -> None:
+    """End with 64 if the run would overwrite rows, the base model, or one that is not a run's.
 
-    Nothing is written into the folder of such a model, not even a status.
-
-    Args:
-        model: the folder or hub id of the base model.
+    Nothing is written into the folder of such a model, or of such rows, not even a status.
     """
-    problem = find_model_at_risk(Path(output_dir), Path(model))
+    folder = Path(args.output_dir)
+    problem = find_model_at_risk(folder, Path(args.model_name_or_path))
+    problem = problem or find_rows_at_risk(folder, args)
     if problem is not None:
         process_status().open(None)
-        fail(Exit.USAGE, f"--output_dir {output_dir}: {problem}")
+        fail(Exit.USAGE, f"--output_dir {args.output_dir}: {problem}")
 
 
 def find_model_at_risk(folder: Path, model: Path) -> str | None:
@@ -90,6 +92,28 @@ def find_model_at_risk(folder: Path, model: Path) -> str | None:
         f"has a model ({', '.join(files[:3])}) but no {RUN}, so it is not from a run of these "
         "recipes, and the result would overwrite it: choose another --output_dir"
     )
+
+
+def find_rows_at_risk(folder: Path, args: Any) -> str | None:
+    """Return why a run in this folder would overwrite its rows or read its own files, or None."""
+    fix = "choose another --output_dir"
+    names = args.dataset_name if isinstance(args.dataset_name, list) else [args.dataset_name]
+    sources = [(name, args.dataset_train_split) for name in names]
+    if args.eval_dataset_name:
+        sources.append((args.eval_dataset_name, args.dataset_test_split))
+    written = [path for pattern in OWN_FILES for path in folder.glob(pattern)]
+    places = [folder.resolve(), *folder.resolve().parents]
+    for name, split in sources:
+        files = [file for file in find_files(name, split, DOCUMENT_TYPES) if file.exists()]
+        for path in written:
+            if any(path.samefile(file) for file in files):
+                return f"the run would overwrite the rows in {path}: {fix}"
+        if not files and Path(name).is_dir() and Path(name).resolve() in places:
+            # Those that the split names, or else all that is in the folder
+            read = list(Path(name).rglob(f"{glob.escape(split)}*")) or [Path(name)]
+            if any(path.resolve() in places for path in read):
+                return f"the run would read its own files among the rows of {name}: {fix}"
+    return None
 
 
 def is_same_folder(one: Path, other: Path) -> bool:

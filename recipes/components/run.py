@@ -95,8 +95,8 @@ class Run:
     def __init__(self, args: CommonArguments, counts: str = "tokens", shows: str = "") -> None:
         """Handle signals, and from now on record in status.json how the run ends.
 
-        Ends with 73 if the path of --output_dir cannot be followed, and with 64 if the result would
-        overwrite a model that is not a run's.
+        Ends with 73 if the path of --output_dir cannot be followed, and with 64 if the run would
+        overwrite its rows or a model that is not a run's, or read its own files as rows.
 
         Args:
             counts: what `finish_step` counts, "tokens" or "images".
@@ -104,7 +104,7 @@ class Run:
         """
         imports_are_done()
         folder.check_output_dir(args.output_dir)
-        folder.check_overwrites_no_model(args.output_dir, args.model_name_or_path)
+        folder.check_overwrites_nothing(args)
         self._args = args
         self._folder = Path(args.output_dir)
         self._lock = FolderLock(self._folder)
