@@ -1,0 +1,477 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the user names is what is read: paths, columns, tags and images; what is odd in it is said.
+
+All is seen from outside: command lines, summaries, files and exit codes.
+"""
+
+import csv
+import json
+import math
+import random
+import re
+import shutil
+import sys
+
+import numpy as np
+import pytest
+import torch
+from datasets import Dataset
+from PIL import Image
+from transformers import AutoModelForTokenClassification, AutoTokenizer, CLIPImageProcessor
+
+from launching import REPO, read_metrics, rehearse, run
+
+# Characters that patterns expand, and some that only look odd
+FOLDER = "my [ab] rows*"
+NEIGHBOR = "my a rowszz"  # FOLDER as a pattern
+FILE = "tr[12]in?"
+NEIGHBOR_FILE = "tr1in1"  # FILE as a pattern
+OWN, OTHERS, COPIES, NEW = 24, 5, 7, 4  # rows of the file, of its neighbors; held-out rows
+FORMATS = {
+    "llama": ".jsonl",
+    "llama_dpo": ".json",
+    "mixtral": ".parquet",
+    "bert": ".csv",
+    "bert_ner": ".parquet",
+    "t5": ".jsonl",
+}
+
+
+def launch(recipe, *arguments):
+    """Run a recipe as one plain process."""
+    return run(sys.executable, REPO / "recipes" / f"{recipe}.py", *arguments)
+
+
+def plan(recipe, model, rows, out, *arguments):
+    """Return the summary of a run that is only planned, in one line."""
+    words = ["--model_name_or_path", model, "--dataset_name", rows, "--output_dir", out]
+    done = launch(recipe, *words, *arguments, "--dry_run")
+    assert done.returncode == 0, done.output[-3000:]
+    return " ".join(done.output.split())
+
+
+def write_rows(path, rows):
+    """Write rows in the format of a file's suffix."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if path.suffix == ".jsonl":
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    elif path.suffix == ".json":
+        path.write_text(json.dumps(rows))
+    elif path.suffix == ".parquet":
+        Dataset.from_list(rows).to_parquet(path)
+    else:
+        with open(path, "w", newline="") as file:
+            writer = csv.DictWriter(file, list(rows[0]))
+            writer.writeheader()
+            writer.writerows(rows)
+    return path
+
+
+def distinct_rows(tiny):
+    """Rows of a tiny model, no two of which are alike."""
+    lines = dict.fromkeys((tiny / "data" / "train.jsonl").read_text().splitlines())
+    return [json.loads(line) for line in lines]
+
+
+@pytest.fixture(scope="module")
+def summary_of(tiny_of, tmp_path_factory):
+    """A function from a recipe to the summary of its run on files whose paths look like patterns.
+
+    Beside each path are files that it fits as a pattern. COPIES of the rows to evaluate on are
+    trained on too, and NEW are not.
+    """
+    found = {}
+
+    def summary(recipe):
+        if recipe in found:
+            return found[recipe]
+        root = tmp_path_factory.mktemp(recipe)
+        rows = distinct_rows(tiny_of(recipe))
+        own, rest = rows[:OWN], rows[OWN:]
+        suffix = FORMATS[recipe]
+        train = write_rows(root / FOLDER / f"{FILE}{suffix}", own)
+        held_out = write_rows(root / FOLDER / f"[e]val{suffix}", own[:COPIES] + rest[:NEW])
+        for folder in (FOLDER, NEIGHBOR):
+            write_rows(root / folder / f"{NEIGHBOR_FILE}{suffix}", rest[-OTHERS:])
+            write_rows(root / folder / f"eval{suffix}", rest[-OTHERS:])
+        model = tiny_of(recipe) / "model"
+        words = ["--eval_dataset_name", held_out]
+        found[recipe] = plan(recipe, model, train, root / "run", *words)
+        return found[recipe]
+
+    return summary
+
+
+@pytest.mark.parametrize("recipe", FORMATS)
+def test_a_file_that_exists_is_that_file(recipe, summary_of):
+    summary = summary_of(recipe)
+    assert f"train rows: {OWN}" in summary
+    assert f"eval rows: {COPIES + NEW}" in summary
+
+
+@pytest.mark.parametrize("recipe", FORMATS)
+def test_held_out_rows_that_are_trained_on_are_counted(recipe, summary_of):
+    told = f"warning: {COPIES} of the {COPIES + NEW} held-out rows are trained on too"
+    assert told in summary_of(recipe)
+
+
+WRONG = ["wrong " * 50]
+
+
+def write_texts(folder, ending, texts):
+    folder.mkdir()
+    for number, text in enumerate(texts):
+        (folder / f"{number}{ending}").write_text(text)
+
+
+@pytest.mark.parametrize(
+    ("suffix", "flags"),
+    [(".txt", []), (".parquet", ["--streaming"]), (".jsonl", [])],
+    ids=["texts", "stream", "lines"],
+)
+def test_documents_of_a_path_that_exists_are_those(suffix, flags, tiny_of, tmp_path):
+    tiny = tiny_of("mistral_pretrain")
+    rows = distinct_rows(tiny)[:3]
+    texts = [row["text"] for row in rows]
+    if suffix == ".txt":
+        named = tmp_path / FOLDER
+        write_texts(named, "[1].txt", texts)
+        write_texts(tmp_path / NEIGHBOR, "1.txt", WRONG)
+    else:
+        named = write_rows(tmp_path / FOLDER / f"{FILE}{suffix}", rows)
+        for folder in (FOLDER, NEIGHBOR):
+            path = tmp_path / folder / f"{NEIGHBOR_FILE}{suffix}"
+            write_rows(path, [{"text": text} for text in WRONG])
+    words = ["--num_train_epochs", 1, "--max_length", 64]
+    summary = plan("mistral_pretrain", tiny / "model", named, tmp_path / "run", *words, *flags)
+    assert steps_in(summary) == steps_of(tiny / "model", texts, passes=1, per_step=64 * 8)
+    assert "wrong" not in summary.partition("sample: ")[2]
+
+
+def test_a_folder_of_any_layout_and_several_files_are_those_that_were_named(tiny_of, tmp_path):
+    tiny = tiny_of("llama")
+    rows = distinct_rows(tiny)
+    # The library finds the files of such a folder by itself
+    write_rows(tmp_path / FOLDER / "data" / "train-00000-of-00001.parquet", rows[:8])
+    write_rows(tmp_path / NEIGHBOR / "data" / "train-00000-of-00001.parquet", rows[8:10])
+    # A folder that is called like a file, as some programs write them
+    write_rows(tmp_path / "part[1].csv" / "part-0.csv", rows[10:13])
+    names = [tmp_path / FOLDER, tmp_path / "part[1].csv"]
+    for number in (1, 2):
+        names.append(write_rows(tmp_path / f"[{number}]" / f"x{number}?.jsonl", rows[13:15]))
+        write_rows(tmp_path / f"{number}" / f"x{number}y.jsonl", rows[:7])
+    first, *others = names
+    summary = plan("llama", tiny / "model", first, tmp_path / "run", "--dataset_name", *names)
+    assert f"train rows: {8 + 3 + 2 + 2} in {1 + len(others)} data sets" in summary
+
+
+def test_images_of_a_folder_that_exists_are_those_and_copies_are_found_by_content(
+    tiny_of, tmp_path
+):
+    tiny = tiny_of("vit")
+    images = sorted((tiny / "data" / "train").rglob("*.png"))
+    fresh = sorted((tiny / "data" / "test").rglob("*.png"))
+    for place, path in enumerate(images[:20]):
+        for folder, number in ((FOLDER, 20), (NEIGHBOR, 3)):
+            if place < number:
+                copy_to(path, tmp_path / folder / "train" / f"{place % 2}[a]" / f"{place}.png")
+    for place, path in enumerate(images[:6]):  # Copies under another name, of the same class
+        copy_to(path, tmp_path / FOLDER / "test" / f"{place % 2}[a]" / f"copy {place}.png")
+    for place, path in enumerate(fresh[:4]):  # Others under the same name
+        copy_to(path, tmp_path / FOLDER / "test" / f"{place % 2}[a]" / f"{place}.png")
+    summary = plan("vit", tiny / "model", tmp_path / FOLDER, tmp_path / "run")
+    assert "train rows: 20" in summary and "eval rows: 10" in summary
+    assert "warning: 6 of the 10 held-out rows are trained on too" in summary
+
+
+def copy_to(source, target):
+    target.parent.mkdir(parents=True, exist_ok=True)
+    shutil.copyfile(source, target)
+
+
+def test_a_script_reads_the_file_that_was_named(tiny_of, tmp_path):
+    tiny = tiny_of("llama")
+    rows = distinct_rows(tiny)
+    file = write_rows(tmp_path / FOLDER / f"{FILE}.csv", rows[:3])
+    write_rows(tmp_path / FOLDER / f"{NEIGHBOR_FILE}.csv", rows[:7])
+    words = ["--file", file, "--max_new_tokens", 1, "--json", tmp_path / "score.json"]
+    done = run(sys.executable, REPO / "scripts" / "generate.py", tiny / "model", *words)
+    assert done.returncode == 0, done.output
+    assert "/3)" in done.output.splitlines()[-1]
+
+
+def test_a_split_that_is_held_out_of_rows_with_copies_is_counted(tiny_of, tmp_path):
+    tiny = tiny_of("llama")
+    rows = distinct_rows(tiny)[:100]
+    once = write_rows(tmp_path / "once.jsonl", rows)
+    twice = write_rows(tmp_path / "twice.jsonl", rows + rows)
+    words = ["--eval_split", 0.25]
+    summary = plan("llama", tiny / "model", twice, tmp_path / "run", *words)
+    copies = int(re.search(r"warning: (\d+) of the 50 held-out rows are trained on", summary)[1])
+    # A held-out row's copy is trained on with a chance of 3/4; 4 standard deviations on each side
+    assert 25 < copies <= 50
+    # Two data sets that share rows
+    both = ["--dataset_name", twice, once, "--eval_split", 50]
+    assert "of the 50 held-out rows are trained on too" in plan(
+        "llama", tiny / "model", twice, tmp_path / "run", *both
+    )
+    assert "trained on too" not in plan("llama", tiny / "model", once, tmp_path / "run", *words)
+
+
+# ---- The output folder ----
+REFUSED = {
+    "metrics": ("llama", "out/metrics.jsonl", "out"),
+    "record": ("llama", "out/run.json", "out"),
+    "answers": ("t5", "out/predictions.jsonl", "out"),
+    "link to the folder": ("llama", "out/metrics.jsonl", "link"),
+    "link to the file": ("llama", "rows.jsonl", "linked"),
+    "folder": ("llama_dpo", "out/chats.jsonl", "out"),
+    "within the folder": ("bert", "out/chats.jsonl", "out/deep/run"),
+    "documents": ("mistral_pretrain", "out/chats.jsonl", "out"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_an_output_folder_in_which_rows_would_be_lost_or_mixed_is_refused(case, tiny_of, tmp_path):
+    recipe, file, out = REFUSED[case]
+    tiny = tiny_of(recipe)
+    rows = write_rows(tmp_path / file, distinct_rows(tiny)[:8])
+    (tmp_path / "out").mkdir(exist_ok=True)
+    (tmp_path / "link").symlink_to("out")
+    (tmp_path / "linked").mkdir()
+    (tmp_path / "linked" / "status.json").symlink_to("../rows.jsonl")
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    named = rows.parent if rows.stem == "chats" else rows
+    words = ["--dataset_name", named]
+    if case == "metrics":  # Among several, to be evaluated on
+        other = write_rows(tmp_path / "train.jsonl", distinct_rows(tiny)[8:16])
+        before[other] = other.read_bytes()
+        words = ["--dataset_name", other, "--eval_dataset_name", rows]
+    words += ["--model_name_or_path", tiny / "model", "--output_dir", tmp_path / out]
+    done = launch(recipe, *words, "--max_steps", 1)
+    errors = [line for line in done.output.splitlines() if line.startswith("error: ")]
+    assert done.returncode == 64 and len(errors) == 1, done.output[-3000:]
+    assert errors[0].startswith(f"error: --output_dir {tmp_path / out}: ")
+    assert "choose another --output_dir" in errors[0] and "Traceback" not in done.output
+    after = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    assert after == before
+
+
+def test_rows_beside_which_a_run_may_write_are_trained_on_twice(tiny_of, tmp_path):
+    tiny = tiny_of("llama")
+    rows = write_rows(tmp_path / "out" / "train.jsonl", distinct_rows(tiny)[:8])
+    content = rows.read_bytes()
+    words = ["--model_name_or_path", tiny / "model", "--output_dir", tmp_path / "out"]
+    for named, steps in ((rows.parent, 1), (rows, 2)):
+        flags = ["--max_steps", steps, "--resume_from_checkpoint", "none", "--save_steps", 0]
+        done = launch("llama", *words, "--dataset_name", named, *flags)
+        assert done.returncode == 0, done.output[-3000:]
+        assert "train rows: 8" in done.output
+    assert rows.read_bytes() == content
+
+
+# ---- Columns ----
+@pytest.mark.parametrize(
+    ("columns", "num_texts", "told"),
+    [
+        ("question sentence", 2, ""),
+        ("text text_pair", 2, ""),
+        ("text aspect", 1, "--text_columns text aspect"),
+        ("headline sentence", 1, "--text_columns headline sentence"),
+        ("id text", 1, ""),
+        ("url text", 1, ""),
+        ("label_text text", 1, ""),
+    ],
+)
+def test_a_second_text_is_read_as_a_pair_or_asked_for(columns, num_texts, told, tiny_of, tmp_path):
+    tiny = tiny_of("bert")
+    words = "good bad food staff room view price road".split()
+    chance = random.Random(0)
+    rows = []
+    for number in range(60):
+        values = {
+            "question": chance.choice(words),
+            "aspect": chance.choice(words),
+            "id": f"row-{number}",
+            "url": f"https://example.com/{number}",
+            "label_text": ("yes", "no")[number % 2],
+        }
+        row = {}
+        for name in columns.split():
+            row[name] = values.get(name, " ".join(chance.sample(words, 4)))
+        rows.append({**row, "label": number % 2, "stars": number, "day": "2020-01-01 10:00"})
+    file = write_rows(tmp_path / "rows.jsonl", rows)
+    summary = plan("bert", tiny / "model", file, tmp_path / "run")
+    assert texts_in_sample(summary) == num_texts
+    assert ("--text_columns" in summary) == bool(told)
+    if told:
+        assert told in summary.partition("warning: ")[2]
+        pair = plan("bert", tiny / "model", file, tmp_path / "run", *told.split())
+        assert texts_in_sample(pair) == 2
+        assert "--text_columns" not in pair.partition("warning: ")[2]
+
+
+def texts_in_sample(summary):
+    return summary.partition("sample: ")[2].partition(" -> ")[0].count("[SEP]")
+
+
+# ---- Tags ----
+LETTERS = {"BIOES": "BIES", "BILOU": "BILU", "BMES": "BMES", "with _": "BIES"}
+
+
+def tagged_rows(scheme, number, seed):
+    """Rows of words whose entities have one to four words: letters of the scheme say where."""
+    begin, inside, last, single = LETTERS[scheme]
+    mark = "_" if scheme == "with _" else "-"
+    chance = random.Random(seed)
+    rows = []
+    for _ in range(number):
+        words, tags = [], []
+        for kind, names in chance.sample((("PER", "ada bo"), ("LOC", "oslo rom")), 2):
+            words += chance.choices("we go see and the in".split(), k=chance.randint(1, 3))
+            tags += ["O"] * (len(words) - len(tags))
+            size = chance.choice((1, 2, 4))
+            words += chance.choices(names.split(), k=size)
+            letters = single if size == 1 else begin + inside * (size - 2) + last
+            tags += [f"{letter}{mark}{kind}" for letter in letters]
+        rows.append({"tokens": words, "ner_tags": tags})
+    return rows
+
+
+@pytest.mark.parametrize("scheme", LETTERS)
+def test_entities_are_counted_alike_in_all_schemes_and_as_seqeval_does(scheme, tiny_of, tmp_path):
+    seqeval = pytest.importorskip("seqeval.metrics", reason="see requirements-dev.txt")
+    tiny = tiny_of("bert_ner")
+    write_rows(tmp_path / "data" / "train.jsonl", tagged_rows(scheme, 120, seed=0))
+    held_out = tagged_rows(scheme, 60, seed=1)
+    write_rows(tmp_path / "data" / "test.jsonl", held_out)
+    words = ["--model_name_or_path", tiny / "model", "--dataset_name", tmp_path / "data"]
+    words += ["--output_dir", tmp_path / "run", "--max_steps", 14, "--learning_rate", "1e-3"]
+    done = launch("bert_ner", *words, "--save_steps", 0)
+    assert done.returncode == 0, done.output[-3000:]
+    found = read_metrics(tmp_path / "run")[1][-1]
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "run")
+    model = AutoModelForTokenClassification.from_pretrained(tmp_path / "run").eval()
+    true = [in_bioes(row["ner_tags"], scheme) for row in held_out]
+    predicted = [in_bioes(tags_of(row, model, tokenizer), scheme) for row in held_out]
+    expected = {
+        "eval_precision": seqeval.precision_score(true, predicted),
+        "eval_recall": seqeval.recall_score(true, predicted),
+        "eval_f1": seqeval.f1_score(true, predicted),
+        "eval_accuracy": seqeval.accuracy_score(true, predicted),
+    }
+    assert {name: found[name] for name in expected} == pytest.approx(expected)
+    assert 0.2 < found["eval_f1"] < 1  # Neither all nor nothing is found
+
+
+def in_bioes(tags, scheme):
+    """Return tags with the letters of BIOES."""
+    letters = dict(zip(LETTERS[scheme], "BIES", strict=True)) | {"O": "O"}
+    return [letters[tag[0]] + tag[1:].replace("_", "-") for tag in tags]
+
+
+@torch.no_grad()
+def tags_of(row, model, tokenizer):
+    """Return the tag that a model predicts for each word, at its first token."""
+    spaced = [f" {word}" for word in row["tokens"]]
+    encoded = tokenizer(spaced, is_split_into_words=True, return_tensors="pt")
+    numbers = model(**encoded).logits[0].argmax(-1).tolist()
+    word_ids = encoded.word_ids()
+    places = [word_ids.index(word) for word in range(len(spaced))]
+    return [model.config.id2label[numbers[place]] for place in places]
+
+
+def test_tags_that_are_read_as_no_entities_are_named(tiny_of, tmp_path):
+    rows = tagged_rows("BIOES", 20, seed=0)
+    model = tiny_of("bert_ner") / "model"
+    file = write_rows(tmp_path / "good.jsonl", rows)
+    assert "no precision" not in plan("bert_ner", model, file, tmp_path / "run")
+    for row in rows:
+        row["ner_tags"] = [tag[2:] or tag for tag in row["ner_tags"]]
+    file = write_rows(tmp_path / "plain.jsonl", rows)
+    summary = plan("bert_ner", model, file, tmp_path / "run")
+    assert "LOC names no entity, so there is no precision, recall or F1" in summary
+
+
+# ---- Steps of pre-training ----
+def tokens_of(model, texts):
+    """Return the number of tokens of texts, each with an end of sequence."""
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    return sum(len(tokenizer(text)["input_ids"]) + 1 for text in texts)
+
+
+def steps_of(model, texts, passes, per_step):
+    """Return the steps in which each token but the first of all is predicted or begins a text."""
+    return math.ceil((passes * tokens_of(model, texts) - 1) / per_step)
+
+
+def steps_in(summary):
+    return int(re.search(r"steps: ([\d,]+) in", summary)[1].replace(",", ""))
+
+
+@pytest.mark.parametrize("more", [0, 1, 2])
+def test_no_step_of_pretraining_is_without_a_token_to_predict(more, tiny_of, tmp_path):
+    tiny = tiny_of("mistral_pretrain")
+    length = 32
+    texts = texts_of_tokens(tiny / "model", 3 * 2 * length + more)
+    file = write_rows(tmp_path / "rows.jsonl", [{"text": text} for text in texts])
+    words = ["--num_train_epochs", 1, "--max_length", length, "--per_device_train_batch_size", 1]
+    words += ["--gradient_accumulation_steps", 2]
+    summary = plan("mistral_pretrain", tiny / "model", file, tmp_path / "run", *words)
+    assert steps_in(summary) == 3 + (more > 1)
+    assert steps_in(summary) == steps_of(tiny / "model", texts, 1, 2 * length)
+
+
+def texts_of_tokens(model, number):
+    """Return texts that have this number of tokens, each with its end."""
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    ids = tokenizer("Momo is a baker in Gret and buys flour. " * number)["input_ids"]
+    for cut in range(1, len(ids)):
+        texts = ["Quovu is a smith.", tokenizer.decode(ids[:cut])]
+        if tokens_of(model, texts) == number:
+            return texts
+    raise AssertionError(f"no text has {number} tokens")
+
+
+def test_the_last_step_has_a_finite_loss_on_several_ranks(tiny_of, tmp_path):
+    tiny = tiny_of("mistral_pretrain")
+    texts = texts_of_tokens(tiny / "model", 2 * 2 * 32 + 1)
+    file = write_rows(tmp_path / "rows.jsonl", [{"text": text} for text in texts])
+    words = ["--model_name_or_path", tiny / "model", "--dataset_name", file, "--max_length", 32]
+    words += ["--num_train_epochs", 1, "--per_device_train_batch_size", 1, "--save_steps", 0]
+    words += ["--output_dir", tmp_path / "run", "--nonfinite", "stop", "--logging_steps", 1]
+    script = REPO / "recipes" / "mistral_pretrain.py"
+    done = rehearse("ddp", *words, num_processes=2, script=script)
+    assert done.returncode == 0, done.output[-3000:]
+    steps = read_metrics(tmp_path / "run")[0]
+    assert len(steps) == 2 and all(math.isfinite(step["loss"]) for step in steps)
+    assert steps[-1]["epoch"] == 1 and "Completed passes: 1;" in done.output
+
+
+# ---- Images ----
+@pytest.mark.parametrize("crops", [False, True])
+def test_a_processor_must_give_all_images_one_shape(crops, tiny_of, tmp_path):
+    tiny = tiny_of("vit")
+    shutil.copytree(tiny / "model", tmp_path / "model")
+    size = json.loads((tiny / "model" / "config.json").read_text())["image_size"]
+    CLIPImageProcessor(
+        size={"shortest_edge": size},
+        crop_size={"height": size, "width": size},
+        do_center_crop=crops,
+    ).save_pretrained(tmp_path / "model")
+    pixels = np.zeros((40, 56, 3), dtype="uint8")
+    for split in ("train", "test"):
+        for number in range(4):
+            folder = tmp_path / "data" / split / str(number % 2)
+            folder.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(pixels + number).save(folder / f"{number}.png")
+    words = ["--model_name_or_path", tmp_path / "model", "--dataset_name", tmp_path / "data"]
+    words += ["--output_dir", tmp_path / "run", "--max_steps", 1]
+    done = launch("vit", *words)
+    if crops:
+        assert done.returncode == 0, done.output[-3000:]
+        return
+    errors = [line for line in done.output.splitlines() if line.startswith("error: ")]
+    assert done.returncode == 64 and len(errors) == 1, done.output[-3000:]
+    for word in ("preprocessor_config.json", "do_center_crop", "size"):
+        assert word in errors[0]
