@@ -380,7 +380,7 @@ def tags_of(row, model, tokenizer):
 
 
 def test_tags_that_are_read_as_no_entities_are_named(tiny_of, tmp_path):
-    rows = tagged_rows("BIOES", 20, seed=0)
+    rows = tagged_rows("BILOU", 20, seed=0)
     model = tiny_of("bert_ner") / "model"
     file = write_rows(tmp_path / "good.jsonl", rows)
     assert "no precision" not in plan("bert_ner", model, file, tmp_path / "run")
