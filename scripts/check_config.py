@@ -23,7 +23,6 @@ Exit codes: 0 no error, 64 usage, 65 an error in a file, or with --strict a warn
 """
 
 import argparse
-import io
 import json
 import sys
 from pathlib import Path
@@ -85,9 +84,6 @@ def main() -> None:
         ]
     else:
         reports = [report_on(path, args.num_processes, args.recipes) for path in args.files]
-    # A YAML may contain characters that the terminal's encoding does not have.
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")
     if args.json:
         print(json.dumps(reports, indent=2))
     else:

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any, NoReturn
 
 import paths  # noqa: F401  makes recipes/ importable
-from components.exits import Exit
+from components.exits import Exit, print_without_failing
 
 
 def stop(code: Exit, message: str) -> NoReturn:
@@ -36,6 +36,7 @@ def run_command(main: Callable[[], int | None]) -> NoReturn:
     SIGPIPE ended, as a shell has it. The signal itself is not used: it would also end commands that
     lose a connection to a server or to a process of their own.
     """
+    print_without_failing()
     try:
         code: Any
         try:

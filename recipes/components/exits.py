@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Exit codes of every recipe and command, taken from sysexits.h where it has a fitting one."""
 
+import contextlib
 import enum
+import sys
 
 
 class Exit(enum.IntEnum):
@@ -21,3 +23,10 @@ class Exit(enum.IntEnum):
     # A merged or exported model does not say what the trained one says, or an engine's gradient is
     # not the sum of what the ranks computed
     DIFFERS = 76
+
+
+def print_without_failing() -> None:
+    """Have stdout and stderr write an escape for a character that their encoding lacks."""
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError):  # after a late redirection
+            stream.reconfigure(errors="backslashreplace")  # pyrefly: ignore[missing-attribute]

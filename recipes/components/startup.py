@@ -9,7 +9,7 @@ from typing import TypeVar
 from components import upstream
 from components.arguments import DataArguments
 from components.cli import parse_arguments
-from components.exits import Exit
+from components.exits import Exit, print_without_failing
 from components.meeting import leave_word, leaving_word
 from components.roles import find_column_conflicts
 from components.status import Ending, fail, process_status
@@ -23,6 +23,7 @@ def start(kind: type[A], description: str | None) -> A:
     A wrong call ends here, within a second. A fifth of the time of imports would go to garbage
     collection, which finds nothing to collect: it pauses until `imports_are_done`.
     """
+    print_without_failing()
     process_status().tell_other_hosts_by(leaving_word)
     sys.excepthook = on_early_exception
     arguments = parse_arguments(kind, description or "")
