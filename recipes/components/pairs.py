@@ -12,6 +12,7 @@ from torch.nn.functional import pad
 from torch.nn.utils.rnn import pad_sequence
 
 from components.batches import rows_of_lines
+from components.chat import close_last_turn
 from components.chat_template import (
     ChatTemplate,
     check_nothing_is_lost,
@@ -27,6 +28,7 @@ from components.rows import (
     Rows,
     hash_of_row,
 )
+from components.tokens import tokenize_text
 
 BETWEEN_PARTS = -1  # In the hash of a pair, between its parts: no token has this number.
 
@@ -70,7 +72,7 @@ def tokenize_text_pair(
     texts = [prompt]
     for answer in (chosen, rejected):
         texts.append(prompt + answer.removesuffix(end) + end)  # The end-of-turn text is there once.
-    return split_pair([tokenizer(text, verbose=False)["input_ids"] for text in texts], max_length)
+    return split_pair([tokenize_text(text, tokenizer) for text in texts], max_length)
 
 
 def tokenize_message_pair(
@@ -102,7 +104,8 @@ def tokenize_message_pair(
         # Templates may drop the reasoning of all messages but the last
         check_nothing_is_lost(conversation, text, range(len(messages) - 1), template)
         check_other_keys(row, conversation, text, template)
-        texts.append(text)
+        closed, _ = close_last_turn(text, [(0, len(text))], template)
+        texts.append(closed)
     tokenizer = template.tokenizer
     encoded = []
     for text in texts:

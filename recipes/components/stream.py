@@ -23,6 +23,7 @@ from components.documents import Documents
 from components.mesh import Mesh
 from components.shuffling import NEWEST, numbers_from, shuffled
 from components.strategy import SECONDS_AFTER_THE_WATCH
+from components.tokens import tokenize_text
 
 TOKENS, PLACES, NUMBERS = range(3)  # the rows of a block
 
@@ -174,7 +175,7 @@ def tokenize_document(text: str | None, tokenizer: Any) -> torch.Tensor:
     """Return the tokens of a document and an end of sequence, [tokens]; none if it has no text."""
     if text is None or not text.strip():
         return torch.zeros(0, dtype=torch.int32)
-    tokens = list(tokenizer(text, verbose=False)["input_ids"])
+    tokens = tokenize_text(text, tokenizer)
     end = tokenizer.eos_token_id
     if end is not None and tokens[-1:] != [end]:
         tokens.append(end)

@@ -8,6 +8,7 @@ from typing import Any
 from lm_eval.api.instance import Instance
 from lm_eval.models.huggingface import HFLM
 
+from components.tokens import tokenize_text
 from evaluation.contestants import Contestant
 from generation.answering import make_decoding
 
@@ -68,6 +69,11 @@ def as_chat(model: Any, contestant: Contestant, batch_size: int, longest: int | 
 
 def as_text(model: Any, contestant: Contestant, batch_size: int) -> AskedModel:
     """Return a model that is asked plain text, with the special tokens of its tokenizer."""
+    tokenizer = contestant.tokenizer
+    tokens = tokenize_text("a", tokenizer)
+    if tokens != tokenizer("a")["input_ids"]:  # It appends an end, and lm-eval continues the text
+        tokenizer.add_bos_token = tokens[0] == tokenizer.bos_token_id
+        tokenizer.add_eos_token = False
     return ask(model, contestant, batch_size)
 
 

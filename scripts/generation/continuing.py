@@ -4,9 +4,11 @@
 import argparse
 from typing import Any
 
+import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging
 
+from components.tokens import tokenize_text
 from exits import Exit, stop
 from generation import loading
 from generation.printing import printable
@@ -28,16 +30,16 @@ def run(args: argparse.Namespace) -> None:
         reason = " ".join(str(error).split())[:LONGEST_REASON]
         stop(Exit.USAGE, f"{name} cannot be loaded: {reason}")
 
-    decoding = {"do_sample": False}
+    decoding: dict[str, Any] = {"do_sample": False}
     if args.temperature > 0:
         decoding = {"do_sample": True, "temperature": args.temperature}
+    decoding |= {"max_new_tokens": args.max_new_tokens, "pad_token_id": tokenizer.eos_token_id}
     for prompt in args.prompt:
-        inputs = tokenizer(prompt, return_tensors="pt", return_token_type_ids=False)
-        length = inputs["input_ids"].shape[1]
+        tokens = torch.tensor([tokenize_text(prompt, tokenizer)], device=device)
+        length = tokens.shape[1]
         output = model.generate(
-            **inputs.to(device),
-            max_new_tokens=args.max_new_tokens,
-            pad_token_id=tokenizer.eos_token_id,
+            input_ids=tokens,
+            attention_mask=torch.ones_like(tokens),
             **decoding,
         )
         text = tokenizer.decode(output[0, length:], skip_special_tokens=True)

@@ -168,8 +168,11 @@ class Letters:
 
     eos_token_id = 1
 
-    def __call__(self, text, verbose):
-        return {"input_ids": [ord(letter) for letter in text]}
+    def __call__(self, text, verbose, return_special_tokens_mask):
+        return {
+            "input_ids": [ord(letter) for letter in text],
+            "special_tokens_mask": [0] * len(text),
+        }
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,8 @@ class Tokenizer:
     eos_token_id = END
 
     def __call__(self, text, **_):
-        return {"input_ids": [10 + int(word[1:]) for word in text.split()]}
+        tokens = [10 + int(word[1:]) for word in text.split()]
+        return {"input_ids": tokens, "special_tokens_mask": [0] * len(tokens)}
 
 
 @dataclass(frozen=True)
