@@ -241,7 +241,6 @@ def main(args: Arguments) -> None:
         train_rows, packer, first_step=run.step, order=run.row_order, lines=lines
     )
     eval_loader = plan.evaluation_loader(eval_rows, collator)
-    predictor = make_predictor(args, run, accelerator, plan, eval_rows, tokenizer)
 
     # ---- Model, optimizer, schedule ----
     model = load_model(args, accelerator)
@@ -256,6 +255,7 @@ def main(args: Arguments) -> None:
         shares_lines=args.packing or args.padding_free or collator.one_line,
         gives_ends=collator.one_line or Mesh.of(accelerator).sp > 1,
     )
+    predictor = make_predictor(args, run, accelerator, plan, eval_rows, tokenizer, model)
     notes = describe_rows(train_rows, eval_rows) | describe_predictions(predictor)
     notes["batch"] = plan.describe("lines" if args.packing else "rows", lengths.sum() / len(lines))
     notes["loss"] = str(token_loss)

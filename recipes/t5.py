@@ -133,7 +133,7 @@ from components.batches import BatchPlan
 from components.columns import MAX_SHOWN, advise_columns, list_columns
 from components.exits import Exit
 from components.export import save_model
-from components.generation import generate
+from components.generation import generate, greedy_options
 from components.mesh import gather_rows, sum_over_rows
 from components.mixture import read_splits
 from components.model import add_adapters, load_pretrained, set_up_layers
@@ -379,10 +379,9 @@ def evaluate(
     model.eval()
     total = torch.zeros(2, device=accelerator.device)
     written: list[tuple[int, str]] = []
-    options = {
+    options = greedy_options(accelerator.unwrap_model(model)) | {
         "max_new_tokens": args.generation_max_length or args.max_target_length,
         "num_beams": args.generation_num_beams,
-        "do_sample": False,
     }
     for batch in run.interruptible(loader):
         loss = summed_target_loss(accelerator, model, batch)

@@ -23,7 +23,7 @@ from components.batches import BatchPlan, rows_of_lines
 from components.chat_template import ChatTemplate
 from components.exits import Exit
 from components.folder import predictions_file
-from components.generation import generate
+from components.generation import generate, greedy_options, most_positions
 from components.lines import Line
 from components.mesh import gather_rows
 from components.predictions import NUM_SHOWN, SHOWN_LETTERS, show_prediction, write_predictions
@@ -47,6 +47,8 @@ class HasPredictionArguments(Protocol):
     def num_predictions(self) -> int: ...
     @property
     def generation_max_new_tokens(self) -> int: ...
+    @property
+    def chat_template_kwargs(self) -> Mapping[str, Any] | None: ...
     @property
     def output_dir(self) -> str: ...
 
@@ -106,38 +108,49 @@ class Question:
         shown: the same without them.
         reference: the row's own answer.
         length: the tokens of the reference, or None if its end was cut off.
+        room: the most tokens of the model's answer, whatever the other rows of its batch leave.
     """
 
     prompt: str
     shown: str
     reference: str
     length: int | None
+    room: int
 
-    def has_one_answer(self, max_new_tokens: int) -> bool:
-        """Return whether an answer is right only if it is equal to the reference.
+    @property
+    def has_one_answer(self) -> bool:
+        """Whether an answer is right only if it is equal to the reference.
 
-        Args:
-            max_new_tokens: a longer reference is out of reach, and says nothing about the model.
+        A reference that is longer than the room is out of reach, and says nothing about the model.
         """
-        return self.length is not None and self.length <= min(SHORT_ANSWER, max_new_tokens)
+        return self.length is not None and self.length <= min(SHORT_ANSWER, self.room)
 
 
-def read_question(row: Mapping[str, Any], tokenizer: Any, turn_ends: Collection[int]) -> Question:
+def read_question(
+    row: Mapping[str, Any], template: ChatTemplate, turn_ends: Collection[int], room: int
+) -> Question:
     """Return the question that a prepared row asks.
 
     A row whose end was cut off has no whole reference to compare with.
 
     Args:
         turn_ends: the tokens that may end a turn.
+        room: as a Question has it.
     """
+    tokenizer = template.tokenizer
     tokens = row["input_ids"].tolist()
     start, _ = last_answer(row["labels"])
     answer, length = read_reference(row, turn_ends, tokenizer)
+    written = tokenizer.decode(answer[:length], skip_special_tokens=True).strip()
+    reference = template.answer_in(written)
+    if length is not None and reference != written:
+        length = len(tokenizer(reference, add_special_tokens=False)["input_ids"])
     return Question(
         prompt=tokenizer.decode(tokens[:start]),
         shown=tokenizer.decode(tokens[:start], skip_special_tokens=True),
-        reference=tokenizer.decode(answer[:length], skip_special_tokens=True).strip(),
+        reference=reference,
         length=length,
+        room=room,
     )
 
 
@@ -219,11 +232,13 @@ class Predictor:
         plan: BatchPlan,
         rows: Rows | None,
         tokenizer: Any,
+        model: Any,
     ) -> None:
         """Choose the rows. Ends with 64 if there are none, or none with a prompt.
 
         Args:
             rows: the evaluation rows, prepared, with the columns input_ids and labels.
+            model: one that takes the longest of them.
         """
         if rows is None:
             fail(
@@ -233,35 +248,43 @@ class Predictor:
             )
         self._run = run
         self._accelerator = accelerator
-        self._tokenizer = tokenizer
+        self._template = ChatTemplate(tokenizer, args.chat_template_kwargs or {})
         self._output_dir = Path(args.output_dir)
         self._max_new_tokens = args.generation_max_new_tokens
-        prompt_lengths = {}
+        positions = most_positions(model.config)
+        rooms = {}
         for number in spread_over(len(rows), args.num_predictions):
-            prompt_lengths[number] = last_answer(rows.dataset[number]["labels"])[0]
-        numbers = [number for number, length in prompt_lengths.items() if length > 0]
-        if not numbers:
+            start, _ = last_answer(rows.dataset[number]["labels"])
+            if start > 0:
+                rooms[number] = min(self._max_new_tokens, positions - start)
+        if not rooms:
             fail(
                 Exit.USAGE,
                 "--predict_with_generate needs rows with a prompt that is not trained on: leave "
                 "out --no_completion_only_loss and --no_assistant_only_loss",
             )
-        self._longest_prompt = max(prompt_lengths.values())
         turn_ends = ends_of_turns(tokenizer)
-        self._ends = ends_of_answers(rows, numbers, tokenizer) | stop_tokens_of_texts(tokenizer)
+        self._ends = ends_of_answers(rows, list(rooms), tokenizer) | stop_tokens_of_texts(tokenizer)
         self._questions: dict[int, Question] = {}  # by the number of the row in its file
-        for number in numbers:
+        for number, room in rooms.items():
             row = rows.dataset[number]
-            self._questions[int(row["row"])] = read_question(row, tokenizer, turn_ends)
+            self._questions[int(row["row"])] = read_question(row, self._template, turn_ends, room)
         collator = PromptCollator(tokenizer.pad_token_id)
-        self._loader: DataLoader = plan.ordered_loader(rows, collator, numbers)
+        self._loaders: dict[int, DataLoader] = {}  # by the room of their rows
+        for room in sorted(set(rooms.values())):
+            numbers = [number for number in rooms if rooms[number] == room]
+            self._loaders[room] = plan.ordered_loader(rows, collator, numbers)
 
     def __str__(self) -> str:
         """Return what is generated in each evaluation, for the summary of a run."""
         room = self._max_new_tokens
-        num_short = sum(question.has_one_answer(room) for question in self._questions.values())
+        num_short = sum(question.has_one_answer for question in self._questions.values())
+        limit = f"at most {room} new tokens each"
+        shortest = min(self._loaders)
+        if shortest < room:
+            limit += f" (the model has positions for {shortest} after the longest prompt)"
         return (
-            f"{len(self._questions)} rows in each evaluation, at most {room} new tokens each; "
+            f"{len(self._questions)} rows in each evaluation, {limit}; "
             f"{num_short} have an answer of at most {min(SHORT_ANSWER, room)} tokens, which exact "
             "match counts"
         )
@@ -285,11 +308,13 @@ class Predictor:
             attending_to_padded_rows(unwrapped),
             heeding_masks(self._accelerator, unwrapped),
         ):
-            for batch in self._run.interruptible(self._loader):
-                tokens = generate(self._accelerator, model, batch["inputs"], **options)
-                width = batch["inputs"]["input_ids"].shape[1]
-                # Not strict: a rank without rows generates a text that belongs to no row.
-                answers += zip(batch["row"], tokens[:, width:].tolist(), strict=False)
+            for room, loader in self._loaders.items():
+                options["max_new_tokens"] = room
+                for batch in self._run.interruptible(loader):
+                    tokens = generate(self._accelerator, model, batch["inputs"], **options)
+                    width = batch["inputs"]["input_ids"].shape[1]
+                    # Not strict: a rank without rows generates a text that belongs to no row.
+                    answers += zip(batch["row"], tokens[:, width:].tolist(), strict=False)
         predictions = []
         for row, answer in sorted(gather_rows(self._accelerator, answers)):
             predictions.append(self._judge(row, answer, options))
@@ -301,22 +326,11 @@ class Predictor:
         return {"eval_exact_match": sum(verdicts) / len(verdicts)}
 
     def _options(self, model: Any) -> dict[str, Any]:
-        """Return the arguments of transformers' generate for a model of transformers or of peft.
-
-        Answers are as long as --generation_max_new_tokens and the positions of the model allow.
-        That does not depend on the batch, so that each row has one answer on any number of ranks.
-        """
+        """Return the arguments of transformers' generate for a model of transformers or of peft."""
         ends = listed_stop_tokens(model.generation_config) | self._ends
-        positions = getattr(model.config.get_text_config(), "max_position_embeddings", None)
-        room = self._max_new_tokens
-        if positions:
-            room = max(min(room, positions - self._longest_prompt), 1)
-        return {
-            "max_new_tokens": room,
+        return greedy_options(model) | {
             "eos_token_id": sorted(ends),
-            "pad_token_id": self._tokenizer.pad_token_id,
-            "do_sample": False,
-            "num_beams": 1,
+            "pad_token_id": self._template.tokenizer.pad_token_id,
             "use_cache": True,
         }
 
@@ -331,9 +345,10 @@ class Predictor:
         """
         question = self._questions[row]
         length = length_of_answer(tokens, options["eos_token_id"])
-        answer = self._tokenizer.decode(tokens[:length], skip_special_tokens=True).strip()
+        written = self._template.tokenizer.decode(tokens[:length], skip_special_tokens=True)
+        answer = self._template.answer_in(written)
         correct = None
-        if question.has_one_answer(options["max_new_tokens"]):
+        if question.has_one_answer:
             correct = answer == question.reference
         return {
             "row": row,
@@ -362,6 +377,7 @@ def make_predictor(
     plan: BatchPlan,
     rows: Rows | None,
     tokenizer: Any,
+    model: Any,
 ) -> Predictor | None:
     """Return what answers evaluation rows, or None without --predict_with_generate.
 
@@ -369,7 +385,7 @@ def make_predictor(
     """
     if not args.predict_with_generate:
         return None
-    return Predictor(args, run, accelerator, plan, rows, tokenizer)
+    return Predictor(args, run, accelerator, plan, rows, tokenizer, model)
 
 
 def describe_predictions(predictor: Predictor | None) -> dict[str, str]:

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Conversations as tokens, of which only those of the assistant are trained on."""
 
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from transformers.utils.chat_template_utils import render_jinja_template
 
 from components.bad_rows import explain_cause
 from components.chat_template import (
+    EXAMPLE,
     ChatTemplate,
     Span,
     check_nothing_is_lost,
@@ -26,6 +28,7 @@ from components.rows import hash_of_row
 from components.status import fail
 from components.tokens import NOT_TRAINED_ON, load_text_tokenizer, without_lone_surrogates
 
+LIKE_A_TOKEN = re.compile(r"<[^<>\s]+>|\[[^\[\]\s]+\]")  # such as <|im_end|> and [INST]
 # For tokenizers without a template of their own
 DEFAULT_CHAT_TEMPLATE = (
     "{{ bos_token or '' }}"
@@ -217,6 +220,18 @@ def first_trained_on(labels: Sequence[int]) -> int | None:
     return None
 
 
+def name_false_marks(tokenizer: Any) -> str:
+    """Return a line on the marks of a chat template that are no tokens, if one ends an answer."""
+    template = ChatTemplate(tokenizer)
+    _, end = template.around_answer
+    known = tokenizer.get_vocab()
+    if not end or end in known:
+        return ""
+    written = [*LIKE_A_TOKEN.findall(template.render(EXAMPLE)), end]
+    marks = dict.fromkeys(mark for mark in written if mark not in known)
+    return f"\n{', '.join(marks)} of the chat template are no tokens of this tokenizer"
+
+
 def show_trained_tokens(row: Mapping[str, Any], tokenizer: Any) -> str:
     """Return the text of a row, with the parts that are trained on in [[ ]]."""
     parts: list[tuple[bool, list[int]]] = []
@@ -229,4 +244,4 @@ def show_trained_tokens(row: Mapping[str, Any], tokenizer: Any) -> str:
     for is_trained_on, tokens in parts:
         text = tokenizer.decode(tokens)
         texts.append(f"[[{text}]]" if is_trained_on else text)
-    return "".join(texts)
+    return "".join(texts) + name_false_marks(tokenizer)

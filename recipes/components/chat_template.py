@@ -22,6 +22,13 @@ from components.messages import REASONING_KEYS, Message, name_message, reasoning
 
 Span = tuple[int, int]  # start and end of a part of a text, in characters
 
+ANSWER = "31415"  # digits, which no chat template rewrites
+EXAMPLE = Conversation(
+    [{"role": "user", "content": "1"}, {"role": "assistant", "content": ANSWER}],
+    tools=[],
+    is_trained_on=[False, True],
+)
+
 GENERATION_MARK = re.compile(r"\{%-?\s*generation\s*-?%\}")
 # Keys of a message that carry part of what was said. A row is refused if the chat template drops
 # one of them. Any other key (id, timestamp, ...) only describes the message. Most logs of
@@ -109,6 +116,35 @@ class ChatTemplate:
             if token.special or not (is_space or token.content.startswith("</")):
                 ends.append(token.content)
         return tuple(ends)
+
+    @cached_property
+    def around_answer(self) -> tuple[str, str]:
+        """What the template writes before and behind an answer, apart from tokens of its own.
+
+        Before are the tags of reasoning that was not given. Behind is an end of turn that only
+        looks like a token, such as <|im_end|> with a tokenizer that lacks it. "" if it is nothing.
+        """
+        try:
+            prompt = self.render(EXAMPLE.up_to(1), add_generation_prompt=True)
+            text = self.render(EXAMPLE)
+        except Exception:  # Templates raise what they like, for what they do not take
+            return "", ""
+        before, answer, after = text.removeprefix(prompt).rpartition(ANSWER)
+        if not answer or not text.startswith(prompt):
+            return "", ""
+        for token in self.end_tokens:
+            after = after.partition(token)[0]
+        tokens = self.tokenizer([before, after], add_special_tokens=False)["input_ids"]
+        before, after = self.tokenizer.batch_decode(tokens, skip_special_tokens=True)
+        return before.strip(), after.strip()
+
+    def answer_in(self, written: str) -> str:
+        """Return what a model wrote without what the template writes around an answer."""
+        before, after = self.around_answer
+        answer = written.strip().removeprefix(before)
+        if after:
+            answer = answer.partition(after)[0]
+        return answer.strip()
 
     @cached_property
     def _variables(self) -> dict[str, Any]:

@@ -1,13 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Text generation during training, under every strategy."""
+"""Text generation: under every strategy, and greedy whatever the base's generation config says."""
 
 from collections.abc import Mapping
 from typing import Any
 
 import torch
 from accelerate import Accelerator
+from transformers import GenerationConfig
 
 from components import upstream
+
+NO_LIMIT = 10**9  # tokens, for a model whose configuration has no longest sequence
 
 
 def generate(
@@ -34,3 +37,25 @@ def generate(
     ):
         unwrapped: Any = accelerator.unwrap_model(model)
         return unwrapped.generate(**inputs, **options, synced_gpus=is_synced)
+
+
+def greedy_options(model: Any) -> dict[str, Any]:
+    """Return the arguments of generate by which the likeliest token is taken each time.
+
+    What generate is not given it takes from the generation config of the base: a penalty on
+    repeated words, words that are forbidden, a shortest answer. So it is given all of them. What
+    belongs to the format of the model stays: the tokens that begin and end a text, and those that
+    an encoder-decoder forces.
+    """
+    neutral = GenerationConfig()
+    options = neutral.to_dict() | neutral._get_default_generation_params()
+    kept = ["max_length", "use_cache", "bos_token_id", "eos_token_id", "pad_token_id"]
+    kept += ["decoder_start_token_id", "transformers_version"]
+    if model.config.is_encoder_decoder:
+        kept += ["forced_bos_token_id", "forced_eos_token_id"]
+    return {name: value for name, value in options.items() if name not in kept}
+
+
+def most_positions(config: Any) -> int:
+    """Return the most tokens of a text and its continuation, from a model's configuration."""
+    return getattr(config.get_text_config(), "max_position_embeddings", None) or NO_LIMIT

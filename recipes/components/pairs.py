@@ -12,7 +12,7 @@ from torch.nn.functional import pad
 from torch.nn.utils.rnn import pad_sequence
 
 from components.batches import rows_of_lines
-from components.chat import close_last_turn
+from components.chat import close_last_turn, name_false_marks
 from components.chat_template import (
     ChatTemplate,
     check_nothing_is_lost,
@@ -155,7 +155,8 @@ def show_pair(row: Mapping[str, Any], tokenizer: Any) -> str:
     prompt = tokenizer.decode(row["prompt_ids"])
     chosen = tokenizer.decode(row["chosen_ids"])
     rejected = tokenizer.decode(row["rejected_ids"])
-    return f"{prompt}[[{chosen}]] rather than [[{rejected}]]"
+    marks = name_false_marks(tokenizer)
+    return f"{prompt}[[{chosen}]] rather than [[{rejected}]]{marks}"
 
 
 # ---- Batches ----

@@ -8,10 +8,7 @@ model trained on conversations would then continue past the end of its turn.
 from collections.abc import Collection
 from typing import Any
 
-from components.chat_template import ChatTemplate, without_closing_token
-from components.conversations import Conversation
-
-ANSWER = "31415"  # digits, which no chat template rewrites
+from components.chat_template import ANSWER, EXAMPLE, ChatTemplate, without_closing_token
 
 
 def listed_stop_tokens(generation_config: Any) -> set[int]:
@@ -41,10 +38,8 @@ def end_of_turn(tokenizer: Any) -> int | None:
     question and an answer.
     """
     template = ChatTemplate(tokenizer)
-    turn = [{"role": "user", "content": "1"}, {"role": "assistant", "content": ANSWER}]
-    conversation = Conversation(turn, tools=[], is_trained_on=[False, True])
     try:
-        text = template.render(conversation)
+        text = template.render(EXAMPLE)
     except Exception:  # Templates raise what they like, for what they do not take
         return None
     _, answer, after = without_closing_token(text, template).rpartition(ANSWER)

@@ -8,6 +8,8 @@ from typing import Any
 from lm_eval.api.instance import Instance
 from lm_eval.models.huggingface import HFLM
 
+from components.chat_template import ChatTemplate
+from components.generation import greedy_options
 from components.tokens import tokenize_text
 from evaluation.contestants import Contestant
 from generation.answering import make_decoding
@@ -17,7 +19,12 @@ class AskedModel(HFLM):
     """A model of transformers or peft that also scores tokens which are given as such.
 
     Its progress bars are only shown on a terminal: lm-eval ignores tqdm's TQDM_DISABLE.
+
+    Attributes:
+        template: that of a model that is asked as a chat, or None.
     """
+
+    template: ChatTemplate | None = None
 
     def loglikelihood_of_tokens(
         self, requests: Sequence[Instance], disable_tqdm: bool = False
@@ -34,14 +41,21 @@ class AskedModel(HFLM):
         return self._loglikelihood_tokens(pairs, disable_tqdm=disable_tqdm)
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
-        """Return an answer to each request."""
-        return super().generate_until(requests, disable_tqdm or is_silent())
+        """Return an answer to each request, without what a chat template writes around it."""
+        answers = super().generate_until(requests, disable_tqdm or is_silent())
+        if self.template is None or not any(self.template.around_answer):
+            return answers
+        return [self.template.answer_in(answer) for answer in answers]
 
     def loglikelihood_rolling(
         self, requests: list[Instance], disable_tqdm: bool = False
     ) -> list[float]:
         """Return the log-likelihood of each text in nats."""
         return super().loglikelihood_rolling(requests, disable_tqdm or is_silent())
+
+    def _model_generate(self, *args: Any, **options: Any) -> Any:
+        # Not by the generation config of the base, which may punish words that are repeated
+        return super()._model_generate(*args, **greedy_options(self.model) | options)
 
     def _loglikelihood_tokens(
         self, requests: Any, disable_tqdm: bool = False, override_bs: int | None = None
@@ -63,8 +77,10 @@ def as_chat(model: Any, contestant: Contestant, batch_size: int, longest: int | 
         longest: the most tokens of a prompt and its answer; None as lm-eval finds them.
     """
     decoding = make_decoding(model, contestant.tokenizer, temperature=0)
-    model.generation_config.eos_token_id = decoding.eos_token_id
-    return ask(model, contestant, batch_size, max_length=longest, add_bos_token=False)
+    model.generation_config.eos_token_id = decoding["eos_token_id"]
+    asked = ask(model, contestant, batch_size, max_length=longest, add_bos_token=False)
+    asked.template = contestant.template
+    return asked
 
 
 def as_text(model: Any, contestant: Contestant, batch_size: int) -> AskedModel:

@@ -10,9 +10,9 @@ from transformers import AutoConfig
 
 from components.chat_template import ChatTemplate
 from components.folder import PUBLIC_RUN, RUN
+from components.generation import most_positions
 from components.hub_ids import find_missing
 from exits import Exit, first_line, stop
-from generation.answering import NO_LIMIT
 from generation.loading import (
     LOAD_ERRORS,
     Source,
@@ -153,7 +153,7 @@ def longest_of(source: Source) -> int:
     except LOAD_ERRORS as error:
         code = Exit.DATA if source.is_local else Exit.NO_HUB
         stop(code, f"{source.weights}: cannot be loaded: {first_line(error)}")
-    return getattr(config, "max_position_embeddings", NO_LIMIT)
+    return most_positions(config)
 
 
 def hash_weights(source: Source) -> dict[str, str]:

@@ -1,19 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """Answers of a model to conversations."""
 
-import copy
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from transformers import BatchEncoding, GenerationConfig, TextStreamer
+from transformers import BatchEncoding, TextStreamer
 
 from components.chat_template import ChatTemplate, fit_arguments
 from components.conversations import Conversation
+from components.generation import greedy_options, most_positions
 from components.messages import Message
 from components.stop_tokens import listed_stop_tokens, stop_tokens_of_turns
-
-NO_LIMIT = 10**9  # tokens, for a model whose configuration has no longest sequence
 
 
 @dataclass(frozen=True)
@@ -22,7 +20,7 @@ class Answerer:
 
     model: Any  # a model of transformers or, with adapters, of peft
     template: ChatTemplate
-    decoding: GenerationConfig
+    decoding: dict[str, Any]  # arguments of transformers' generate
     max_new_tokens: int  # the length of the longest answer
 
     @torch.inference_mode()
@@ -34,13 +32,22 @@ class Answerer:
         streamer: prints the answer to a single conversation as it is generated.
         Raises ValueError if a conversation leaves no room for an answer.
         """
-        inputs, decoding = self.prepare(conversations)
-        length = inputs["input_ids"].shape[1]
-        output = self.model.generate(**inputs, generation_config=decoding, streamer=streamer)
-        texts = self.template.tokenizer.batch_decode(output[:, length:], skip_special_tokens=True)
-        return [text.strip() for text in texts]
+        # An answer does not depend on its batch: only rows with as much room share one
+        indices_by_room: dict[int, list[int]] = {}
+        for index, conversation in enumerate(conversations):
+            _, decoding = self.prepare([conversation])
+            indices_by_room.setdefault(decoding["max_new_tokens"], []).append(index)
+        answers: dict[int, str] = {}
+        for indices in indices_by_room.values():
+            inputs, decoding = self.prepare([conversations[index] for index in indices])
+            length = inputs["input_ids"].shape[1]
+            output = self.model.generate(**inputs, **decoding, streamer=streamer)
+            for index, tokens in zip(indices, output[:, length:], strict=True):
+                text = self.template.tokenizer.decode(tokens, skip_special_tokens=True)
+                answers[index] = self.template.answer_in(text)
+        return [answers[index] for index in range(len(conversations))]
 
-    def prepare(self, conversations: list[Conversation]) -> tuple[BatchEncoding, GenerationConfig]:
+    def prepare(self, conversations: list[Conversation]) -> tuple[BatchEncoding, dict[str, Any]]:
         """Return the tokens of the prompts, [prompts, longest], and how to generate after them.
 
         Raises ValueError if a conversation leaves no room for an answer.
@@ -54,12 +61,11 @@ class Answerer:
         ).to(self.model.device)
         inputs.pop("token_type_ids", None)
         length = inputs["input_ids"].shape[1]
-        longest = getattr(self.model.config, "max_position_embeddings", NO_LIMIT)
+        longest = most_positions(self.model.config)
         if length >= longest:
             raise ValueError(f"the prompt has {length} tokens; the model is limited to {longest}")
-        decoding = copy.deepcopy(self.decoding)
-        decoding.max_new_tokens = min(self.max_new_tokens, longest - length)
-        return inputs, decoding
+        room = min(self.max_new_tokens, longest - length)
+        return inputs, self.decoding | {"max_new_tokens": room}
 
     def with_decoding(self, temperature: float, max_new_tokens: int) -> "Answerer":
         """Return the same model with other decoding settings; temperature as in `make_decoding`."""
@@ -72,17 +78,13 @@ def conversation_of(messages: list[Message]) -> Conversation:
     return Conversation(messages, tools=[], is_trained_on=[False] * len(messages))
 
 
-def make_decoding(model: Any, tokenizer: Any, temperature: float) -> GenerationConfig:
-    """Return how tokens are chosen until the assistant's turn ends.
+def make_decoding(model: Any, tokenizer: Any, temperature: float) -> dict[str, Any]:
+    """Return how tokens are chosen until the assistant's turn ends: arguments of generate.
 
     temperature: 0 always takes the likeliest token, anything above samples.
     """
     ends = listed_stop_tokens(model.generation_config) | stop_tokens_of_turns(tokenizer)
-    sampling = {}
+    options = greedy_options(model)
     if temperature > 0:
-        sampling = {"do_sample": True, "temperature": temperature, "top_k": 0}
-    return GenerationConfig(
-        eos_token_id=sorted(ends),
-        pad_token_id=tokenizer.pad_token_id,
-        **sampling,
-    )
+        options = {"do_sample": True, "temperature": temperature, "top_k": 0}
+    return options | {"eos_token_id": sorted(ends), "pad_token_id": tokenizer.pad_token_id}

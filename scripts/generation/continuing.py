@@ -8,6 +8,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging
 
+from components.generation import greedy_options
 from components.tokens import tokenize_text
 from exits import Exit, stop
 from generation import loading
@@ -30,7 +31,7 @@ def run(args: argparse.Namespace) -> None:
         reason = " ".join(str(error).split())[:LONGEST_REASON]
         stop(Exit.USAGE, f"{name} cannot be loaded: {reason}")
 
-    decoding: dict[str, Any] = {"do_sample": False}
+    decoding = greedy_options(model)
     if args.temperature > 0:
         decoding = {"do_sample": True, "temperature": args.temperature}
     decoding |= {"max_new_tokens": args.max_new_tokens, "pad_token_id": tokenizer.eos_token_id}

@@ -106,7 +106,7 @@ def test_a_reference_ends_with_its_last_token_and_not_with_a_tag_inside(tiny):
 
 def test_a_question_is_the_conversation_before_its_last_answer(tokenize, tokenizer):
     [row] = tokenize(TALK)
-    question = read_question(row, tokenizer, ends_of_turns(tokenizer))
+    question = read_question(row, ChatTemplate(tokenizer), ends_of_turns(tokenizer), 128)
     expected = tokenizer.apply_chat_template(TALK[:3], tokenize=False, add_generation_prompt=True)
     assert question.prompt == expected
     assert question.reference == "c-d"
@@ -118,10 +118,10 @@ def test_what_has_no_single_right_answer_is_no_match(tokenize, tokenizer):
     ends = ends_of_turns(tokenizer)
     [whole] = tokenize(TALK)
     [cut] = tokenize(TALK, max_length=len(whole["input_ids"]) - 2)
-    assert read_question(cut, tokenizer, ends).length is None
+    assert read_question(cut, ChatTemplate(tokenizer), ends, 128).length is None
     long = [TALK[0], {"role": "assistant", "content": "q-" * 4 * SHORT_ANSWER}]
     [row] = tokenize(long)
-    assert read_question(row, tokenizer, ends).length > SHORT_ANSWER
+    assert read_question(row, ChatTemplate(tokenizer), ends, 128).length > SHORT_ANSWER
 
 
 def test_a_row_that_is_cut_at_a_token_that_may_end_a_turn_has_no_whole_reference(tiny):
@@ -136,7 +136,7 @@ def test_a_row_that_is_cut_at_a_token_that_may_end_a_turn_has_no_whole_reference
     think = tokenizer.convert_tokens_to_ids("<think>")
     cut = prepare(prepare(1024)["input_ids"].tolist().index(think) + 1)
     assert cut["input_ids"][-1] == think
-    question = read_question(cut, tokenizer, ends_of_turns(tokenizer))
+    question = read_question(cut, ChatTemplate(tokenizer), ends_of_turns(tokenizer), 128)
     assert question.length is None and question.reference == "ab<think>"
     rows = SimpleNamespace(dataset=[cut])
     assert ends_of_answers(rows, [0], tokenizer) == set()
@@ -170,7 +170,9 @@ class Parrot(torch.nn.Module):
         super().__init__()
         self.answer = answer
         text = SimpleNamespace(max_position_embeddings=positions)
-        self.config = SimpleNamespace(_attn_implementation="sdpa", get_text_config=lambda: text)
+        self.config = SimpleNamespace(
+            _attn_implementation="sdpa", get_text_config=lambda: text, is_encoder_decoder=False
+        )
         self.generation_config = SimpleNamespace(eos_token_id=7)
         self.options = {}
 
@@ -184,7 +186,7 @@ class Parrot(torch.nn.Module):
 def predictor_of(tokenizer, tmp_path, monkeypatch):
     """A function that makes what answers rows, in one process, into tmp_path."""
 
-    def make(rows, *flags):
+    def make(rows, *flags, positions=1000):
         words = ["--predict_with_generate", "--output_dir", str(tmp_path), *map(str, flags)]
         args = parse_arguments(llama.Arguments, words=words)
         run = SimpleNamespace(step=5, interruptible=iter)
@@ -192,10 +194,12 @@ def predictor_of(tokenizer, tmp_path, monkeypatch):
 
         def loader(rows, collate, numbers):
             lines = [[number] for number in numbers]
-            return [collate(rows.dataset, lines[start : start + 2]) for start in range(0, 9, 2)]
+            starts = range(0, len(lines), 2)
+            return [collate(rows.dataset, lines[start : start + 2]) for start in starts]
 
         plan = SimpleNamespace(ordered_loader=loader)
-        return Predictor(args, run, accelerator, plan, rows, tokenizer)
+        model = Parrot([], positions)
+        return Predictor(args, run, accelerator, plan, rows, tokenizer, model)
 
     def generate(accelerator, model, inputs, **options):
         return model.generate(**inputs, **options)
@@ -229,7 +233,7 @@ def test_answers_are_compared_with_short_references_only(predictor_of, rows, tok
 
 
 def test_a_reference_that_is_longer_than_what_may_be_generated_is_no_mistake(
-    predictor_of, rows, tokenizer
+    predictor_of, rows, tokenizer, tmp_path
 ):
     said = tokenizer.encode("c-d", add_special_tokens=False)
     enough = predictor_of(rows, "--generation_max_new_tokens", len(said))
@@ -240,7 +244,11 @@ def test_a_reference_that_is_longer_than_what_may_be_generated_is_no_mistake(
     assert f"0 have an answer of at most {len(said) - 1} tokens" in str(less)
     # So it is where the model has no positions for more
     longest = max(last_answer(row["labels"])[0] for row in rows.dataset)
-    assert predictor_of(rows).predict(Parrot(said[:-1], longest + len(said) - 1)) == {}
+    short = predictor_of(rows, positions=longest + len(said) - 1)
+    assert f"has positions for {len(said) - 1} after the longest prompt" in str(short)
+    short.predict(Parrot(said[:-1]))
+    text = (tmp_path / "predictions-5.jsonl").read_text(encoding="utf-8")
+    assert json.loads(text.splitlines()[0])["correct"] is None
 
 
 def test_three_answers_are_shown(predictor_of, rows, tokenizer, capsys):
@@ -265,10 +273,17 @@ def test_generation_is_greedy_and_ends_with_a_turn(predictor_of, rows, tokenizer
 
 
 def test_answers_stay_within_the_positions_of_the_model(predictor_of, rows):
-    longest = max(last_answer(row["labels"])[0] for row in rows.dataset)
-    model = Parrot([5], positions=longest + 3)
-    predictor_of(rows).predict(model)
-    assert model.options["max_new_tokens"] == 3
+    lengths = [last_answer(row["labels"])[0] for row in rows.dataset]
+    rooms = set()
+
+    class Recorder(Parrot):
+        def generate(self, input_ids, attention_mask, **options):
+            for length in attention_mask.sum(1).tolist():
+                rooms.add((length, options["max_new_tokens"]))
+            return super().generate(input_ids, attention_mask, **options)
+
+    predictor_of(rows, positions=max(lengths) + 3).predict(Recorder([5]))
+    assert rooms == {(length, max(lengths) + 3 - length) for length in lengths}
 
 
 def test_rows_without_prompts_are_refused(predictor_of, tokenize, capsys):
@@ -280,7 +295,7 @@ def test_rows_without_prompts_are_refused(predictor_of, tokenize, capsys):
 
 def test_without_the_flag_nothing_is_prepared():
     nothing = SimpleNamespace(predict_with_generate=False)
-    assert make_predictor(nothing, None, None, None, None, None) is None
+    assert make_predictor(nothing, None, None, None, None, None, None) is None
     assert describe_predictions(None) == {}
 
 

@@ -43,7 +43,7 @@ def test_the_parts_are_the_answer_that_is_given_without_streaming(answerer):
 def test_an_answer_is_complete_if_the_model_ends_its_turn(answerer, monkeypatch):
     (whole,) = answerer.answer([QUESTION])
     tokens = answerer.template.tokenizer(whole, add_special_tokens=False)["input_ids"]
-    monkeypatch.setattr(answerer.decoding, "eos_token_id", tokens)  # any of them ends it
+    monkeypatch.setitem(answerer.decoding, "eos_token_id", tokens)  # any of them ends it
     running = start(answerer)
     list(running)
     assert running.result().ending is Ending.COMPLETE
@@ -102,5 +102,5 @@ def test_a_template_that_refuses_a_conversation_is_an_error(answerer, monkeypatc
 def test_decoding_can_be_changed_without_another_model(answerer):
     warm = answerer.with_decoding(temperature=0.7, max_new_tokens=3)
     assert warm.model is answerer.model and warm.max_new_tokens == 3
-    assert warm.decoding.do_sample and warm.decoding.temperature == 0.7
-    assert not answerer.decoding.do_sample and answerer.max_new_tokens == 40
+    assert warm.decoding["do_sample"] and warm.decoding["temperature"] == 0.7
+    assert not answerer.decoding["do_sample"] and answerer.max_new_tokens == 40
