@@ -1,0 +1,333 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a model is said to answer: the same whatever its batch, in every program, greedily, with one
+end, and printed on any terminal.
+"""
+
+import json
+import os
+import shutil
+import sys
+
+import pytest
+from tokenizers.processors import TemplateProcessing
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForSeq2SeqLM,
+    AutoTokenizer,
+    GPT2Config,
+)
+
+from launching import REPO, read_metrics, run
+
+POSITIONS = 160  # for untrained models: they never end an answer
+ROOM = 24  # new tokens, which the longest prompts do not leave
+STEPS = 40  # in which four rows are learned
+# What makes a decoding greedy no more, in the generation config of a base
+PENALTIES = {
+    "do_sample": True,
+    "temperature": 1.5,
+    "repetition_penalty": 3.0,
+    "no_repeat_ngram_size": 1,
+    "num_beams": 2,
+    "min_new_tokens": 12,
+    "max_new_tokens": 14,
+    "suppress_tokens": [90, 91, 92, 93, 94],
+    "bad_words_ids": [[95], [96]],
+    "sequence_bias": [[[97], -100.0]],
+}
+CHATML = (
+    "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + message['content']"
+    " + '<|im_end|>' + '\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+# It writes no end: a row gets that of the tokenizer.
+OPEN = "{% for message in messages %}{{ message['content'] + '\n' }}{% endfor %}"
+# As Qwen3's: the tags of reasoning that was not given are a part of the answer that is trained on
+THINKING = (
+    "{% for message in messages %}{% if message['role'] == 'assistant' %}"
+    "{{ '<|assistant|><think>\n\n</think>\n\n' + message['content'] + '<|end_of_turn|>' }}"
+    "{% else %}{{ '<|' + message['role'] + '|>' + message['content'] + '<|end_of_turn|>' }}"
+    "{% endif %}{% endfor %}{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
+)
+
+
+def launch(recipe, *words, **options):
+    done = run(sys.executable, REPO / "recipes" / f"{recipe}.py", *words, **options)
+    assert done.returncode == 0, done.output[-4000:]
+    return done.output
+
+
+def script(name, *words, **options):
+    done = run(sys.executable, REPO / "scripts" / name, *words, **options)
+    assert done.returncode == 0, done.output[-4000:]
+    return done.output
+
+
+def write_rows(path, rows):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return path
+
+
+def read_rows(path):
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def words_of(output):
+    """The words of what was printed: the summary wraps its lines."""
+    return " ".join(output.split())
+
+
+def config_of(family, tiny):
+    """The config of an untrained model with few positions, of a family."""
+    if family == "gpt2":  # It has a table of positions, and none behind its end.
+        known = AutoConfig.from_pretrained(tiny / "model")
+        return GPT2Config(
+            vocab_size=known.vocab_size, n_positions=POSITIONS, n_embd=32, n_layer=1, n_head=2
+        )
+    config = AutoConfig.from_pretrained(tiny / "model")
+    config.max_position_embeddings = POSITIONS
+    return config
+
+
+def change_file(path, **values):
+    """Change values of a JSON file, which may not be there."""
+    content = json.loads(path.read_text()) if path.exists() else {}
+    path.write_text(json.dumps(content | values))
+
+
+# ---- An answer does not depend on its batch ----
+@pytest.mark.parametrize("family", ["llama", "gpt2"])
+def test_an_answer_does_not_depend_on_its_batch(family, tiny, tmp_path):
+    base = tmp_path / "base"
+    shutil.copytree(tiny / "model", base)
+    AutoModelForCausalLM.from_config(config_of(family, tiny)).save_pretrained(base)
+    rows = []
+    for number, letters in enumerate([1, 9, 127, 30, 137, 60]):
+        rows.append({"prompt": f"{number}" + "x" * letters, "completion": "y"})
+    data = write_rows(tmp_path / "rows.jsonl", rows)
+    output = launch(
+        "llama",
+        *["--model_name_or_path", base, "--dataset_name", data, "--eval_dataset_name", data],
+        *["--max_length", POSITIONS, "--predict_with_generate"],
+        *["--generation_max_new_tokens", ROOM, "--per_device_eval_batch_size", 4],
+        *["--max_steps", 1, "--learning_rate", 1e-9, "--output_dir", tmp_path / "out"],
+    )
+    in_training = [line["answer"] for line in read_rows(tmp_path / "out" / "predictions-1.jsonl")]
+    answers = {}
+    for name, order, size in (("single", rows, 1), ("reversed", rows[::-1], 4)):
+        file = write_rows(tmp_path / f"{name}.jsonl", order)
+        words = ["--file", file, "--max_new_tokens", ROOM, "--output", tmp_path / f"{name}_answers"]
+        script("generate.py", tmp_path / "out", *words, "--per_device_eval_batch_size", size)
+        answers[name] = [line["answer"] for line in read_rows(tmp_path / f"{name}_answers")]
+    assert in_training == answers["single"] == answers["reversed"][::-1]
+
+    tokenizer = AutoTokenizer.from_pretrained(base)
+    lengths = []
+    for row in rows:
+        asked = [{"role": "user", "content": row["prompt"]}]
+        text = tokenizer.apply_chat_template(asked, tokenize=False, add_generation_prompt=True)
+        lengths.append(len(tokenizer(text, add_special_tokens=False)["input_ids"]))
+    least = POSITIONS - max(lengths)
+    assert 0 < least < ROOM and POSITIONS - lengths[3] > ROOM
+    # The summary has the limit of all, and the real one of the longest prompt
+    assert f"at most {ROOM} new tokens each (the model has positions for {least} after" in words_of(
+        output
+    )
+
+
+def test_texts_of_an_encoder_decoder_depend_on_nothing_but_their_source(tiny_of, tmp_path):
+    tiny = tiny_of("t5")
+    penal = tmp_path / "penal"
+    shutil.copytree(tiny / "model", penal)
+    forced = {"forced_eos_token_id": 1}  # It belongs to the format, and changes nothing here.
+    change_file(penal / "generation_config.json", **PENALTIES, **forced)
+    rows = read_rows(tiny / "data" / "test.jsonl")[:9]
+    written = []
+    for base, size in ((tiny / "model", 8), (penal, 1)):
+        out = tmp_path / f"out_{size}"
+        launch(
+            "t5",
+            *["--model_name_or_path", base, "--dataset_name", tiny / "data" / "train.jsonl"],
+            *["--eval_dataset_name", write_rows(tmp_path / "rows.jsonl", rows)],
+            *["--max_steps", 1, "--learning_rate", 1e-9, "--output_dir", out],
+            *["--per_device_eval_batch_size", size, "--generation_max_length", 16],
+        )
+        written.append(read_rows(out / "predictions.jsonl"))
+    assert written[0] == written[1]
+    saved = json.loads((tmp_path / "out_1" / "generation_config.json").read_text())
+    assert saved["repetition_penalty"] == 3.0
+    AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "out_1")
+
+
+# ---- One figure of one model ----
+@pytest.fixture(scope="module")
+def learner(once):
+    """The folder of a model that is large enough to learn a few rows by heart in 40 steps."""
+    few = ["--num_train_rows", 7, "--num_test_rows", 7]
+    return once("learner", lambda folder: script("make_tiny.py", "llama", folder, *few)) / "model"
+
+
+@pytest.mark.parametrize(
+    ("template", "values", "says"),
+    [
+        (None, PENALTIES, None),
+        (CHATML, {}, "<|im_start|>, <|im_end|> of the chat template are no tokens of this"),
+        (THINKING, {}, None),
+    ],
+    ids=["penalties of the base", "marks that are no tokens", "tags before an answer"],
+)
+def test_one_model_has_one_figure_in_every_program(template, values, says, learner, tmp_path):
+    """The rows are learned by heart, all but two, so that the figure is known, and neither 0 nor 1.
+
+    The answers repeat a letter, which a penalty would not allow.
+    """
+    base = tmp_path / "base"
+    shutil.copytree(learner, base)
+    change_file(base / "generation_config.json", **values)
+    rows = [{"prompt": f"Say {letter}.", "completion": letter * 5} for letter in "abcd"]
+    held_out = [*rows, *({"prompt": row["prompt"], "completion": "no"} for row in rows[:2])]
+    data = write_rows(tmp_path / "rows.jsonl", rows)
+    held_out = write_rows(tmp_path / "held_out.jsonl", held_out)
+    out = tmp_path / "out"
+    words = ["--model_name_or_path", base, "--dataset_name", data, "--eval_dataset_name", held_out]
+    words += ["--max_steps", STEPS, "--num_train_epochs", STEPS, "--learning_rate", 2e-3]
+    words += ["--per_device_train_batch_size", 4, "--eval_strategy", "steps"]
+    words += ["--eval_steps", STEPS, "--predict_with_generate", "--generation_max_new_tokens", 48]
+    if template:
+        (tmp_path / "template.jinja").write_text(template)
+        words += ["--chat_template", tmp_path / "template.jinja"]
+    output = launch("llama", *words, "--output_dir", out)
+    assert (says or "no tokens") in words_of(output) if says else "no tokens" not in output
+    _, evaluations = read_metrics(out)
+    assert evaluations[-1]["eval_exact_match"] == pytest.approx(4 / 6)
+
+    longest = ["--max_new_tokens", 48]
+    answers = tmp_path / "answers.jsonl"
+    output = script("generate.py", out, "--file", held_out, *longest, "--output", answers)
+    assert output.splitlines()[-1] == "exact match: 0.6667 (4/6)"
+    script("evaluate.py", out, "--rows", held_out, *longest, "--output_dir", tmp_path / "figures")
+    results = json.loads((tmp_path / "figures" / "results.json").read_text())
+    metrics = results["models"][0]["tasks"]["held_out"]["metrics"]
+    assert metrics["exact_match"]["value"] == pytest.approx(4 / 6)
+    (samples,) = (tmp_path / "figures" / "samples").glob("*/held_out.jsonl")
+
+    # All three write the same answers and references: the words of the rows
+    expected = [row["completion"] for row in [*rows, *rows[:2]]]
+    last = read_rows(out / f"predictions-{STEPS}.jsonl")
+    for found in (last, read_rows(answers), read_rows(samples)):
+        assert [line["answer"] for line in found] == expected
+        assert [line["reference"] for line in found] == [*expected[:4], "no", "no"]
+    saved = json.loads((out / "generation_config.json").read_text())
+    assert {name: saved[name] for name in values if name in saved} == values
+
+
+# ---- One end ----
+def with_ends(base, folder, has_end):
+    """A copy of a base whose tokenizer puts a begin before each text, and perhaps an end behind it.
+
+    Both are what a tokenizer does whose files say add_bos_token and add_eos_token.
+    """
+    shutil.copytree(base, folder)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    begin, end = tokenizer.bos_token, tokenizer.eos_token
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
+        single=[begin, "$A", end] if has_end else [begin, "$A"],
+        special_tokens=[(begin, tokenizer.bos_token_id), (end, tokenizer.eos_token_id)],
+    )
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+BEGIN = "<|begin_of_text|>"
+END = "<|end_of_text|>"
+PROMPTS = {"prompt": "Count.", "completion": "1-2-3"}
+PAIRS = {"prompt": "Count.", "chosen": "1-2-3", "rejected": "3"}
+ASKED = [{"role": "user", "content": "Count."}]
+TALKS = {"prompt": ASKED} | {
+    name: [{"role": "assistant", "content": PAIRS[name]}] for name in ("chosen", "rejected")
+}
+BOTH = f"Count.[[1-2-3{END}]]ratherthan[[3{END}]]"
+
+
+@pytest.mark.parametrize(
+    ("recipe", "row", "expected"),
+    [
+        ("llama", PROMPTS, f"Count.[[1-2-3{END}]]"),
+        ("mixtral", PROMPTS, f"Count.[[1-2-3{END}]]"),
+        ("llama_dpo", PAIRS, BEGIN + BOTH),
+        ("llama_dpo", {**PAIRS, "prompt": f"{BEGIN}Count."}, BEGIN + BOTH),
+        ("llama_dpo", TALKS, BOTH),
+        ("mistral_pretrain", {"text": "One."}, f"{BEGIN}One.{END}" * 4 + "<|pad|>"),
+    ],
+    ids=["llama", "mixtral", "pairs", "pairs with a begin", "pairs of messages", "documents"],
+)
+def test_a_row_has_one_end_whatever_a_tokenizer_adds(recipe, row, expected, tiny_of, tmp_path):
+    base = with_ends(tiny_of(recipe) / "model", tmp_path / "base", has_end=True)
+    rows = write_rows(tmp_path / "rows.jsonl", [row] * 4)
+    words = ["--model_name_or_path", base, "--dataset_name", rows, "--max_steps", 1]
+    if recipe != "mistral_pretrain":
+        (tmp_path / "template.jinja").write_text(OPEN)
+        words += ["--chat_template", tmp_path / "template.jinja"]
+    output = launch(recipe, *words, "--dry_run", "--output_dir", tmp_path / "out")
+    sample = "".join(output.partition("sample: ")[2].split())
+    assert sample.startswith(expected)
+
+
+TASK = """
+task: letters
+dataset_path: json
+dataset_kwargs: {data_files: {test: ROWS}}
+test_split: test
+output_type: multiple_choice
+doc_to_text: "{{question}}"
+doc_to_choice: "{{choices}}"
+doc_to_target: right
+"""
+
+
+def test_a_prompt_has_no_end_whatever_a_tokenizer_adds(tiny, tmp_path):
+    folders = [
+        with_ends(tiny / "model", tmp_path / name, name == "end") for name in ("no_end", "end")
+    ]
+    continued = []
+    for folder in folders:
+        words = ["--prompt", "Every morning", "--max_new_tokens", 16]
+        continued.append(script("continue_text.py", folder, *words))
+    assert continued[0] == continued[1]
+
+    rows = [{"question": f"{n}", "choices": ["a", "b c"], "right": n % 2} for n in range(4)]
+    rows = write_rows(tmp_path / "rows.jsonl", rows)
+    (tmp_path / "letters.yaml").write_text(TASK.replace("ROWS", str(rows)))
+    words = ["--tasks", tmp_path / "letters.yaml", "--apply_chat_template", "false"]
+    words += ["--log_samples", "--output_dir", tmp_path / "figures"]
+    script("evaluate.py", *folders, *words)
+    scores = []
+    for path in sorted((tmp_path / "figures" / "samples").glob("*/letters.jsonl")):
+        scores.append([line["filtered_resps"] for line in read_rows(path)])
+    assert len(scores) == 2 and scores[0] == scores[1]
+
+
+# ---- On any terminal ----
+ASCII = {"PYTHONIOENCODING": "ascii"}
+BARE = {"LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"}
+
+
+@pytest.mark.cold("a process that was started before has its streams already")
+def test_what_cannot_be_encoded_ends_no_run(tiny, tmp_path):
+    rows = [{"prompt": f"Größe {n}?", "completion": "✓ 漢字"} for n in range(4)]
+    data = write_rows(tmp_path / "rows.jsonl", rows)
+    out = tmp_path / "out"
+    output = launch(
+        "llama",
+        *["--model_name_or_path", tiny / "model", "--dataset_name", data],
+        *["--eval_dataset_name", data, "--predict_with_generate", "--max_steps", 1],
+        *["--generation_max_new_tokens", 4, "--output_dir", out],
+        env=os.environ | BARE,
+    )
+    assert r"Gr\xf6\xdfe 0?" in output and r"(should be: \u2713 \u6f22\u5b57)" in output
+    assert read_rows(out / "predictions-1.jsonl")[0]["reference"] == "✓ 漢字"
+    words = ["--file", data, "--max_new_tokens", 2]
+    output = script("generate.py", out, *words, env=os.environ | ASCII)
+    assert r"should be: \u2713 \u6f22\u5b57" in output
