@@ -79,6 +79,7 @@ if __name__ == "__main__":
     # flag is refused before them
     args = start(Arguments, __doc__)
 
+import copy
 import math
 from functools import partial
 from typing import Any, NamedTuple
@@ -194,18 +195,29 @@ def load_model(args: Arguments, accelerator: Accelerator) -> torch.nn.Module:
     """
     model = load_pretrained(AutoModelForCausalLM, args, accelerator)
     set_up_layers(model, args)
-    model = add_adapters(model, args, accelerator, task_type="CAUSAL_LM")
-    for name, module in model.named_modules():
-        if "lora" not in name:
-            turn_off_dropout(module)
-    return model
+    turn_off_dropout(model)
+    return add_adapters(model, args, accelerator, task_type="CAUSAL_LM")
 
 
-def turn_off_dropout(module: torch.nn.Module) -> None:
-    """Set a module's dropout rate to 0, so that only training separates model and reference."""
-    for name in ("p", "attention_dropout"):
-        if isinstance(vars(module).get(name), float):
-            setattr(module, name, 0.0)
+def turn_off_dropout(model: torch.nn.Module) -> None:
+    """Turn off all that is random, so that only training separates model and reference.
+
+    Layers that read the config while they run get a copy of it; the model saves its own.
+    """
+    copies: dict[int, Any] = {}
+    for module in model.modules():
+        set_rates_to_0(module)
+        if module is not model and "config" in vars(module):
+            module.config = copy.deepcopy(module.config, copies)
+            set_rates_to_0(module.config)
+
+
+def set_rates_to_0(holder: Any) -> None:
+    """Set the rates of dropout, of left-out layers (LayerDrop) and of a router's noise to 0."""
+    for name, value in vars(holder).items():
+        is_rate = name == "p" or "drop" in name or "jitter" in name
+        if is_rate and isinstance(value, float):
+            setattr(holder, name, 0.0)
 
 
 # ---- Loss ----
