@@ -59,6 +59,9 @@ def find_device_problems(args: CommonArguments, accelerator: Accelerator) -> Ite
         yield from find_tf32_problems(capability)
     if accelerator.device.type == "cuda":
         yield from find_precision_problems(args, accelerator, capability)
+    # On a CPU accelerate scales no loss. DeepSpeed does.
+    if on_cpu and accelerator.mixed_precision == "fp16" and not accelerator.state.deepspeed_plugin:
+        yield "mixed_precision: fp16 needs a GPU: pass --mixed_precision no to accelerate launch"
     compiles = isinstance(args, CompileArguments) and args.torch_compile
     if compiles and on_cpu and not shutil.which("c++"):
         yield "--torch_compile compiles C++ on a CPU: put a compiler (g++) on the PATH"

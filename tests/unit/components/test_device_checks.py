@@ -36,7 +36,9 @@ def accelerator_on(capability, mixed_precision="fp16", **settings):
 def problems_of(monkeypatch):
     """A function from flags, capability, packages, precision and environment to the problems."""
 
-    def find(flags, capability=None, packages=(), mixed_precision="fp16", **env):
+    def find(flags, capability=None, packages=(), mixed_precision=None, **env):
+        if mixed_precision is None:
+            mixed_precision = "fp16" if capability else "no"  # A CPU has no loss scale
         for name, value in env.items():
             monkeypatch.setenv(name, value)
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
