@@ -194,8 +194,9 @@ class Head:
         self, hidden: torch.Tensor, targets: torch.Tensor, piece: int
     ) -> torch.Tensor:
         """Return the same with the logits of at most `piece` tokens at a time."""
-        # No adapters, not quantized, and not split by tensor parallelism
-        if type(self.layer) is torch.nn.Linear and not isinstance(self.layer.weight, DTensor):
+        # No adapters, not quantized, not split by tensor parallelism; FSDP2 makes it a subclass
+        is_linear = type(self.layer).forward is torch.nn.Linear.forward
+        if is_linear and not isinstance(self.layer.weight, DTensor):
             # The weight is read here, since FSDP has it whole only during the forward pass.
             return LossInPieces.apply(hidden, self.layer.weight, self.layer.bias, targets, piece)
         parts = zip(hidden.split(piece), targets.split(piece), strict=True)

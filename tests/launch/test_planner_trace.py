@@ -125,6 +125,15 @@ def test_pieces_of_a_large_head_are_counted(precision, flags):
     assert planned_peak(plan, config, batch) == pytest.approx(measured, rel=0.002)
 
 
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("reshards", [True, False])
+def test_a_shard_of_a_head_in_pieces_is_that_of_the_trace(reshards, tied):
+    """FSDP2 changes the type of the head's layer, which the loss in pieces has to know."""
+    args = training_arguments(["--max_logits_mib", "1"])
+    plan = Plan(args, "fsdp2", ranks=8, shards=8, mixed_precision="bf16", reshards=reshards)
+    check_agreement(plan, Batch(2, 128, 200), vocab=8000, tied=tied)
+
+
 @pytest.mark.parametrize("family", ["mistral", "qwen2"])
 def test_rows_longer_than_a_window_get_masks(family):
     config = config_of(SMALL | {"family": family})
