@@ -19,13 +19,15 @@ def main() -> None:
     modules there that it will not find in production.
     """
     recipe, *arguments = sys.argv[1:]
-    import_path = sys.path[1:]  # without the folder of this file
-    sys.path[0] = str(Path(__file__).resolve().parents[1])
+    # Its folder in place of this file's, and before recipes/, which this project's modules add
+    sys.path[0] = os.path.dirname(os.path.abspath(recipe))
+    import_path = list(sys.path)
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
     from proof import rank
 
     this_rank = rank.prepare()
     sys.argv = [recipe, *arguments]
-    sys.path[:] = [os.path.dirname(os.path.abspath(recipe)), *import_path]
+    sys.path[:] = import_path
     rank.run(recipe, this_rank)
 
 

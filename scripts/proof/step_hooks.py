@@ -12,8 +12,6 @@ from torch.nn import Module
 from torch.optim import Optimizer
 from transformers.distributed.parallel_utils import _get_parameter_plan
 
-from components.plugins import expert_ranks
-
 # (elements, rows, whether it is trained, ranks over which it is spread as an expert) of each tensor
 # of a model, which its strategy may split; under tensor and expert parallelism of the part that the
 # model's plan gives to a rank
@@ -133,7 +131,8 @@ def ranks_of_experts(accelerator: Accelerator) -> int:
     FSDP2 shards the parts over the ranks that have the same experts, which comes to one shard for
     each rank, as of all other weights.
     """
-    ranks = expert_ranks(accelerator)
+    # As the recipes note it. Nothing of theirs is imported here: a copied recipe brings its own
+    ranks = getattr(accelerator, "expert_ranks", 1)
     if ranks > 1 and accelerator.is_fsdp2:
         return 1
     return ranks
