@@ -105,6 +105,10 @@ class Rehearsal:
                 "collectives go through gloo: "
                 "DeepSpeed's own shared-memory op would have to be compiled"
             )
+        if self.facts.stage == 3:
+            notes.append(
+                "stage3_param_persistence_threshold: 0, so that small weights are split too"
+            )
         if engine == "zero" and offload:
             notes.append(
                 "torch's AdamW instead of DeepSpeedCPUAdam, which would have to be compiled"
