@@ -21,7 +21,6 @@ from components.saved_state import SavedState
 # {name: (weight, its fp32 master weight)}
 MasterWeights = dict[str, tuple[torch.Tensor, torch.Tensor]]
 
-MOMENTS = ("exp_avg", "exp_avg_sq")  # AdamW's state of each weight, besides the step
 # What torch.compile, activation checkpointing and FSDP insert into the names of parameters
 WRAPPERS = ("_orig_mod.", "_checkpoint_wrapped_module.", "_fsdp_wrapped_module.")
 
@@ -112,9 +111,7 @@ def zero_entries(engine: Any) -> Iterator[Entry]:
     Tensors are gathered from the flat parts of the fp32 weights and their state that the ranks hold
     (deepspeed/utils/tensor_fragment.py).
     """
-    entries = engine.optimizer.optimizer.state.values()
-    step = next(entry["step"] for entry in entries if "step" in entry)
-    steps = torch.tensor(float(step))
+    moments, numbers = state_of_parts(engine.optimizer.optimizer)
     weights = zero_weights(engine)
     parts = gather_object([{name: own_length(weight) for name, weight in weights.items()}])
     for name, weight in weights.items():
@@ -122,10 +119,26 @@ def zero_entries(engine: Any) -> Iterator[Entry]:
         nbytes = 4 * getattr(weight, "ds_numel", weight.numel())
         lengths = [of_rank[name] for of_rank in parts]
         yield Entry(name, nbytes, partial(gather_zero_tensor, weight, lengths, None))
-        for key in MOMENTS:
+        for key in moments:
             gather = partial(gather_zero_tensor, weight, lengths, key)
             yield Entry(f"state.{name}.{key}", nbytes, gather)
-        yield Entry(f"state.{name}.step", steps.nbytes, lambda owner: steps)
+        for key, number in numbers.items():
+            yield Entry(f"state.{name}.{key}", number.nbytes, lambda owner, it=number: it)
+
+
+def state_of_parts(optimizer: torch.optim.Optimizer) -> tuple[list[str], dict[str, torch.Tensor]]:
+    """Return the keys of an optimizer's moments, and the numbers beside them, such as the step.
+
+    AdamW has two moments of each part and its step, Lion only a moment.
+    """
+    keys: dict[str, None] = {}
+    numbers: dict[str, torch.Tensor] = {}
+    for part, entries in optimizer.state.items():
+        for key, value in entries.items():
+            keys[key] = None
+            if getattr(value, "shape", None) != part.shape:
+                numbers[key] = torch.tensor(float(value))
+    return [key for key in keys if key not in numbers], numbers
 
 
 def own_length(weight: Any) -> int:
@@ -210,9 +223,10 @@ def restore_zero_state(engine: Any, state: SavedState) -> None:
     Every rank takes part.
     """
     zero = engine.optimizer
-    make_zero_moments(zero, state)
+    make_zero_state(zero, state)
+    moments, _ = state_of_parts(zero.optimizer)
     for name, weight in zero_weights(engine).items():
-        for key in MOMENTS:
+        for key in moments:
             restore_zero_tensor(zero, weight, state.fetch(f"state.{name}.{key}"), key)
         whole = state.fetch(name)
         restore_zero_tensor(zero, weight, whole, None)
@@ -222,21 +236,28 @@ def restore_zero_state(engine: Any, state: SavedState) -> None:
         zero.update_lp_params()
 
 
-def make_zero_moments(zero: Any, state: SavedState) -> None:
-    """Give the flat parts the saved step, and moments of zeros that are filled later.
+def make_zero_state(zero: Any, state: SavedState) -> None:
+    """Give the flat parts the saved numbers, and moments of zeros that are filled later.
 
     Before the first step, they have no optimizer state of their own.
 
     Args:
         zero: DeepSpeed's optimizer.
     """
-    step = state.fetch(next(name for name in state.names if name.endswith(".step")))
+    moments: dict[str, str] = {}  # a name in the checkpoint by its key
+    numbers: dict[str, str] = {}
+    for name in state.names:
+        if name.startswith("state."):
+            kind = moments if state.has_dimensions(name) else numbers
+            kind[name.rpartition(".")[2]] = name
+    # A weight without dimensions has moments without them
+    step = {key: state.fetch(name) for key, name in numbers.items() if key not in moments}
     parts = getattr(zero, "fp32_partitioned_groups_flat", None)  # ZeRO-3
     if not parts:
         parts = zero.single_partition_of_fp32_groups
     for flat in parts:
-        entry = {"step": step.to(flat.device, copy=True)}
-        for key in MOMENTS:
+        entry = {key: number.to(flat.device, copy=True) for key, number in step.items()}
+        for key in moments:
             entry[key] = torch.zeros_like(flat)
         zero.optimizer.state[flat] = entry
 

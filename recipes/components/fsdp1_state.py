@@ -15,7 +15,7 @@ import torch.distributed as dist
 from accelerate.utils import gather_object
 from torch.distributed.fsdp import FullyShardedDataParallel
 
-from components.deepspeed_state import MOMENTS
+from components.deepspeed_state import state_of_parts
 from components.gathering import gather_parts
 from components.owners import Entry
 
@@ -58,7 +58,7 @@ def flat_weights(model: torch.nn.Module) -> Iterator[tuple[torch.Tensor, Any, to
 def fsdp1_entries(
     model: torch.nn.Module, optimizer: torch.optim.Optimizer, weights: Mapping[str, torch.Tensor]
 ) -> Iterator[Entry]:
-    """Yield an entry for each weight that FSDP1 trains, and for AdamW's state of it.
+    """Yield an entry for each weight that FSDP1 trains, and for the optimizer's state of it.
 
     Every rank takes part. The entries are the same on each, whatever part it has.
 
@@ -67,6 +67,9 @@ def fsdp1_entries(
     """
     names = {weight: name for name, weight in weights.items()}
     lengths = lengths_of_parts(model)
+    of_ranks = gather_object([state_of_parts(optimizer)])
+    moments = dict.fromkeys(key for found, _ in of_ranks for key in found)
+    numbers = dict.fromkeys(key for _, found in of_ranks for key in found)
     for weight, handle, shape in flat_weights(model):
         if weight not in names:  # Frozen
             continue
@@ -75,12 +78,13 @@ def fsdp1_entries(
         whole = partial(join_parts, handle, lengths[weight], shape)
         nbytes = shape.numel() * weight.element_size()
         yield Entry(name, nbytes, partial(whole, weight))
-        for key in MOMENTS:
+        for key in moments:
             # A rank without a part of the weight may have no moments of it.
             moment = state.get(key, torch.zeros_like(weight))
             yield Entry(f"state.{name}.{key}", nbytes, partial(whole, moment))
-        step = state.get("step", torch.zeros(()))
-        yield Entry(f"state.{name}.step", step.nbytes, partial(largest, handle, step))
+        for key in numbers:
+            number = torch.as_tensor(state.get(key, torch.zeros(())))
+            yield Entry(f"state.{name}.{key}", number.nbytes, partial(largest, handle, number))
 
 
 def fsdp1_weight_entries(

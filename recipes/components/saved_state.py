@@ -63,6 +63,10 @@ class SavedState:
         """Return the rank that reads a tensor; 0 if the checkpoint has none of that name."""
         return self._readers[name][0] if name in self._readers else 0
 
+    def has_dimensions(self, name: str) -> bool:
+        """Return whether a tensor of the checkpoint is more than a number."""
+        return len(self._readers[name][1][0]) > 0
+
     def fetch(self, name: str) -> torch.Tensor:
         """Return a whole tensor, on the device if there are several ranks, else on the host.
 

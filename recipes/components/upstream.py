@@ -816,7 +816,8 @@ def undo_allocating_step(
     for weight, master in masters:
         master.data.copy_(weight)
         entry = optimizer.state[master]
-        entry["step"] = entry["step"] * 0  # It is a tensor in torch, a number in bitsandbytes.
+        if "step" in entry:  # It is a tensor in torch, a number in bitsandbytes.
+            entry["step"] = entry["step"] * 0
 
 
 @workaround(
