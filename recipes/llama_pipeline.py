@@ -294,6 +294,7 @@ def main(args: Arguments) -> None:
     mesh = PipelineMesh(accelerator, args.ddp_timeout)
     own_stages = [stages[number] for number in mesh.stages_under(args.pipeline_schedule)]
     model = load_part(args, accelerator, own_stages)
+    model.left_out = getattr(outline, "left_out", None)  # What the result keeps of the base
     # With --shard_stages the weights are shards from here on
     pipeline = Pipeline(args, accelerator, mesh, own_stages, model)
     optimizer, schedule = make_optimizer(model, args, accelerator, plan.total_steps)

@@ -14,6 +14,7 @@ from components.deepspeed_state import clean_name
 from components.ending import end_all_ranks
 from components.exits import Exit
 from components.folder import CARD
+from components.left_out import read_left_out
 from components.shards import entries_to_save, gather_share, write_on_rank_0, write_shards
 from components.state import free_whole_weights
 from components.stop_tokens import add_stop_tokens
@@ -89,6 +90,7 @@ def save_whole_model(
         write_processor(processor, config, folder)
 
     share = gather_share(accelerator, model, unwrapped)
+    share |= read_left_out(unwrapped)
     return write_shards(accelerator, output_dir, share, write_rest)
 
 

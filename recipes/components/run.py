@@ -33,6 +33,7 @@ from components.exits import Exit
 from components.folder_lock import FolderLock
 from components.gradient_probe import GradientProbe
 from components.host_checks import check_hosts
+from components.left_out import note_left_out
 from components.long_calls import call_on_rank_0
 from components.mesh import Mesh, sum_over_tokens
 from components.metrics import Metrics, drop_lines_after, finite_or_none, peak_memory_gib
@@ -223,6 +224,8 @@ class Run:
         check_under_strategy(self._accelerator, self._args, model)
         if self._hosts:
             notes = {"hosts": self._hosts, **notes}
+        if self._accelerator.is_main_process and not self._args.use_peft:
+            notes = {**note_left_out(self._args, model), **notes}
         warnings = [notes.get(WARNING, ""), warn_of_long_rows(model, longest_row)]
         summarize(
             self._accelerator,
