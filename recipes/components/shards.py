@@ -66,6 +66,8 @@ def gather_share(accelerator: Accelerator, model: Any, unwrapped: Any) -> dict[s
     free_whole_weights(model)
     # Where only rank 0 has read the files, the others do not know the names that they had.
     known = getattr(unwrapped, "_weight_conversions", None)
+    if known is not None:  # Under ZeRO-3 transformers also notes those that renamed nothing.
+        known = [conversion for conversion in known if conversion.was_used()]
     unwrapped._weight_conversions = broadcast_object_list([known])[0]
 
     entries = largest_first(entries_of_model(accelerator, model, unwrapped))
