@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Linear layers that must not get adapters, since the adapter would fail or have no effect.
+"""Layers that must not get adapters, since the adapter would fail or have no effect.
 
 peft's "all-linear" takes every layer that is a torch.nn.Linear, and refuses few of these.
 """
 
 import inspect
 import re
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 from transformers.pytorch_utils import Conv1D
@@ -17,6 +19,26 @@ SAME_AS_LINEAR = ("FalconLinear",)
 # Classes that read weights only where no recipe gets: Bloom with `slow_but_exact`, DeBERTa in the
 # decoder of its pre-training
 CALL_THEIR_LAYERS = ("BloomAttention", "BloomMLP", "DisentangledSelfAttention")
+
+# In the names of parts that read no text: towers, and what maps their output to embeddings
+OF_OTHER_INPUTS = re.compile("vision|visual|image|img|audio|multi_modal")
+
+
+def reads_no_text(model: Any, name: str) -> bool:
+    """Return whether a part of a model, such as "model.vision_tower", is for no text."""
+    return model.main_input_name == "input_ids" and bool(OF_OTHER_INPUTS.search(name))
+
+
+def find_layers_to_skip(model: Any, targets: Sequence[str]) -> list[str]:
+    """Return the paths of the layers that --lora_target_modules names, but that get no adapter."""
+    takes_all = targets == ["all-linear"]
+    skipped = set(find_unfit_layers(model)) if takes_all else set()
+    for path, layer in model.named_modules():
+        is_target = any(f".{path}".endswith(f".{target}") for target in targets)
+        if is_target or (takes_all and isinstance(layer, (torch.nn.Linear, Conv1D))):
+            if reads_no_text(model, path):
+                skipped.add(path)
+    return sorted(skipped)
 
 
 def find_unfit_layers(model: torch.nn.Module) -> dict[str, str]:

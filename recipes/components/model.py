@@ -10,7 +10,7 @@ from accelerate import Accelerator
 from torch.distributed.tensor import DTensor
 
 from components import upstream, weights
-from components.adapter_layers import find_unfit_layers
+from components.adapter_layers import find_layers_to_skip, reads_no_text
 from components.arguments import (
     AdapterArguments,
     CommonArguments,
@@ -120,6 +120,9 @@ def set_up_layers(model: "transformers.PreTrainedModel", args: CommonArguments) 
         upstream.silence_int8_casts()
     upstream.keep_4bit_weights_as_loaded(model)
     upstream.keep_frozen_weights_frozen(model)
+    for name, weight in model.named_parameters():
+        if reads_no_text(model, name):  # Weight decay would change it, and DDP wait for it.
+            weight.requires_grad_(False)
     upstream.wrap_layers_that_are_there(model)
     if isinstance(args, LigerArguments) and args.use_liger_kernel:
         from transformers.integrations.liger import apply_liger_kernel
@@ -147,8 +150,7 @@ def add_adapters(
     check_modules_to_save(model, args.modules_to_save)
     new_modules = [*new_modules, *args.modules_to_save]
     options |= {"modules_to_save": new_modules or None, "revision": args.model_revision}
-    if args.lora_target_modules == ["all-linear"]:
-        options["exclude_modules"] = sorted(find_unfit_layers(model)) or None
+    options["exclude_modules"] = find_layers_to_skip(model, args.lora_target_modules) or None
     upstream.silence_old_name_of_checkpointing()
     with upstream.making_whole_adapters(), upstream.copying_split_weights():
         model = wrap_in_adapters(model, lora_config(args, **options), accelerator)

@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from components import varlen
-from components.adapter_layers import find_unfit_layers
+from components.adapter_layers import OF_OTHER_INPUTS, find_unfit_layers, reads_no_text
 from components.arguments import (
     CommonArguments,
     ExpertAdapterArguments,
@@ -48,7 +48,6 @@ TABLES_OF_POSITIONS = {
     "positions_embed",
     "pos_encoding",
 }
-OF_OTHER_INPUTS = re.compile("vision|image|img|audio")  # In the names of parts that read no text
 # Layers that attend by a mask, in which rows of one line can be kept apart
 MASKED_LAYER_TYPES = {"full_attention", "sliding_attention", "chunked_attention"}
 # Found in the source of a model that makes its masks from the positions. OPT and Falcon take
@@ -319,12 +318,17 @@ def find_problem_of_whole_module(model: Any, name: str, ends: set[str]) -> str:
     Args:
         ends: the last parts of the paths of the model's modules.
     """
-    found = [module for path, module in model.named_modules() if f".{path}".endswith(f".{name}")]
+    found = {
+        path: layer for path, layer in model.named_modules() if f".{path}".endswith(f".{name}")
+    }
     if not found:
         close = difflib.get_close_matches(name, sorted(ends), 1)
         meaning = f": did you mean {close[0]}?" if close else ""
         return f"no module of {type(model).__name__} has this name{meaning}"
-    weights = [weight for module in found for weight in module.parameters()]
+    for path in found:
+        if reads_no_text(model, path):
+            return f"{path} reads no text, so that nothing would train it: leave it out"
+    weights = [weight for module in found.values() for weight in module.parameters()]
     if not weights:
         return "it has no weights"
     if any(is_quantized(weight) for weight in weights):
@@ -346,12 +350,16 @@ def find_adapter_problem(model: torch.nn.Module, name: str, linear: set[str]) ->
         linear: the names of the model's linear layers.
     """
     layers = f"Its linear layers are {', '.join(sorted(linear))}"
-    found = [module for path, module in model.named_modules() if f".{path}".endswith(f".{name}")]
+    found = {
+        path: layer for path, layer in model.named_modules() if f".{path}".endswith(f".{name}")
+    }
     if not found:
         close = difflib.get_close_matches(name, linear, 1)
         meaning = f"did you mean {close[0]}? " if close else ""
         return f"no layer of {type(model).__name__} has this name: {meaning}{layers}"
-    for module in found:
+    if all(reads_no_text(model, path) for path in found):
+        return f"{next(iter(found))} reads no text, so that nothing would train it: leave it out"
+    for module in found.values():
         if not isinstance(module, TAKE_ADAPTERS):
             return (
                 f"this is a {type(module).__name__} of {type(model).__name__}, which takes no "
