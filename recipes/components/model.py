@@ -154,12 +154,29 @@ def add_adapters(
     upstream.silence_old_name_of_checkpointing()
     with upstream.making_whole_adapters(), upstream.copying_split_weights():
         model = wrap_in_adapters(model, lora_config(args, **options), accelerator)
+    keep_running_statistics(model)
     split_adapters(model, accelerator)
     use_dora = isinstance(args, LoraVariantArguments) and args.use_dora
     upstream.leave_casts_to_autocast(model, accelerator, use_dora)
     upstream.cast_for_zero3(model, accelerator)
     upstream.wrap_adapters_for_fsdp1(model, accelerator)
     return model
+
+
+def keep_running_statistics(model: torch.nn.Module) -> None:
+    """Have BatchNorm of the frozen base compute as in evaluations: no adapter has its statistics.
+
+    Those of modules that are trained whole beside the adapters are saved with them.
+    """
+
+    def stay_as_it_is(mode: bool = True) -> Any:
+        """Take the place of `Module.train`, which the training loop calls."""
+
+    for path, module in model.named_modules():
+        is_frozen = ".modules_to_save." not in path
+        if is_frozen and isinstance(module, torch.nn.modules.batchnorm._NormBase):
+            module.eval()
+            module.train = stay_as_it_is
 
 
 def wrap_in_adapters(model: torch.nn.Module, config: Any, accelerator: Accelerator) -> Any:

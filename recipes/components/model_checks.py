@@ -333,6 +333,8 @@ def find_problem_of_whole_module(model: Any, name: str, ends: set[str]) -> str:
         return "it has no weights"
     if any(is_quantized(weight) for weight in weights):
         return "it is quantized, and only its adapters can be trained: leave it out"
+    if not model.all_tied_weights_keys:  # Some models have no embeddings to ask for.
+        return ""
     tied = (model.get_input_embeddings(), model.get_output_embeddings())
     if None not in tied and tied[0].weight is tied[1].weight:
         if any(weight is tied[0].weight for weight in weights):
