@@ -55,6 +55,7 @@ def rules_of_json(data: dict) -> Iterator[Finding]:
     yield from values_of_sections_are_readable(data)
     yield from stage_is_a_number(data)
     yield from field_has_one_name(data)
+    yield from zero_keeps_the_order_of_weights(data)
     yield from zero3_can_save_by_json(data)
     yield from stage_offloads_it_by_json(data)
     yield from one_precision_is_on(data)
@@ -220,6 +221,14 @@ def field_has_one_name(data: dict) -> Iterator[Finding]:
 def zero_stage_of(data: dict) -> int:
     """Return the ZeRO stage of a JSON."""
     return as_read({}, data)["deepspeed_config"]["zero_stage"]
+
+
+def zero_keeps_the_order_of_weights(data: dict) -> Iterator[Finding]:
+    """ZeRO links weights in another order (stage_1_and_2.py, _link_all_hp_params)."""
+    path = "zero_optimization.round_robin_gradients"
+    if zero_stage_of(data) in (1, 2) and is_true(json_value(data, path)):
+        reason = "DeepSpeed itself looks for weights in their old order, and checkpoints are wrong"
+        yield finding(RECIPE, path, reason, [delete(path)])
 
 
 def zero3_can_save_by_json(data: dict) -> Iterator[Finding]:
