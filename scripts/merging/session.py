@@ -15,6 +15,7 @@ from datasets import disable_progress_bars
 from transformers.utils import logging
 
 from components import __version__
+from components.left_out import find_placed
 from exits import Exit, stop
 from generation.loading import check_base_weights, default_device
 from generation.questions import columns_of_run
@@ -88,6 +89,8 @@ def read_job(args: argparse.Namespace) -> Job:
     skeleton = read_skeleton(adapter)
     files = shards.find_files(adapter.base, adapter.revision)
     check_base_weights(adapter.source)
+    # As from_pretrained does: by them a parameter finds its tensors in the files again
+    _, skeleton.model._weight_conversions = find_placed(skeleton.model, files.names)
     plan = make_plan(adapter, skeleton, files.names)
     tokenizer = checking.load_tokenizer(adapter.source.tokenizer, adapter.revision)
     settings = dict(adapter.arguments.get("chat_template_kwargs") or {})
