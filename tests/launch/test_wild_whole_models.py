@@ -1,0 +1,451 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Nothing of a base is lost without a word, and nothing seems to be trained that is not.
+
+Each tensor in the files of a base is in the result of a run of all weights, or the run says that it
+is not. Each adapter that is saved was trained. Base and saved adapter have the loss that the run
+has logged last. Merged adapters are what peft merges, whatever names the files of the base have.
+"""
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+from fnmatch import fnmatch
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+from peft import PeftModel
+from PIL import Image
+from safetensors.torch import load_file, save_file
+from torch.nn.functional import cross_entropy
+from transformers import (
+    AutoConfig,
+    AutoImageProcessor,
+    AutoModelForCausalLM,
+    AutoModelForImageClassification,
+    AutoModelForImageTextToText,
+    AutoModelForMaskedLM,
+    AutoTokenizer,
+    LevitConfig,
+    LevitForImageClassification,
+    ViTImageProcessor,
+)
+
+from launching import REPO, read_metrics, rehearse, run
+
+STEPS = ("--max_steps", "3", "--per_device_train_batch_size", "4", "--learning_rate", "1e-2")
+LAYERS = {
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "intermediate_size": 64,
+}
+TEXT = LAYERS | {
+    "vocab_size": 320,
+    "head_dim": 8,
+    "max_position_embeddings": 512,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+    "initializer_range": 0.1,
+}
+VISION = {"hidden_size": 32, "intermediate_size": 64, "patch_size": 14}
+LINEAR_ATTENTION = {
+    "layer_types": ["linear_attention", "full_attention"],
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 8,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+}
+MIXTURE = {
+    "n_routed_experts": 4,
+    "n_shared_experts": 1,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32,
+    "n_group": 1,
+    "topk_group": 1,
+    "first_k_dense_replace": 1,
+    "num_nextn_predict_layers": 1,
+}
+LATENT_ATTENTION = {
+    "num_key_value_heads": 4,
+    "kv_lora_rank": 16,
+    "q_lora_rank": 16,
+    "qk_rope_head_dim": 8,
+    "qk_nope_head_dim": 8,
+    "v_head_dim": 8,
+}
+# {family: (its class, its config, tensors that published files have and no class loads)}
+FAMILIES = {
+    "llama": (AutoModelForCausalLM, TEXT, []),
+    "gemma3": (
+        AutoModelForImageTextToText,
+        {
+            "text_config": TEXT | {"sliding_window": 16},
+            "vision_config": VISION
+            | {"num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 28},
+            "image_token_index": 300,
+            "boi_token_index": 301,
+            "eoi_token_index": 302,
+            "mm_tokens_per_image": 4,
+        },
+        [],
+    ),
+    "qwen3_5": (
+        AutoModelForImageTextToText,
+        {
+            "text_config": TEXT | LINEAR_ATTENTION | {"mtp_num_hidden_layers": 1},
+            "vision_config": VISION
+            | {"depth": 1, "num_heads": 2, "out_hidden_size": 32, "num_position_embeddings": 16},
+            "image_token_id": 300,
+            "video_token_id": 301,
+            "vision_start_token_id": 302,
+            "vision_end_token_id": 303,
+        },
+        ["mtp.fc.weight", "mtp.layers.0.mlp.up_proj.weight"],
+    ),
+    "glm4_moe": (
+        AutoModelForCausalLM,
+        TEXT | MIXTURE,
+        ["model.layers.46.eh_proj.weight", "model.layers.46.self_attn.q_proj.weight"],
+    ),
+    "deepseek_v3": (
+        AutoModelForCausalLM,
+        TEXT | MIXTURE | LATENT_ATTENTION,
+        ["model.layers.61.eh_proj.weight", "model.layers.61.shared_head.norm.weight"],
+    ),
+}
+WITH_ADAPTERS = ["llama", "gemma3", "qwen3_5"]
+
+
+# ---- Bases ----
+def make_base(tiny, family, folder):
+    """Make a tiny base of a family, whose files have what published ones have besides."""
+    auto_class, settings, others = FAMILIES[family]
+    torch.manual_seed(0)
+    auto_class.from_config(AutoConfig.for_model(family, **settings)).save_pretrained(folder)
+    AutoTokenizer.from_pretrained(tiny / "model").save_pretrained(folder)
+    tensors = tensors_of(folder) | {name: torch.randn(32, 32) for name in others}
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+
+
+@pytest.fixture(scope="module")
+def base_of(tiny, once):
+    return lambda family: once(f"base_{family}", partial(make_base, tiny, family))
+
+
+@pytest.fixture(scope="module")
+def rows(short_of):
+    """The flags of few rows."""
+    return ["--dataset_name", short_of("llama") / "data" / "train.jsonl"]
+
+
+def tensors_of(folder, pattern="model*.safetensors"):
+    tensors = {}
+    for path in folder.glob(pattern):
+        tensors |= load_file(path)
+    return tensors
+
+
+def train(*flags, script="llama"):
+    done = run(sys.executable, REPO / "recipes" / f"{script}.py", *STEPS, *flags)
+    assert done.returncode == 0, done.output[-4000:]
+    return done.output
+
+
+# ---- All weights ----
+def parts_not_in_result(output):
+    """The names, as in "model.visual.*", that a run says are in the base and not in the result."""
+    lines = [
+        line for line in output.splitlines() if re.search("not in the result: .* has no ", line)
+    ]
+    if not lines:
+        return []
+    words = lines[-1].partition(" has no ")[2].split(", ")
+    return [word.partition(" (")[0] for word in words]
+
+
+def is_named(tensor, parts):
+    return any(fnmatch(tensor, part) for part in parts)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_each_tensor_of_the_base_is_in_the_result_or_is_named(family, base_of, rows, tmp_path):
+    base = base_of(family)
+    output = train(*rows, "--model_name_or_path", base, "--output_dir", tmp_path / "run")
+    before = tensors_of(base)
+    after = tensors_of(tmp_path / "run")
+    parts = parts_not_in_result(output)
+    lost = before.keys() - after.keys()
+    assert lost == {name for name in before if is_named(name, parts)}
+    assert not after.keys() - before.keys()
+    unused = set(FAMILIES[family][2]) - lost
+    for name in unused:
+        assert torch.equal(after[name], before[name])
+    # Both at the start, where it is folded to the width of the screen, and at the end
+    summary = json.loads((tmp_path / "run" / "run.json").read_text())["summary"]
+    assert all(part in summary["base files"] for part in parts)
+    dry = train(*rows, "--model_name_or_path", base, "--output_dir", tmp_path / "dry", "--dry_run")
+    assert all(part in dry for part in parts)
+    assert ("base files:" in dry) == bool(lost | unused)
+    # Nothing in config.json names layers that are not there
+    config = json.loads((tmp_path / "run" / "config.json").read_text())
+    layers = config.get("num_nextn_predict_layers") or config.get("mtp_num_hidden_layers") or 0
+    assert bool(layers) == bool(unused)
+    loaded, report = AutoModelForCausalLM.from_pretrained(
+        tmp_path / "run", output_loading_info=True
+    )
+    assert not report["missing_keys"]
+    assert not report["mismatched_keys"]
+    check_what_was_trained(family, before, after)
+
+
+def check_what_was_trained(family, before, after):
+    """Text trains no part that reads images, not even by weight decay, and all others."""
+    for name in after.keys() & before.keys() - set(FAMILIES[family][2]):
+        is_same = torch.equal(before[name], after[name])
+        reads_images = "vision" in name or "multi_modal" in name
+        # An expert that no token chose, and the bias by which experts are chosen
+        may_stay = ".experts." in name or "e_score_correction_bias" in name
+        assert is_same == reads_images or may_stay, name
+
+
+def test_tensors_of_a_bin_file_count_too(base_of, rows, tmp_path):
+    base = tmp_path / "base"
+    shutil.copytree(base_of("glm4_moe"), base)
+    torch.save(tensors_of(base), base / "pytorch_model.bin")
+    (base / "model.safetensors").unlink()
+    train(*rows, "--model_name_or_path", base, "--output_dir", tmp_path / "run")
+    before = tensors_of(base_of("glm4_moe"))
+    after = tensors_of(tmp_path / "run")
+    assert before.keys() == after.keys()
+    for name in FAMILIES["glm4_moe"][2]:
+        assert torch.equal(before[name], after[name])
+
+
+def test_the_head_of_another_task_is_named(tiny_of, tmp_path):
+    """An encoder loses the head of its pre-training, and a result has none that nothing trained."""
+    tiny = tiny_of("bert")
+    config = AutoConfig.from_pretrained(tiny / "model")
+    AutoModelForMaskedLM.from_config(config).save_pretrained(tmp_path / "base")
+    AutoTokenizer.from_pretrained(tiny / "model").save_pretrained(tmp_path / "base")
+    flags = ["--model_name_or_path", tmp_path / "base", "--output_dir", tmp_path / "run"]
+    output = train("--dataset_name", tiny / "data" / "train.jsonl", *flags, script="bert")
+    lost = tensors_of(tmp_path / "base").keys() - tensors_of(tmp_path / "run").keys()
+    assert lost
+    assert all(is_named(name, parts_not_in_result(output)) for name in lost)
+
+
+@pytest.mark.parametrize("config", ["ddp", "deepspeed_zero3"])
+@pytest.mark.parametrize("family", ["gemma3", "glm4_moe"])
+def test_two_ranks_keep_what_one_keeps(config, family, base_of, rows, tmp_path):
+    flags = ["--model_name_or_path", base_of(family), "--output_dir", tmp_path / "run"]
+    done = rehearse(config, *rows, *STEPS, *flags, "--dtype", "float32", num_processes=2)
+    assert done.returncode == 0, done.output[-4000:]
+    before = tensors_of(base_of(family))
+    after = tensors_of(tmp_path / "run")
+    assert before.keys() == after.keys()
+    check_what_was_trained(family, before, after)
+
+
+# ---- Adapters ----
+@pytest.mark.parametrize("targets", [("all-linear",), ("q_proj", "v_proj", "fc1")])
+def test_no_adapter_is_saved_that_nothing_trains(targets, base_of, rows, tmp_path):
+    family = "gemma3"
+    flags = ["--use_peft", "--lora_target_modules", *targets]
+    flags += ["--model_name_or_path", base_of(family), "--output_dir", tmp_path / "run"]
+    if "fc1" in targets:  # Only the tower has such layers
+        done = run(sys.executable, REPO / "recipes" / "llama.py", *rows, *STEPS, *flags)
+        assert done.returncode == 64, done.output
+        last = done.output.strip().splitlines()[-1]
+        assert "--lora_target_modules fc1: " in last
+        assert "reads no text" in last
+        flags.remove("fc1")
+    train(*rows, *flags)
+    check_adapters_are_trained(tmp_path / "run")
+
+
+def check_adapters_are_trained(folder):
+    adapters = tensors_of(folder, "adapter_model.safetensors")
+    seconds = [name for name in adapters if ".lora_B." in name]
+    assert seconds
+    assert [name for name in seconds if not adapters[name].any()] == []
+
+
+def test_a_part_that_reads_no_text_is_not_trained_whole(base_of, rows, tmp_path):
+    flags = ["--use_peft", "--modules_to_save", "multi_modal_projector"]
+    flags += ["--model_name_or_path", base_of("gemma3"), "--output_dir", tmp_path / "run"]
+    done = run(sys.executable, REPO / "recipes" / "llama.py", *rows, *STEPS, *flags)
+    assert done.returncode == 64, done.output
+    last = done.output.strip().splitlines()[-1]
+    assert "--modules_to_save multi_modal_projector: " in last
+    assert "reads no text" in last
+
+
+@pytest.mark.parametrize("family", WITH_ADAPTERS)
+def test_merged_adapters_are_what_peft_merges(family, base_of, rows, tmp_path):
+    base = base_of(family)
+    flags = ["--use_peft", "--model_name_or_path", base, "--output_dir", tmp_path / "run"]
+    train(*rows, *flags)
+    check_adapters_are_trained(tmp_path / "run")
+    merge = [REPO / "scripts" / "merge.py", tmp_path / "run", tmp_path / "merged"]
+    done = run(sys.executable, *merge, "--num_prompts", "8")
+    assert done.returncode == 0, done.output[-4000:]
+    model = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base), tmp_path / "run")
+    expected = model.merge_and_unload().state_dict()
+    found = AutoModelForCausalLM.from_pretrained(tmp_path / "merged").state_dict()
+    assert found.keys() == expected.keys()
+    for name, weight in expected.items():
+        torch.testing.assert_close(found[name], weight, rtol=0, atol=1e-6, msg=name)
+    before = tensors_of(base)
+    after = tensors_of(tmp_path / "merged")
+    assert before.keys() == after.keys()
+    adapted = tensors_of(tmp_path / "run", "adapter_model.safetensors")
+    changed = {name for name in before if not torch.equal(before[name], after[name])}
+    assert len(changed) == len([name for name in adapted if ".lora_B." in name])
+
+
+# ---- Running statistics ----
+def make_images(folder, means, rows_of_split):
+    rng = np.random.default_rng(0)
+    for split, number in rows_of_split.items():
+        for label, mean in zip(("dark", "light", "white"), means, strict=False):
+            (folder / split / label).mkdir(parents=True)
+            for i in range(number):
+                pixels = rng.normal(mean, 20, (64, 64, 3)).clip(0, 255).astype("uint8")
+                Image.fromarray(pixels).save(folder / split / label / f"{i}.png")
+
+
+def make_levit(folder):
+    """Make a tiny LeViT, whose statistics are far from those of the images, with two classes."""
+    torch.manual_seed(0)
+    config = LevitConfig(
+        image_size=64,
+        hidden_sizes=[16, 24, 32],
+        num_attention_heads=[2, 2, 2],
+        depths=[1, 1, 1],
+        key_dim=[8, 8, 8],
+        attention_ratio=[2, 2, 2],
+        num_labels=2,
+        down_ops=[["Subsample", 8, 2, 4, 2, 2], ["Subsample", 8, 3, 4, 2, 2]],
+    )
+    model = LevitForImageClassification(config)
+    for module in model.modules():
+        if isinstance(module, torch.nn.modules.batchnorm._BatchNorm):
+            module.running_mean.normal_()
+    model.save_pretrained(folder / "model")
+    ViTImageProcessor(size={"height": 64, "width": 64}).save_pretrained(folder / "model")
+    make_images(folder / "two", (170, 200), {"train": 16, "test": 8})
+    make_images(folder / "three", (120, 170, 200), {"train": 12, "test": 6})
+
+
+@pytest.fixture(scope="module")
+def levit(once):
+    return once("levit", make_levit)
+
+
+ADAPT = (
+    "--use_peft",
+    "--augmentation",
+    "none",
+    "--save_steps",
+    "4",
+    "--per_device_train_batch_size",
+)
+ADAPT += ("8", "--max_steps", "8", "--eval_steps", "4", "--learning_rate", "3e-3")
+
+
+def adapt(levit, data, output_dir, *flags):
+    places = ["--model_name_or_path", levit / "model", "--dataset_name", levit / data]
+    command = [sys.executable, REPO / "recipes" / "vit.py", *ADAPT, *places, *flags]
+    done = run(*command, "--output_dir", output_dir)
+    assert done.returncode == 0, done.output[-4000:]
+
+
+@pytest.mark.parametrize(
+    ("data", "flags"),
+    [
+        ("two", []),
+        ("two", ["--modules_to_save", "classifier"]),  # has a BatchNorm, which is trained
+        ("three", []),  # the same with a new head
+    ],
+)
+def test_base_and_saved_adapter_have_the_loss_that_was_logged_last(data, flags, levit, tmp_path):
+    adapt(levit, data, tmp_path / "run", *flags)
+    logged = read_metrics(tmp_path / "run")[1][-1]["eval_loss"]
+    labels = sorted(path.name for path in (levit / data / "test").iterdir())
+    base = AutoModelForImageClassification.from_pretrained(
+        levit / "model", num_labels=len(labels), ignore_mismatched_sizes=True
+    )
+    model = PeftModel.from_pretrained(base, tmp_path / "run").eval()
+    processor = AutoImageProcessor.from_pretrained(tmp_path / "run", backend="pil")
+    losses = []
+    for label, name in enumerate(labels):
+        for path in (levit / data / "test" / name).iterdir():
+            with torch.no_grad():
+                logits = model(**processor(Image.open(path), return_tensors="pt")).logits
+            losses.append(cross_entropy(logits, torch.tensor([label])).item())
+    assert np.mean(losses) == pytest.approx(logged, abs=1e-4)
+
+
+def test_a_run_with_running_statistics_resumes_bit_for_bit(levit, tmp_path):
+    adapt(levit, "three", tmp_path / "whole")
+    shutil.copytree(tmp_path / "whole", tmp_path / "cut")
+    shutil.rmtree(tmp_path / "cut" / "checkpoint-8")
+    for name in ("adapter_model.safetensors", "status.json"):
+        (tmp_path / "cut" / name).unlink()
+    adapt(levit, "three", tmp_path / "cut")
+    whole = tensors_of(tmp_path / "whole", "adapter_model.safetensors")
+    resumed = tensors_of(tmp_path / "cut", "adapter_model.safetensors")
+    assert whole.keys() == resumed.keys()
+    assert [name for name in whole if not torch.equal(whole[name], resumed[name])] == []
+
+
+# ---- What a DeepSpeed JSON may ask for ----
+def deepspeed_yaml(folder, **keys):
+    config = {
+        "train_micro_batch_size_per_gpu": "auto",
+        "gradient_accumulation_steps": "auto",
+        "gradient_clipping": "auto",
+        "zero_optimization": {"stage": 2, "contiguous_gradients": True},
+    }
+    for key, value in keys.items():
+        part = config["zero_optimization"] if key == "round_robin_gradients" else config
+        part[key] = value
+    (folder / "ds.json").write_text(json.dumps(config))
+    (folder / "zero2.yaml").write_text(
+        "compute_environment: LOCAL_MACHINE\ndistributed_type: DEEPSPEED\n"
+        f"deepspeed_config:\n  deepspeed_config_file: {folder}/ds.json\n"
+        "num_machines: 1\nnum_processes: 2\n"
+    )
+    return folder / "zero2.yaml"
+
+
+def rehearse_llama(config, tiny, rows, folder):
+    script = [REPO / "scripts" / "rehearse.py", "--device", "cpu", "--config_file", config]
+    flags = ["--model_name_or_path", tiny / "model", "--dtype", "float32", "--output_dir", folder]
+    return run(sys.executable, *script, REPO / "recipes" / "llama.py", *rows, *STEPS, *flags)
+
+
+def test_gradients_may_be_reduced_in_16_bits(tiny, rows, tmp_path):
+    config = deepspeed_yaml(tmp_path, communication_data_type="bf16")
+    done = rehearse_llama(config, tiny, rows, tmp_path / "run")
+    assert done.returncode == 0, done.output[-4000:]
+
+
+@pytest.mark.cold("the recipe looks for its launch among the processes above it")
+def test_an_order_of_weights_that_deepspeed_itself_does_not_know_is_refused(tiny, rows, tmp_path):
+    config = deepspeed_yaml(tmp_path, round_robin_gradients=True)
+    check = [sys.executable, str(REPO / "scripts" / "check_config.py"), "--recipes", str(config)]
+    checked = subprocess.run(check, capture_output=True, text=True, check=False)
+    assert checked.returncode != 0
+    done = rehearse_llama(config, tiny, rows, tmp_path / "run")
+    assert done.returncode == 64, done.output[-4000:]
+    for output in (checked.stdout, done.output):
+        assert "round_robin_gradients" in output
+        assert "delete round_robin_gradients" in output
+    assert not (tmp_path / "run" / "metrics.jsonl").exists()
