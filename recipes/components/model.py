@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The model: a quantized base, adapters, kernels, and what saves memory."""
 
+import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -148,6 +149,8 @@ def add_adapters(
         return model
     check_adapters(model, args.lora_target_modules)
     check_modules_to_save(model, args.modules_to_save)
+    if os.path.isdir(args.model_name_or_path):  # peft writes it into adapter_config.json
+        vars(model)["name_or_path"] = os.path.abspath(args.model_name_or_path)
     new_modules = [*new_modules, *args.modules_to_save]
     options |= {"modules_to_save": new_modules or None, "revision": args.model_revision}
     options["exclude_modules"] = find_layers_to_skip(model, args.lora_target_modules) or None

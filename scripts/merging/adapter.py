@@ -114,6 +114,8 @@ def find_unsupported(config: Any) -> Iterator[str]:
 def find_other_base(base: str, arguments: Mapping[str, Any]) -> Iterator[str]:
     """Yield a problem if the run was on another base than the one that its adapters name."""
     trained_on = arguments.get("model_name_or_path", base)
+    if Path(base).is_absolute() and not Path(trained_on).exists():
+        return  # It is a path from the folder in which the training was started.
     if Path(trained_on).resolve() != Path(base).resolve():
         yield (
             f"adapter_config.json names the base {base}, but run.json says that the adapters were "
