@@ -116,11 +116,6 @@ def find_misfits_of_model(args: CommonArguments, size: int, ranks: int) -> Itera
     if config is None:
         return
     yield from find_misfits_of_config(config.get_text_config(), size, ranks)
-    if getattr(config, "quantization_config", None):
-        yield (
-            f"--ep_size: {args.model_name_or_path} is quantized, and its experts are stored in "
-            "ways that are not split: leave --ep_size out"
-        )
 
 
 def find_misfits_of_config(config: Any, size: int, ranks: int | None = None) -> Iterator[str]:

@@ -21,10 +21,6 @@ from components.hub_ids import is_path
 from components.model_folder import recipe_for
 from components.status import fail
 
-OTHER_HEAD = (
-    "under ZeRO-3 transformers cannot change a head to another number of classes: use another "
-    "YAML, or a model without this head"
-)
 # transformers' words for a model that none of an AutoModel's classes takes
 OTHER_KIND = re.compile(r"Unrecognized configuration class <class '(?:\w+\.)*(\w+)'>")
 TOKENIZER_FILES = ("tokenizer", "vocab", "merges", "spiece", "sentencepiece")
@@ -66,8 +62,6 @@ def fail_to_load(what: str, name: str, error: Exception) -> NoReturn:
         kind = kind_of_config(other_kind[1])
         problem = f"{name}: a model of type {kind} does not fit this recipe"
         fail(Exit.USAGE, ": ".join(filter(None, [problem, recipe_for(kind)])))
-    if "ignore_mismatched_sizes" in str(error):  # transformers advises it although it is set.
-        fail(Exit.USAGE, problem, OTHER_HEAD)
     may_be_at_hub = not (Path(name).exists() or is_path(name))
     if what != "model" and may_be_at_hub and isinstance(error, (OSError, ValueError)):
         problem = f"{name}: no such folder here, and no {what} from the hub: {reason}"

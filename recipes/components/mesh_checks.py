@@ -225,7 +225,7 @@ def read_model_config(args: CommonArguments) -> Any:
         return AutoConfig.from_pretrained(
             args.model_name_or_path, revision=args.model_revision, trust_remote_code=False
         )
-    except (OSError, ValueError):
+    except Exception:  # Each kind of config raises exceptions of its own.
         return None
 
 

@@ -21,7 +21,12 @@ from components.arguments import (
 )
 from components.loading import build_without_weights, loading
 from components.mesh import Mesh
-from components.model_checks import check_adapters, check_modules_to_save
+from components.model_checks import (
+    check_adapters,
+    check_modules_to_save,
+    check_weights_are_read,
+    refuse_quantized_base,
+)
 from components.split_adapters import split_adapters
 from components.strategy import compute_dtype
 
@@ -36,21 +41,11 @@ def load_pretrained(
     Args:
         auto_class: one of transformers' AutoModel classes.
     """
-    model = call_from_pretrained(auto_class, args, accelerator)
+    model, report = load_with_report(auto_class, args, accelerator)
+    check_weights_are_read(args, model, report)
     if Mesh.of(accelerator).sp > 1:
         upstream.name_size_of_heads(model)
     return model
-
-
-def load_with_report(
-    auto_class: Any, args: CommonArguments, accelerator: Accelerator, **options: Any
-) -> tuple["transformers.PreTrainedModel", Mapping[str, Any]]:
-    """Return the model, as `load_pretrained` does, and a report of what its files did not hold.
-
-    Args:
-        options: further arguments of from_pretrained.
-    """
-    return call_from_pretrained(auto_class, args, accelerator, output_loading_info=True, **options)
 
 
 def outline_of(auto_class: Any, args: CommonArguments) -> "transformers.PreTrainedModel":
@@ -68,19 +63,27 @@ def outline_of(auto_class: Any, args: CommonArguments) -> "transformers.PreTrain
         return weights.make_skeleton(auto_class, args.model_name_or_path, options)
 
 
-def call_from_pretrained(
+def load_with_report(
     auto_class: Any, args: CommonArguments, accelerator: Accelerator, **options: Any
-) -> Any:
-    """Return what from_pretrained returns with the options of the arguments and further ones."""
+) -> tuple["transformers.PreTrainedModel", Mapping[str, Any]]:
+    """Return the model, as `load_pretrained` does, and a report of what its files did not hold.
+
+    Args:
+        options: further arguments of from_pretrained, of a model whose head may be new.
+    """
+    has_new_head = bool(options)
     options = {
         "dtype": args.dtype,
         "attn_implementation": args.attn_implementation,
         "quantization_config": quantization(args, accelerator),
         "revision": args.model_revision,
         "trust_remote_code": False,
+        "output_loading_info": True,
+        "ignore_mismatched_sizes": True,  # These weights are in the report.
         **options,
     }
     with loading("model", args.model_name_or_path):
+        refuse_quantized_base(args, accelerator, has_new_head)
         if args.dry_run:
             return build_without_weights(auto_class, args.model_name_or_path, **options)
         return weights.load_pretrained(auto_class, accelerator, args.model_name_or_path, **options)

@@ -5,12 +5,12 @@ import difflib
 import inspect
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from accelerate import Accelerator
-from transformers import PreTrainedModel
+from transformers import BitsAndBytesConfig, PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from components import varlen
@@ -23,8 +23,10 @@ from components.arguments import (
     QuantizationArguments,
 )
 from components.exits import Exit
+from components.mesh_checks import read_model_config
 from components.model_folder import why_not_causal
 from components.packing import takes_one_line
+from components.plugins import fsdp_plugin
 from components.state import running_statistics
 from components.status import fail
 from components.strategy import Strategy
@@ -55,6 +57,75 @@ MASKED_LAYER_TYPES = {"full_attention", "sliding_attention", "chunked_attention"
 MASKS_BY_POSITION = re.compile(
     r'mask\w*\([^)]*position_ids=position_ids|"position_ids": position_ids'
 )
+
+
+# ---- Files ----
+def refuse_quantized_base(
+    args: CommonArguments, accelerator: Accelerator, has_new_head: bool
+) -> None:
+    """End with 64 if the files hold quantized weights that would not be read as such.
+
+    Only those of bitsandbytes can be trained on, under the flags that say how they are stored. A
+    new head beside them would be quantized too.
+    """
+    config = read_model_config(args)
+    if config is None:
+        return  # Loading the model says what is wrong.
+    stored = getattr(config, "quantization_config", None)
+    stored = stored or getattr(config.get_text_config(), "quantization_config", None)
+    if not stored:
+        return
+    method = stored.get("quant_method", "bitsandbytes")
+    fix = "use the unquantized model"
+    if method == "bitsandbytes" and isinstance(args, QuantizationArguments) and not has_new_head:
+        options: Any = BitsAndBytesConfig.from_dict(stored)
+        names = ["load_in_8bit", "load_in_4bit"]
+        if options.load_in_4bit:
+            names += ["bnb_4bit_quant_type", "bnb_4bit_use_double_quant"]
+        others = [name for name in names if getattr(args, name) != getattr(options, name)]
+        stored_as = str(options.bnb_4bit_quant_storage).removeprefix("torch.")
+        if others:
+            flags = " ".join(f"--{name} {getattr(options, name)}" for name in others)
+            fix = f"pass {flags}, or {fix}"
+        elif options.load_in_4bit and fsdp_plugin(accelerator) and stored_as != args.dtype:
+            fix = f"FSDP cannot shard {stored_as}: {fix}, or ddp.yaml"
+        else:
+            return
+    name = f"--model_name_or_path {args.model_name_or_path}"
+    fail(Exit.USAGE, f"{name}: its weights are quantized ({method}): {fix}")
+
+
+def check_weights_are_read(
+    args: CommonArguments,
+    model: PreTrainedModel,
+    report: Mapping[str, Any],
+    has_new_head: bool = False,
+) -> None:
+    """End with 64 if weights of a model are random, since its files do not hold them.
+
+    Args:
+        report: that of from_pretrained.
+        has_new_head: whether those of the head, and of a pooler, may be new.
+    """
+    shapes = {name: (stored, made) for name, stored, made in report["mismatched_keys"]}
+    names = sorted({*report["missing_keys"], *shapes})
+    if has_new_head:
+        names = [name for name in names if is_of_body(name, model) and ".pooler." not in name]
+    if not names:
+        return
+    listed = ", ".join(names[:3])
+    problem = f"its files lack {len(names)} of its weights, such as {listed}: use a whole model"
+    if names[0] in shapes:
+        says = f"the shape {[*shapes[names[0]][0]]}, config.json says {[*shapes[names[0]][1]]}"
+        problem = f"the weights of {names[0]} have {says}"
+    fail(Exit.USAGE, f"--model_name_or_path {args.model_name_or_path}: {problem}")
+
+
+def is_of_body(name: str, model: PreTrainedModel) -> bool:
+    """Return whether a weight of a classifier belongs to the model below its head."""
+    if model.base_model is model:  # CLIP's and a few others, whose head comes last
+        return not name.startswith(f"{list(model._modules)[-1]}.")
+    return name.startswith(f"{model.base_model_prefix}.")
 
 
 # ---- Rows and arguments ----

@@ -43,12 +43,10 @@ def load_pretrained(auto_class: Any, accelerator: Accelerator, name: str, **opti
     if Mesh.of(accelerator).ep > 1:
         return load_spread(auto_class, accelerator, name, options)
     if not may_broadcast(accelerator, options):
-        if stays_whole(accelerator) and not options.get("output_loading_info"):
+        if stays_whole(accelerator) and not {"id2label", "num_labels"} & options.keys():
             options |= options_of_whole_model(accelerator, options)
         return auto_class.from_pretrained(name, **options)
     skeleton = make_skeleton(auto_class, name, options)
-    if getattr(skeleton.config, "quantization_config", None):  # The files are quantized.
-        return auto_class.from_pretrained(name, **options)
     if can_be_broadcast(skeleton, accelerator):
         return load_on_rank_0(auto_class, accelerator, name, options, skeleton)
     read_on_every_rank(accelerator)
@@ -62,7 +60,7 @@ def load_split(
     splits = DistributedConfig(tp_size=Mesh.of(accelerator).tp)
     with upstream.splitting_over(accelerator):
         loaded = auto_class.from_pretrained(name, distributed_config=splits, **options)
-    # Classifiers ask for from_pretrained's report of missing weights too
+    # With from_pretrained's report of missing weights
     model = loaded[0] if options.get("output_loading_info") else loaded
     # Otherwise save_pretrained waits on the writing rank for ranks that do not call it.
     del model.config.distributed_config
@@ -81,13 +79,14 @@ def load_spread(auto_class: Any, accelerator: Any, name: str, options: Mapping[s
     mesh = accelerator.expert_mesh
     spread = DistributedConfig(fsdp_size=size, ep_size=size, ep_implementation="all_to_all")
     with upstream.spreading_experts_over(mesh, accelerator.device):
-        model = auto_class.from_pretrained(name, distributed_config=spread, **options)
+        loaded = auto_class.from_pretrained(name, distributed_config=spread, **options)
+    model = loaded[0] if options.get("output_loading_info") else loaded
     # Otherwise save_pretrained waits on the writing rank for ranks that do not call it.
     del model.config.distributed_config
     release_files(model)
     if fsdp_plugin(accelerator) is not None:
         shard_copies(model, mesh, accelerator)
-    return model
+    return loaded
 
 
 def release_files(model: torch.nn.Module) -> None:

@@ -76,10 +76,10 @@ def track(path: Path) -> None:
     def load_and_note(auto_class: Any, accelerator: Accelerator, *args: Any, **options: Any) -> Any:
         moments.write()
         moments.note(accelerator, "begin")
-        model = load(auto_class, accelerator, *args, **options)
+        loaded = load(auto_class, accelerator, *args, **options)
         moments.on_host = loads_to_host(accelerator)
-        moments.note(accelerator, "loaded", model)
-        return model
+        moments.note(accelerator, "loaded", loaded[0])
+        return loaded
 
     def prepare_and_end(self: Accelerator, *args: Any, **kwargs: Any) -> Any:
         result = prepare(self, *args, **kwargs) if moments.on_host else args

@@ -119,11 +119,3 @@ def test_models_without_experts_or_a_plan_are_refused():
     [no_plan] = find_misfits_of_config(NllbMoeConfig(), 2)
     assert "no plan by which to spread the experts of a nllb-moe model" in no_plan
     assert number_of_experts(MixtralConfig(num_local_experts=6)) == 6
-
-
-def test_a_quantized_mixture_is_refused(tmp_path, problems_of):
-    config = MixtralConfig(num_local_experts=4)
-    config.quantization_config = {"quant_method": "gptq", "bits": 4}
-    config.save_pretrained(tmp_path)
-    [problem] = problems_of(2, "--ep_size", "2")
-    assert "is quantized" in problem

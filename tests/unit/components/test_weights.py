@@ -172,7 +172,9 @@ def test_deepspeed_gets_the_type_to_which_it_would_cast(stage, precision, dtype)
 
 def test_new_weights_are_drawn_on_the_host():
     """So that a new head is the same under every strategy: a GPU draws other numbers."""
-    assert "device_map" not in options_of(with_engine(device=GPU), output_loading_info=True)
+    assert "device_map" not in options_of(with_engine(device=GPU), id2label={0: "a"})
+    assert "device_map" not in options_of(with_engine(device=GPU), num_labels=1)
+    assert "device_map" in options_of(with_engine(device=GPU), output_loading_info=True)
 
 
 def test_quantized_weights_keep_the_type_that_was_asked_for():
