@@ -97,6 +97,7 @@ from components.export import save_model
 from components.labels import Classes, add_labels, find_classes, label_tensors, read_label
 from components.lines import Line
 from components.mesh import sum_over_rows
+from components.mesh_checks import read_model_config
 from components.model_checks import base_model_of, check_model
 from components.optimizer import make_optimizer
 from components.padding import pad_texts
@@ -211,6 +212,7 @@ def load_data(args: Arguments, tokenizer: Any) -> tuple[Rows, Rows | None, Class
     #     dataset = train_rows.dataset.filter(lambda row: row["length"] >= 8)
     #     train_rows = dataclasses.replace(train_rows, dataset=dataset)
     classes = find_classes(train_rows, args, args.dataset_name, args.label_column)
+    classes = classes.in_order_of(read_model_config(args))
     train_rows = add_labels(train_rows, classes, args)
     train_rows, held_out = hold_out_rows(train_rows, args, evaluate=evaluate)
     if eval_split is None:
@@ -266,14 +268,14 @@ def main(args: Arguments) -> None:
     eval_loader = plan.evaluation_loader(eval_rows, collator)
 
     # ---- Model, optimizer, schedule ----
-    model = load_classifier(
+    model, of_head = load_classifier(
         AutoModelForSequenceClassification, args, classes.names, accelerator, task_type="SEQ_CLS"
     )
     config = base_model_of(model).config
     config.pad_token_id = tokenizer.pad_token_id  # decoders classify at the last token before it
     longest = longest_row(train_rows, eval_rows)
     check_model(args, model, train_rows.largest_token(tokenizer), longest)
-    notes = describe_rows(train_rows, eval_rows)
+    notes = describe_rows(train_rows, eval_rows) | of_head
     first = train_rows.dataset[0]
     notes["labels"] = classes.describe()
     notes["batch"] = plan.describe("rows", lengths.mean())

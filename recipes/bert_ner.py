@@ -278,14 +278,14 @@ def main(args: Arguments) -> None:
     eval_loader = plan.evaluation_loader(eval_rows, collator)
 
     # ---- Model, optimizer, schedule ----
-    model = load_classifier(
+    model, of_head = load_classifier(
         AutoModelForTokenClassification, args, names, accelerator, task_type="TOKEN_CLS"
     )
     config = base_model_of(model).config
     config.pad_token_id = tokenizer.pad_token_id
     longest = longest_row(train_rows, eval_rows)
     check_model(args, model, train_rows.largest_token(tokenizer), longest)
-    notes = describe_rows(train_rows, eval_rows)
+    notes = describe_rows(train_rows, eval_rows) | of_head
     notes["labels"] = describe_tags(count_tags(train_rows), tag_ids)
     notes["batch"] = plan.describe("rows", lengths.mean())
     notes["sample"] = show_tags(train_rows.dataset[0], tokenizer, tag_ids)

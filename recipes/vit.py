@@ -105,6 +105,7 @@ from components.labels import (
 from components.lines import Line
 from components.loading import loading
 from components.mesh import sum_over_rows
+from components.mesh_checks import read_model_config
 from components.optimizer import make_optimizer
 from components.rows import Rows, Split, describe_rows, hold_out_rows, prepare_rows
 from components.run import Run
@@ -163,6 +164,7 @@ def load_data(args: Arguments) -> tuple[Images, Images | None, Classes]:
     #     train_rows = dataclasses.replace(train_rows, dataset=dataset)
     column = args.label_column_name or "label"
     classes = find_classes(train_rows, args, args.dataset_name, column)
+    classes = classes.in_order_of(read_model_config(args))
     train_rows = add_labels(train_rows, classes, args)
     train_rows, held_out = hold_out_rows(train_rows, args, evaluate=evaluate)
     train_images = Images(train_rows, train_split.dataset)
@@ -321,10 +323,12 @@ def main(args: Arguments) -> None:
         eval_loader = plan.evaluation_loader(eval_rows, collator)
 
     # ---- Model, optimizer, schedule ----
-    model = load_classifier(AutoModelForImageClassification, args, classes.names, accelerator)
+    model, of_head = load_classifier(
+        AutoModelForImageClassification, args, classes.names, accelerator
+    )
     config = model.config
     upstream.cast_pixels(model)
-    notes = describe_rows(train_rows, eval_rows)
+    notes = describe_rows(train_rows, eval_rows) | of_head
     first = train_rows.dataset[0]
     path = train_images.encoded[int(first["row"]) - 1]["image"]["path"]
     notes["labels"] = classes.describe()

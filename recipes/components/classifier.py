@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A classifier: a model with a new head, which is trained as a whole even beside adapters."""
 
-from collections.abc import Mapping, Sequence
+import contextlib
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -12,9 +13,11 @@ from torch.utils.data import DataLoader
 
 from components import upstream
 from components.arguments import CommonArguments
-from components.labels import label_metrics
+from components.labels import compared, label_metrics, names_of_head
 from components.mesh import gather_rows, sum_over_rows
+from components.mesh_checks import read_model_config
 from components.model import add_adapters, load_with_report, quantization, set_up_layers
+from components.model_checks import check_weights_are_read, is_of_body
 from components.run import Run
 
 # Names without a number, which only layers in blocks have: a new layer must not be quantized
@@ -27,33 +30,65 @@ def load_classifier(
     class_names: Sequence[str],
     accelerator: Accelerator,
     task_type: str | None = None,
-) -> torch.nn.Module:
+) -> tuple[torch.nn.Module, dict[str, str]]:
     """Return a model with a head for these classes, quantized and with adapters if requested.
 
-    What the weights on disk do not contain is new: the head and, in some models, a pooler. It is
-    drawn from the seed, alike on every rank, and trained as a whole even beside adapters.
+    What the weights on disk do not contain is new: the head and, in some models, a pooler. So is a
+    head for other classes than these. It is drawn from the seed, alike on every rank, and trained
+    as a whole even beside adapters. With the model comes a line of the summary if its head is new.
 
     Args:
         auto_class: one of transformers' AutoModel classes.
         class_names: [] for the regression of one number.
         task_type: peft's name of the task, if it has one.
     """
+    old_names = names_of_head(read_model_config(args))
     with upstream.drawing_new_weights_from(args.seed):
         model, report = load_with_report(
             auto_class,
             args,
             accelerator,
             quantization_config=quantization(args, accelerator, OUTSIDE_OF_BLOCKS),
-            ignore_mismatched_sizes=True,
             **head_options(class_names, task_type),
         )
-    new_modules = find_new_modules(report)
+    check_weights_are_read(args, model, report, has_new_head=True)
+    new_weights = {*report["missing_keys"], *(name for name, *_ in report["mismatched_keys"])}
+    if class_names and old_names != [compared(name) for name in class_names]:
+        # transformers keeps the head of other classes if they are as many
+        new_weights |= draw_rows(model, len(class_names), args.seed, besides=new_weights)
+    new_modules = find_new_modules(new_weights)
     upstream.share_new_modules(model, new_modules, accelerator)
     set_seed(args.seed)  # ranks that made no new weights drew less, and adapters are drawn next
     upstream.leave_embeddings_to_accelerate(model)
     upstream.save_weights_by_their_own_names(model)
     set_up_layers(model, args)
-    return add_adapters(model, args, accelerator, new_modules, task_type=task_type)
+    notes = {"head": "new: the base has none for these classes"} if new_modules else {}
+    return add_adapters(model, args, accelerator, new_modules, task_type=task_type), notes
+
+
+def draw_rows(model: Any, num_classes: int, seed: int, besides: Collection[str]) -> set[str]:
+    """Draw the weights of a head with a row per class from the seed, and return their names.
+
+    Args:
+        besides: names of weights that are new already.
+    """
+    names = set()
+    set_seed(seed)
+    for name, weight in model.named_parameters():
+        shape = getattr(weight, "ds_shape", weight.shape)
+        if name in besides or is_of_body(name, model) or shape[:1] != (num_classes,):
+            continue
+        names.add(name)
+        weight._is_hf_initialized = False
+        gathered = contextlib.nullcontext()
+        if hasattr(weight, "ds_shape"):  # ZeRO-3 has split the weight
+            import deepspeed
+
+            gathered = deepspeed.zero.GatheredParameters([weight], modifier_rank=0)
+        with gathered:
+            model._init_weights(model.get_submodule(name.rpartition(".")[0]))
+        weight._is_hf_initialized = True
+    return names
 
 
 def head_options(class_names: Sequence[str], task_type: str | None) -> dict[str, Any]:
@@ -72,16 +107,10 @@ def head_options(class_names: Sequence[str], task_type: str | None) -> dict[str,
     return options
 
 
-def find_new_modules(report: Mapping[str, Any]) -> list[str]:
-    """Return the names of the modules whose weights are new.
-
-    Args:
-        report: transformers' loading info.
-    """
-    missing = list(report["missing_keys"])
-    missing += [name for name, *_ in report["mismatched_keys"]]
+def find_new_modules(new_weights: Collection[str]) -> list[str]:
+    """Return the names of the modules whose weights are new."""
     modules = set()
-    for name in missing:
+    for name in new_weights:
         if name.startswith(
             "classifier."
         ):  # peft trains a classifier of several layers as one module

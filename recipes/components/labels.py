@@ -58,6 +58,17 @@ def read_label(value: Any, names: Sequence[str] | None, column: str) -> dict[str
 
 
 # ---- All labels ----
+def compared(name: Any) -> str:
+    """Return the name of a class as it is compared: NEGATIVE is negative, and LABEL_1 is 1."""
+    return str(name).strip().casefold().removeprefix("label_")
+
+
+def names_of_head(config: Any) -> list[str]:
+    """Return the names that a config gives to the rows of its model's head, as `compared`."""
+    names = getattr(config, "id2label", None) or {}
+    return [compared(name) for _, name in sorted(names.items())]
+
+
 @dataclass(frozen=True)
 class Classes:
     """The classes of the training rows, ordered by number, then alphabetically.
@@ -72,6 +83,14 @@ class Classes:
     def names(self) -> list[str]:
         """The names of the classes, each at the index that is its number."""
         return list(self.num_rows)
+
+    def in_order_of(self, config: Any) -> "Classes":
+        """Return the classes in the order of a model's head, if its config names the same ones."""
+        names = {compared(name): name for name in self.num_rows}
+        order = names_of_head(config)
+        if len(names) < len(self.num_rows) or sorted(order) != sorted(names):
+            return self
+        return Classes({names[name]: self.num_rows[names[name]] for name in order})
 
     def describe(self) -> str:
         """Return the classes and their rows, for the start summary."""

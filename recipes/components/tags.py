@@ -142,7 +142,7 @@ def names_of_tags(split: Split, columns: Sequence[str]) -> list[str] | None:
 
 def names_in_config(config: PretrainedConfig) -> list[str] | None:
     """Return the names of the tags that a model was trained on, None if it has none of its own."""
-    names = list((config.id2label or {}).values())
+    names = [name for _, name in sorted((config.id2label or {}).items())]
     if names == [f"LABEL_{number}" for number in range(len(names))]:  # transformers' default
         return None
     return names

@@ -72,7 +72,7 @@ def with_adapters(recipe, folder, accelerator, *flags):
         module.Arguments, words=["--model_name_or_path", name, "--use_peft", *flags]
     )
     if recipe in CLASSIFIERS:
-        return load_classifier(CLASSIFIERS[recipe], args, ["one", "other"], accelerator)
+        return load_classifier(CLASSIFIERS[recipe], args, ["one", "other"], accelerator)[0]
     if recipe == "t5":
         return module.load_model(args, accelerator, load_tokenizer(name))
     return module.load_model(args, accelerator)

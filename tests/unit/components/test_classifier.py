@@ -33,7 +33,8 @@ def test_a_new_head_of_two_layers_is_trained_beside_adapters(tmp_path):
     words = ["--model_name_or_path", str(tmp_path), "--use_peft"]
     args = parse_arguments(ClassifierArguments, words=words)
     auto_class, alone = AutoModelForSequenceClassification, fake_accelerator()
-    model = load_classifier(auto_class, args, ["a", "b"], alone, task_type="SEQ_CLS")
+    model, notes = load_classifier(auto_class, args, ["a", "b"], alone, task_type="SEQ_CLS")
+    assert "new" in notes["head"]
     model(input_ids=torch.tensor([[1, 2, 3]]), labels=torch.tensor([1])).loss.backward()
     gradients = {
         name: weight.grad for name, weight in model.named_parameters() if weight.requires_grad
