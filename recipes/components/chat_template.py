@@ -119,10 +119,9 @@ class ChatTemplate:
 
     @cached_property
     def around_answer(self) -> tuple[str, str]:
-        """What the template writes before and behind an answer, apart from tokens of its own.
+        """What the template writes before and behind an answer that is no token: "" if nothing.
 
-        Before are the tags of reasoning that was not given. Behind is an end of turn that only
-        looks like a token, such as <|im_end|> with a tokenizer that lacks it. "" if it is nothing.
+        Such as the tags of reasoning that was not given, or an <|im_end|> that is mere text.
         """
         try:
             prompt = self.render(EXAMPLE.up_to(1), add_generation_prompt=True)

@@ -42,10 +42,8 @@ def generate(
 def greedy_options(model: Any) -> dict[str, Any]:
     """Return the arguments of generate by which the likeliest token is taken each time.
 
-    What generate is not given it takes from the generation config of the base: a penalty on
-    repeated words, words that are forbidden, a shortest answer. So it is given all of them. What
-    belongs to the format of the model stays: the tokens that begin and end a text, and those that
-    an encoder-decoder forces.
+    What it is not given, a penalty on repeated words for example, it takes from the base. Only the
+    tokens that begin and end a text stay, and those that an encoder-decoder forces.
     """
     neutral = GenerationConfig()
     options = neutral.to_dict() | neutral._get_default_generation_params()

@@ -170,10 +170,7 @@ def add_adapters(
 
 
 def keep_running_statistics(model: torch.nn.Module) -> None:
-    """Have BatchNorm of the frozen base compute as in evaluations: no adapter has its statistics.
-
-    Those of modules that are trained whole beside the adapters are saved with them.
-    """
+    """Have BatchNorm of a frozen base compute as in evaluations: no adapter has its statistics."""
 
     def stay_as_it_is(mode: bool = True) -> Any:
         """Take the place of `Module.train`, which the training loop calls."""

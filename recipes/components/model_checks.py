@@ -446,28 +446,19 @@ def check_under_strategy(
     accelerator: Accelerator, args: CommonArguments, model: torch.nn.Module
 ) -> None:
     """End with 64 if the strategy in force cannot train this model."""
-    check_running_statistics(accelerator, args, model)
+    check_running_statistics(accelerator, model)
     check_output_head(accelerator, args, model)
+    recomputes = args.gradient_checkpointing and not args.use_peft
+    if recomputes and any(running_statistics(model)):
+        cause = "the running statistics of BatchNorm layers would move twice in each step"
+        fail(Exit.USAGE, f"--gradient_checkpointing: {cause}: leave it out")
 
 
-def check_running_statistics(
-    accelerator: Accelerator, args: CommonArguments, model: torch.nn.Module
-) -> None:
-    """End with 64 if the ranks' running statistics would differ, since only rank 0's are saved.
-
-    So it does if recomputation would move them twice a step.
-    """
+def check_running_statistics(accelerator: Accelerator, model: torch.nn.Module) -> None:
+    """End with 64 if the ranks' running statistics would differ, since only rank 0's are saved."""
     strategy = Strategy.of(accelerator)
-    if not any(running_statistics(model)):
-        return
-    base = base_model_of(model)
-    if args.gradient_checkpointing and not args.use_peft:
-        fail(
-            Exit.USAGE,
-            f"--gradient_checkpointing: {type(base).__name__} has BatchNorm layers, whose running "
-            "statistics would move twice in each step: leave the flag out",
-        )
-    if strategy.is_sharded:
+    if strategy.is_sharded and any(running_statistics(model)):
+        base = base_model_of(model)
         fail(
             Exit.USAGE,
             f"{type(base).__name__} has BatchNorm layers, and {strategy.name} does not keep their "

@@ -185,18 +185,14 @@ def describe_rows(train_rows: Rows, eval_rows: Rows | None) -> dict[str, str]:
 
 def warn_of_copies(train_rows: Rows, eval_rows: Rows) -> str:
     """Return a warning if rows to evaluate on equal rows to train on, as prepared, or ""."""
-    held_out = eval_rows.column("hash").tolist()
-    wanted = set(held_out)
-    trained: set[int] = set()  # Only those of held-out rows: all rows may be 100 million
+    held_out = eval_rows.column("hash")
+    is_copy = np.zeros(len(held_out), dtype=bool)
     for hashes in IntColumn.of(train_rows.dataset, "hash").arrays():
-        trained.update(wanted.intersection(hashes.tolist()))
-    number = sum(one in trained for one in held_out)
-    if not number:
+        is_copy |= np.isin(held_out, hashes)
+    if not is_copy.any():
         return ""
-    return (
-        f"{number} of the {len(held_out)} held-out rows are trained on too, so that the evaluation "
-        "is better than on new rows: leave such copies out of the data"
-    )
+    number = f"{is_copy.sum()} of the {len(held_out)} held-out rows are trained on too"
+    return f"{number}: an evaluation is better than on new rows; leave such copies out of the data"
 
 
 def longest_row(train_rows: Rows, eval_rows: Rows | None, column: str = "length") -> int:

@@ -15,7 +15,7 @@ from components.chat_template import ChatTemplate
 from exits import Exit, first_line, stop
 from generation import loading, scoring
 from generation.answering import Answerer, conversation_of, make_decoding
-from generation.printing import PrintableStreamer, printable
+from generation.printing import PrintableStreamer
 from generation.questions import Question, columns_of_run, load_questions
 from generation.recorded import arguments_of_run
 
@@ -60,16 +60,12 @@ def check_output(path: Path | None) -> None:
 
 
 def answer_prompts(answerer: Answerer, prompts: list[str]) -> None:
-    """Stream an answer to each prompt, on its own; print it whole if it ends with a mark."""
-    _, mark = answerer.template.around_answer
-    streamer = None if mark else PrintableStreamer(answerer.template.tokenizer)
+    """Stream an answer to each prompt, on its own."""
+    streamer = PrintableStreamer(answerer.template.tokenizer)
     for prompt in prompts:
         print(f"> {prompt}")
         if prompt.strip():
-            conversation = conversation_of([{"role": "user", "content": prompt}])
-            (answer,) = answerer.answer([conversation], streamer)
-            if mark:
-                print(printable(answer))
+            answerer.answer([conversation_of([{"role": "user", "content": prompt}])], streamer)
 
 
 def score_file(answerer: Answerer, questions: list[Question], args: argparse.Namespace) -> None:

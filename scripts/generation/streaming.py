@@ -148,18 +148,15 @@ class RunningAnswer:
     def _generate(self) -> Reply:
         answerer = self._answerer
         inputs, decoding = answerer.prepare([self._conversation])
-        _, mark = answerer.template.around_answer
         output = answerer.model.generate(
             **inputs,
             **decoding,
-            streamer=None if mark else self._streamer,  # whose parts would have the mark
+            streamer=self._streamer,
             stopping_criteria=StoppingCriteriaList([StopOnEvent(self._stopping)]),
         )
         tokens = output[0, inputs["input_ids"].shape[1] :]
         text = answerer.template.tokenizer.decode(tokens, skip_special_tokens=True)
         text = answerer.template.answer_in(text)
-        if mark:
-            self._streamer.on_finalized_text(text)
         if tokens[-1].item() in decoding["eos_token_id"]:
             return Reply(text, Ending.COMPLETE)
         text = text.rstrip(REPLACEMENT)  # a token may be the half of a character

@@ -20,7 +20,6 @@ from components.stop_tokens import (
     stop_tokens_of_texts,
     stop_tokens_of_turns,
 )
-from components.tokens import tokenize_text
 from merging.prompts import Prompt
 
 
@@ -72,9 +71,8 @@ class Asking:
         """Return the text of each prompt as the template renders it, and its tokens."""
         template = self.template_of(tokenizer)
         rendered = [prompt.render(template) for prompt in self.prompts]
-        if template is None:
-            return rendered, [tokenize_text(text, tokenizer) for text in rendered]
-        return rendered, tokenizer(rendered, add_special_tokens=False)["input_ids"]
+        add_special_tokens = template is None
+        return rendered, tokenizer(rendered, add_special_tokens=add_special_tokens)["input_ids"]
 
     def find_unknown_token(self, model: Any, tokenizer: Any) -> str | None:
         """Return why a model cannot be asked: a tokenizer of another model. None if it can be."""
