@@ -24,8 +24,10 @@ os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PAT
 os.environ |= {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1"}
 
 gc.disable()  # until all is imported: looking for garbage would take a fifth of that time
+import net  # noqa: E402
 import short_jobs  # noqa: E402
 from bench import machine  # noqa: E402  from scripts/
+from golden import Golden  # noqa: E402
 from proof import launch as launching_jobs  # noqa: E402
 from proof.jobs import MAKERS, Run  # noqa: E402
 from tiny import makers  # noqa: E402  from scripts/
@@ -65,6 +67,18 @@ def tiny_of(once):
     The folder has model/, data/train.jsonl and data/test.jsonl (MAKERS of scripts/proof/jobs.py).
     """
     return lambda recipe: once(f"tiny_{recipe}", partial(make_tiny, MAKERS[recipe]))
+
+
+@pytest.fixture(scope="session")
+def net_tiny(once):
+    """A function from a recipe's name to the tiny model and rows of the golden runs (net.py)."""
+    return lambda recipe: once(f"net_{recipe}", partial(net.make_tiny, recipe))
+
+
+@pytest.fixture(scope="session")
+def golden(request):
+    """Recorded figures to hold others against (golden.py)."""
+    return Golden(request.config.getoption("record"))
 
 
 @pytest.fixture(scope="session")
@@ -158,6 +172,10 @@ def gsm8k_model(gsm8k, once):
         subprocess.run([str(word) for word in command], check=True, capture_output=True)
 
     return once("gsm8k", make) / "model"
+
+
+def pytest_addoption(parser):
+    parser.addoption("--record", action="store_true", help="write golden rows (tests/golden.py)")
 
 
 def pytest_configure(config):
