@@ -1,0 +1,123 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A run that is stopped in each step and continued under another YAML has the recorded figures.
+
+The golden row is that of a run in one process that nothing stopped (test_cells.py): a checkpoint
+holds all that training changes, whatever wrote it and whatever reads it.
+"""
+
+import pytest
+
+import net
+from net import Cell
+
+# DDP runs forward once before the loop; otherwise this is the second micro-batch of the first step
+STOP = {"at": "forward 2", "do": "SIGTERM", "rank": 0}
+STOP_OF_STAGES = {"at": "step 2", "do": "SIGTERM", "rank": 0}  # They are parts of a model
+
+
+def on(config, ranks=2, sharing=1, **options):
+    return Cell(config, ranks=ranks, sharing=sharing, **options)
+
+
+ONE = Cell()
+ENGINES = [
+    on("ddp"),
+    on("fsdp1_full_shard"),
+    on("deepspeed_zero3"),
+    on("fsdp2_full_shard"),
+    on("tp", sharing=2),
+    on("deepspeed_zero2"),
+    ONE,
+    on("fsdp1_shard_grad_op"),
+]
+MESHES = [
+    on("deepspeed_ulysses", sharing=2),
+    on("fsdp2_cp", 4, 2),
+    on("deepspeed_zero1"),
+    on("fsdp2_tp", 4, 2),
+    on("fsdp2_hybrid_shard", 4),
+    on("deepspeed_zero0"),
+    ONE,
+]
+BF16 = [
+    on("deepspeed_zero2", precision="bf16"),
+    on("deepspeed_zero3", precision="bf16"),
+    on("fsdp2_full_shard", precision="bf16"),
+    Cell(precision="bf16"),
+]
+NF4 = [
+    Cell(weights="nf4"),
+    on("fsdp2_full_shard", weights="nf4"),
+    on("deepspeed_zero3", weights="nf4"),
+    on("ddp", weights="nf4"),
+]
+ADAPTERS = [
+    Cell(weights="LoRA"),
+    on("deepspeed_zero3", weights="LoRA"),
+    on("tp", sharing=2, weights="LoRA"),
+    on("fsdp1_full_shard", weights="LoRA"),
+]
+ADAM_8BIT = [Cell(flags=("--optim", "adamw_8bit"))] * 2
+EXPERTS = [on("ep", recipe="mixtral"), Cell(recipe="mixtral")]
+PIPELINE = [on("pp", sharing=2, recipe="llama_pipeline")] * 2
+CHAINS = {
+    "engines": ENGINES,
+    "meshes": MESHES,
+    "bf16": BF16,
+    "nf4": NF4,
+    "adapters": ADAPTERS,
+    "8-bit": ADAM_8BIT,
+    "experts": EXPERTS,
+    "pipeline": PIPELINE,
+}
+for recipe in ("llama_dpo", "mistral_pretrain", "mixtral", "t5", "bert", "bert_ner", "vit"):
+    CHAINS[recipe] = [Cell(recipe=recipe), on("deepspeed_zero3", recipe=recipe)]
+
+
+@pytest.mark.parametrize("name", CHAINS)
+def test_a_run_continues_under_another_yaml(name, net_tiny, golden, tmp_path):
+    chain = CHAINS[name]
+    first, last = chain[0], chain[-1]
+    tiny = net_tiny(first.recipe.removesuffix("_pipeline"))
+    for number, cell in enumerate(chain, start=1):
+        if cell is last and number == len(chain):
+            done = net.launch(cell, tiny, tmp_path / "run").expect(0)
+        else:
+            stop = STOP_OF_STAGES if cell.recipe == "llama_pipeline" else STOP
+            done = net.launch(cell, tiny, tmp_path / "run", inject=stop).expect(75)
+        if number > 1:
+            assert "Continuing from" in done.output
+    # A stop writes a checkpoint of its own, and ZeRO-0 tells no norm
+    without = ["checkpoints"]
+    if any(cell.config == "deepspeed_zero0" for cell in chain):
+        without.append("grad_norm")
+    row = {
+        "figures": net.figures(done.folder),
+        "tensors": net.tensors(done.folder),
+        "saved_loss": net.saved_loss(done.folder, tiny),
+    }
+    bound = "bf16" if first.precision == "bf16" else "fp32"
+    golden.check("cells", first.row, row, bound, f"chain of {name}", without)
+
+
+@pytest.mark.parametrize(
+    "cell",
+    [
+        Cell(),
+        Cell(weights="dropout"),
+        Cell(weights="int8"),
+        Cell(precision="bf16"),
+        *(on(config) for config in ("ddp", "fsdp1_full_shard", "fsdp2_full_shard")),
+        *(on(f"deepspeed_zero{stage}", precision="bf16") for stage in (2, 3)),
+        on("tp", sharing=2),
+    ],
+    ids=lambda cell: cell.name.replace(" ", "-"),
+)
+def test_a_run_continues_under_its_own_yaml_bit_for_bit(cell, net_tiny, tmp_path):
+    tiny = net_tiny("llama")
+    whole = net.launch(cell, tiny, tmp_path / "whole").expect(0)
+    stop = STOP | {"at": "forward 9"}
+    net.launch(cell, tiny, tmp_path / "run", inject=stop).expect(75)
+    done = net.launch(cell, tiny, tmp_path / "run").expect(0)
+    assert net.figures(done.folder) == net.figures(whole.folder)
+    assert net.bytes_of_result(done.folder) == net.bytes_of_result(whole.folder)

@@ -1,0 +1,152 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whatever ends a run, the same command continues with the recorded figures, and loses nothing.
+
+Each test ends a run in one way, planted in the libraries below it (tests/inject.py), resumes it
+once and holds all of its lines against the golden row of a run that nothing ended (test_cells.py).
+That a loss of power leaves whole checkpoints is shown by a probe of flushes and renames: a kill
+cannot show it, since the page cache survives.
+"""
+
+import json
+import os
+import shutil
+
+import pytest
+
+import net
+from net import Cell
+
+ONE = Cell()
+TWO = Cell("ddp", ranks=2)
+SHARDED = Cell("fsdp2_full_shard", ranks=2)
+
+
+def ends(at, do="SIGTERM", **fields):
+    return {"at": at, "do": do, **fields}
+
+
+# name: (cell, fault, how it ends); 1 is what a launcher makes of a signal
+ENDINGS = {
+    "SIGTERM in a step": (ONE, ends("forward 14"), 75),
+    "SIGTERM to one rank of two": (TWO, ends("forward 8", rank=1), 75),
+    "SIGTERM to one rank that shards": (SHARDED, ends("forward 8", rank=1), 75),
+    "SIGTERM in an evaluation": (ONE, ends("evaluation 3"), 75),
+    "SIGTERM while rows are prepared": (ONE, ends("map 1"), 75),
+    "SIGTERM while the model is loaded": (ONE, ends("load 1"), 75),
+    "SIGTERM before the first step": (ONE, ends("forward 1"), 75),
+    "SIGINT in a step": (ONE, ends("forward 14", "SIGINT"), 75),
+    "SIGKILL in a step": (ONE, ends("forward 18", "SIGKILL"), -9),
+    "SIGKILL of one rank of two": (TWO, ends("forward 10", "SIGKILL", rank=1), 1),
+    "SIGKILL of one rank that shards": (SHARDED, ends("forward 10", "SIGKILL", rank=0), 1),
+    "a weight that is not finite": (ONE, ends("step 5", "nan weight"), 70),
+    "a full disk": (ONE, ends("step 3", "limit files", size=200_000), 73),
+    "a crash in a save": (ONE, ends("step 3", "crash at change", size=9), -9),
+    "a crash late in a save": (ONE, ends("step 6", "crash at change", size=20), -9),
+}
+
+
+@pytest.mark.parametrize("place", ["forward 10", "load 1"])
+def test_a_rank_that_is_suspended_hangs_no_run(place, net_tiny, golden, tmp_path):
+    """In the loop or before it, the others wait for as long as --ddp_timeout says.
+
+    Then the run ends; or the rank continues, woken by the signal that asks it for its stacks.
+    """
+    tiny = net_tiny("llama")
+    fault = ends(place, "SIGSTOP", rank=1)
+    done = net.launch(TWO, tiny, tmp_path / "run", "--ddp_timeout", "12", inject=fault)
+    assert "File" in done.output  # The stacks
+    if done.code != 0:
+        done = net.launch(TWO, tiny, tmp_path / "run").expect(0)
+    golden.check("cells", TWO.row, row_of(done, tiny), own_name=f"suspended {place}", without=LEFT)
+
+
+LEFT = ["checkpoints"]  # A run that ended has written more of them, or fewer
+
+
+@pytest.mark.parametrize("name", ENDINGS, ids=lambda name: name.replace(" ", "-"))
+def test_a_run_that_ended_goes_on_with_the_recorded_figures(name, net_tiny, golden, tmp_path):
+    cell, fault, code = ENDINGS[name]
+    tiny = net_tiny("llama")
+    net.launch(cell, tiny, tmp_path / "run", inject=fault).expect(code)
+    done = net.launch(cell, tiny, tmp_path / "run").expect(0)
+    golden.check("cells", cell.row, row_of(done, tiny), own_name=name, without=LEFT)
+
+
+def row_of(done, tiny):
+    return {
+        "figures": net.figures(done.folder),
+        "tensors": net.tensors(done.folder),
+        "saved_loss": net.saved_loss(done.folder, tiny),
+    }
+
+
+def test_a_gradient_that_is_not_finite_changes_nothing(net_tiny, golden, tmp_path):
+    tiny = net_tiny("llama")
+    fault = ends("forward 9", "nan gradient")
+    done = net.launch(ONE, tiny, tmp_path / "run", "--nonfinite", "stop", inject=fault).expect(70)
+    done = net.launch(ONE, tiny, tmp_path / "run").expect(0)
+    golden.check("cells", ONE.row, row_of(done, tiny), own_name="not finite", without=LEFT)
+    skipping = net.launch(ONE, tiny, tmp_path / "skip", "--nonfinite", "skip", inject=fault)
+    lines = net.figures(skipping.expect(0).folder)
+    losses = {line["eval_loss"] for line in lines if line["step"] >= 4 and "eval_loss" in line}
+    assert len(losses) == 1  # No step from there on changed a weight
+
+
+def test_a_damaged_checkpoint_is_passed_over_and_an_older_one_read(net_tiny, golden, tmp_path):
+    tiny = net_tiny("llama")
+    net.launch(ONE, tiny, tmp_path / "run", inject=ends("forward 30", "SIGKILL")).expect(-9)
+    newest = max((tmp_path / "run").glob("checkpoint-*"), key=lambda path: int(path.name[11:]))
+    largest = max(newest.iterdir(), key=lambda path: path.stat().st_size)
+    content = bytearray(largest.read_bytes())
+    content[len(content) // 2] ^= 1
+    largest.write_bytes(content)
+    done = net.launch(ONE, tiny, tmp_path / "run").expect(0)
+    assert newest.name in done.output
+    golden.check("cells", ONE.row, row_of(done, tiny), own_name="damage", without=LEFT)
+
+
+def test_a_folder_in_use_is_refused_and_the_run_in_it_goes_on(net_tiny, golden, tmp_path):
+    """The second run is started by the first one's hook, while it waits in a step."""
+    tiny = net_tiny("llama")
+    words = [os.sys.executable, net.ROOT / "recipes" / "llama.py", *net.data_of(tiny)]
+    words += ["--output_dir", tmp_path / "run", *ONE.arguments]
+    fault = ends("forward 14", "run", command=[str(word) for word in words])
+    done = net.launch(ONE, tiny, tmp_path / "run", inject=fault).expect(0)
+    assert "ended with 64" in done.output
+    golden.check("cells", ONE.row, row_of(done, tiny), own_name="in use", without=LEFT)
+
+
+@pytest.mark.parametrize("cell", [ONE, SHARDED], ids=lambda cell: cell.config)
+def test_a_checkpoint_is_flushed_before_it_has_its_name(cell, net_tiny, tmp_path):
+    """And the folder that holds it afterwards: a loss of power leaves whole checkpoints only."""
+    notes = tmp_path / "notes.jsonl"
+    done = net.launch(cell, net_tiny("llama"), tmp_path / "run", notes=notes).expect(0)
+    log = [json.loads(line) for line in notes.read_text().splitlines()]
+    renames = [
+        (number, *event[1:])
+        for number, event in enumerate(log)
+        if event[0] == "rename" and "checkpoint-" in os.path.basename(event[2]) and event[3]
+    ]
+    assert len(renames) >= 3, log
+    for number, source, target, inside in renames:
+        flushed = {event[1] for event in log[:number] if event[0] == "flush"}
+        assert {f"{source}/{name}" for name in inside} | {source} <= flushed
+        assert ["flush", os.path.dirname(target)] in log[number:]
+    assert net.checkpoints(done.folder)
+
+
+def test_a_run_in_the_background_of_which_a_save_is_killed_goes_on(net_tiny, golden, tmp_path):
+    tiny = net_tiny("llama")
+    fault = ends("forward 15", "SIGKILL")
+    net.launch(ONE, tiny, tmp_path / "run", "--async_save", inject=fault).expect(-9)
+    done = net.launch(ONE, tiny, tmp_path / "run", "--async_save").expect(0)
+    golden.check("cells", ONE.row, row_of(done, tiny), own_name="async", without=LEFT)
+
+
+def test_a_result_that_is_there_survives_a_second_call(net_tiny, tmp_path):
+    tiny = net_tiny("llama")
+    first = net.launch(ONE, tiny, tmp_path / "run").expect(0)
+    shutil.copytree(first.folder, tmp_path / "kept")
+    second = net.launch(ONE, tiny, tmp_path / "run").expect(0)
+    assert net.bytes_of_result(second.folder) == net.bytes_of_result(tmp_path / "kept")
+    assert net.figures(second.folder) == net.figures(tmp_path / "kept")
