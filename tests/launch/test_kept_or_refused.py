@@ -1,0 +1,49 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Faults that a reader found in drafts of this code, each held as what has to happen instead."""
+
+import json
+
+import net
+from net import Cell
+
+LORA = Cell(weights="LoRA")
+
+
+def test_a_file_of_flags_is_read_in_both_spellings(net_tiny, tmp_path):
+    flags = tmp_path / "flags.yaml"
+    flags.write_text("learning_rate: 0.00321\n")
+    for words in (["--config", flags], [f"--config={flags}"]):
+        cell = Cell()
+        done = net.launch(cell, net_tiny("llama"), tmp_path / "run", "--dry_run", *words)
+        # The command line has a rate too, and comes before the file
+        assert "learning rate 0.002" in done.expect(0).output
+        script = net.ROOT / "recipes" / "llama.py"
+        data = [*net.data_of(net_tiny("llama")), "--output_dir", tmp_path / "run", "--dry_run"]
+        code, output = net.run([net.sys.executable, script, *data, *words])
+        assert code == 0 and "learning rate 0.00321" in output, output[-3000:]
+
+
+def test_a_state_of_another_shape_is_not_read(net_tiny, tmp_path):
+    """Adapters of rank 8 must not become their own first four."""
+    tiny = net_tiny("llama")
+    stop = {"at": "forward 14", "do": "SIGTERM"}
+    net.launch(LORA, tiny, tmp_path / "run", "--lora_r", "8", inject=stop).expect(75)
+    changed = ["--lora_r", "4", "--allow_change", "lora_r"]
+    done = net.launch(LORA, tiny, tmp_path / "run", *changed)
+    assert done.code not in (0, 75), done.output[-3000:]
+
+
+def test_a_data_set_without_a_row_left_is_refused_in_a_mixture(net_tiny, tmp_path):
+    """And its share is not taken from the rows of another one."""
+    row = {"prompt": "1 + 1?", "completion": "2"}
+    paths = []
+    for name, number in (("one", 1), ("many", 40)):
+        paths.append(tmp_path / f"{name}.jsonl")
+        rows = [row | {"prompt": f"{number} + 1?"} for number in range(number)]
+        paths[-1].write_text("".join(json.dumps(each) + "\n" for each in rows))
+    words = ["--model_name_or_path", net_tiny("llama") / "model", "--dry_run"]
+    words += ["--dataset_name", *paths, "--dataset_weights", "1", "1", "--output_dir", tmp_path]
+    script = net.ROOT / "recipes" / "llama.py"
+    # All but two rows are held out, so that this one is too
+    code, output = net.run([net.sys.executable, script, *words, "--eval_split", "39"])
+    assert code == 65 and "one.jsonl" in output, output[-3000:]
