@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the product makes of texts, files, lengths and configs: the part of the net that names it.
+
+Each function takes plain values and returns plain ones, so that a rewrite of the product changes
+the lines below and no golden file.
+"""
+
+import contextlib
+import io
+from functools import partial
+
+import numpy as np
+
+
+def trained_text(template, messages, tools):
+    """The text of a conversation with what is trained on in [[ ]]; None if it is refused."""
+    from chat_templates import show, tokenizer_of
+    from components.chat import tokenize_conversation
+    from components.chat_template import ChatTemplate
+    from components.conversations import make_conversation
+
+    tokenizer = tokenizer_of(template)
+    try:
+        conversation = make_conversation(messages, tools)
+        row = tokenize_conversation({}, conversation, ChatTemplate(tokenizer), 10**6)
+    except Exception:  # a template may raise anything
+        return None
+    return show(tokenizer, row["input_ids"], [label != -100 for label in row["labels"]])
+
+
+def prepared_rows(folder, tokenizer, skip_bad_rows):
+    """[number, tokens, tokens trained on] of each row that llama.py reads; None if it refuses."""
+    import llama
+    from components.cli import parse_arguments
+
+    words = ["--dataset_name", str(folder), "--eval_strategy", "no", "--max_length", "200"]
+    words += ["--skip_bad_rows"] if skip_bad_rows else []
+    args = parse_arguments(llama.Arguments, "", words)
+    try:
+        with contextlib.redirect_stderr(io.StringIO()):
+            rows, _ = llama.load_data(args, tokenizer)
+    except SystemExit as stopped:
+        return stopped.code
+    found = []
+    for row in rows.dataset:
+        trained_on = sum(label >= 0 for label in row["labels"])
+        found.append([int(row["row"]), tokenizer.decode(row["input_ids"]), int(trained_on)])
+    return found
+
+
+def batches(lengths, sampling, batch, accumulation, ranks, seed, epochs):
+    """The rows of each micro-batch of all ranks, in order, with empty ones."""
+    from components.batches import BatchPlan
+    from components.shuffling import NEWEST
+    from example_arguments import language_model_arguments
+    from fakes import fake_accelerator
+
+    words = f"--train_sampling_strategy {sampling} --per_device_train_batch_size {batch} "
+    words += f"--gradient_accumulation_steps {accumulation} --seed {seed} "
+    words += f"--num_train_epochs {epochs}"
+    plan = BatchPlan(
+        language_model_arguments(*words.split()),
+        fake_accelerator(num_processes=ranks),
+        len(lengths),
+        np.array(lengths),
+    )
+    return [list(map(int, micro_batch)) for micro_batch in plan.batches(NEWEST)]
+
+
+def packed(lengths, width):
+    """The rows of each packed sequence."""
+    from components.lines import pack_rows
+    from fakes import fake_accelerator
+
+    lines = partial(pack_rows, fake_accelerator())(np.array(lengths), width)
+    return [list(map(int, line)) for line in lines]
+
+
+def findings(path):
+    """[path, severity] of what is found in a config for the recipes, in order."""
+    from components.config_files import find_faults, load
+
+    found, _ = find_faults(load(path), for_recipes=True)
+    return [[one.dotted_path, one.severity] for one in found]
