@@ -1,0 +1,364 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Plant known faults one at a time, and see which test of the net catches each.
+
+    python evidence/planted_faults.py                    # all, about a quarter of an hour
+    python evidence/planted_faults.py "best" "flush"     # those whose name has one of these words
+
+The measure of a net is what it catches, not what it covers. Each fault is an edit of a line in a
+worktree of this commit, which the tests of the net launch in place of this checkout (NET_ROOT of
+tests/net.py; the golden subjects import it). It is caught if a test fails that passes without it.
+results/planted_faults.json lists what caught each. Ends with 1 if one is not caught.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+REPO = Path(__file__).resolve().parents[1]
+RESULTS = REPO / "results" / "planted_faults.json"
+C = "recipes/components"
+ONE = "test_cells.py -k single-llama-full"
+STOPS = "test_stops.py -k"
+CHAINS = "test_chains.py -k"
+GOLDEN = "../unit/test_golden.py -k"
+
+
+@dataclass(frozen=True)
+class Planted:
+    """One fault: an edit, and the test that is to catch it.
+
+    Attributes:
+        edits: texts of the file, each there once, and what takes its place.
+        test: of tests/launch, with pytest's -k.
+    """
+
+    name: str
+    file: str
+    edits: tuple[tuple[str, str], ...]
+    test: str
+
+
+def fault(name: str, file: str, *edits: tuple[str, str], test: str = ONE) -> Planted:
+    """Return a fault that is an edit of a file, or several."""
+    return Planted(name, file, edits, test)
+
+
+FAULTS = [
+    fault(
+        "the loss is divided by all tokens",
+        "recipes/llama.py",
+        ("num_trained_on, num_tokens = counts", "num_tokens, num_trained_on = counts"),
+        test="test_judges.py",
+    ),
+    fault(
+        "targets are shifted by one in the batch",
+        f"{C}/packing.py",
+        ("torch.from_numpy(trained_on - 1)", "torch.from_numpy(trained_on)"),
+    ),
+    fault(
+        "labels are shifted by one in the row",
+        f"{C}/chat.py",
+        (
+            "inside = slice(first_token_from(start, encoded, text),",
+            "inside = slice(first_token_from(start, encoded, text) + 1,",
+        ),
+        test=f"{GOLDEN} trained_on",
+    ),
+    fault(
+        "only the first answer of a conversation is trained on",
+        f"{C}/chat.py",
+        (
+            "    for start, end in spans:\n        inside",
+            "    for start, end in spans[:1]:\n        inside",
+        ),
+    ),
+    fault(
+        "the schedule steps twice",
+        f"{C}/optimizer.py",
+        (
+            "self._accelerator.optimizer_step_was_skipped:\n            self._schedule.step()",
+            "self._accelerator.optimizer_step_was_skipped:\n            self._schedule.step()"
+            "\n            self._schedule.step()",
+        ),
+    ),
+    fault(
+        "a resumed run begins one step early",
+        "recipes/llama.py",
+        ("first_step=run.step, order", "first_step=max(run.step - 1, 0), order"),
+        test=f"{STOPS} SIGKILL-in-a-step",
+    ),
+    fault(
+        "the state of the optimizer is not restored",
+        f"{C}/state.py",
+        (
+            "arrived.append(places[name].fill(whole))",
+            "arrived.append(name.startswith('state.') or places[name].fill(whole))",
+        ),
+        test=f"{STOPS} SIGKILL-in-a-step",
+    ),
+    fault(
+        "the best model is not loaded at the end",
+        f"{C}/run.py",
+        (
+            "        if best.step == self.step:\n            return",
+            "        if best.step:\n            return",
+        ),
+    ),
+    fault(
+        "half of the adapters are not saved",
+        f"{C}/export.py",
+        (
+            "        if weight.requires_grad:\n            trained[",
+            "        if weight.requires_grad and 'lora_B' not in name:\n            trained[",
+        ),
+        test="test_cells.py -k single-llama-LoRA",
+    ),
+    fault(
+        "the model is loaded in bf16 without fp32 masters",
+        f"{C}/weights.py",
+        (
+            "if accelerator.state.deepspeed_plugin and dtype and not is_quantized",
+            "if dtype and not is_quantized",
+        ),
+        test="test_cells.py -k 'ddp-llama-full-bf16'",
+    ),
+    fault(
+        "the masters of ZeRO are rounded in a checkpoint",
+        f"{C}/deepspeed_state.py",
+        (
+            "part = weight._hp_mapping.get_hp_fragment(key)",
+            "part = weight._hp_mapping.get_hp_fragment(key).bfloat16().float()",
+        ),
+        test=f"{CHAINS} 'own_yaml and zero2'",
+    ),
+    fault(
+        "the last window of an epoch is dropped",
+        f"{C}/batches.py",
+        (
+            "num_steps = math.ceil(num_lines / (batch_size * batches_per_step))",
+            "num_steps = math.floor(num_lines / (batch_size * batches_per_step))",
+        ),
+        (
+            "self.steps_per_epoch = math.ceil(num_lines / self.rows_per_step)",
+            "self.steps_per_epoch = math.floor(num_lines / self.rows_per_step)",
+        ),
+    ),
+    fault(
+        "gradients are clipped after the step",
+        "recipes/llama.py",
+        (
+            "                if accelerator.sync_gradients:\n                    max_norm",
+            "                optimizer.step()\n                if accelerator.sync_gradients:\n"
+            "                    max_norm",
+        ),
+        (
+            "                optimizer.step()\n                schedule.step()",
+            "                schedule.step()",
+        ),
+        test="test_judges.py",
+    ),
+    fault(
+        "nothing is flushed",
+        f"{C}/checkpoint.py",
+        ("        os.fsync(descriptor)", "        pass"),
+        test=f"{STOPS} flushed",
+    ),
+    fault(
+        "a checkpoint is renamed before it is flushed",
+        f"{C}/checkpoint.py",
+        (
+            "    for path in (staging / PROGRESS, staging / MANIFEST, staging):\n"
+            "        flush(path)\n",
+            "",
+        ),
+        (
+            "    flush(folder)  # Before the one",
+            "    for path in (final / PROGRESS, final / MANIFEST, final):\n        flush(path)\n"
+            "    flush(folder)  # Before the one",
+        ),
+        test=f"{STOPS} flushed",
+    ),
+    fault(
+        "rotation deletes the newest",
+        f"{C}/checkpoint.py",
+        ("for step in ours[limit:]:", "for step in ours[:-limit]:"),
+    ),
+    fault(
+        "a stop ends with another code",
+        f"{C}/run.py",
+        ("            Exit.STOPPED,\n", "            Exit.FAILED,\n"),
+        test=f"{STOPS} SIGTERM-in-a-step",
+    ),
+    fault(
+        "a misspelt key of a YAML is accepted",
+        f"{C}/config_rules_keys.py",
+        ("if len(path) == 1 or not is_comment(path[-1]):", "if len(path) == 1:"),
+        test=f"{GOLDEN} config",
+    ),
+    fault(
+        "evaluations have dropout",
+        f"{C}/perplexity.py",
+        ("    model.eval()\n", "    model.train()\n"),
+        test="test_cells.py -k single-llama-dropout",
+    ),
+    fault(
+        "an evaluation is the mean of its batches' means",
+        f"{C}/perplexity.py",
+        (
+            'torch.stack([token_loss(model, part), batch["counts"][0]])',
+            'torch.stack([token_loss(model, part) / batch["counts"][0], torch.ones(())])',
+        ),
+        test="test_judges.py",
+    ),
+    fault(
+        "the tokens seen are not restored",
+        f"{C}/run.py",
+        ("        self._num_seen = self._restored[self._counted]\n", ""),
+        test=f"{STOPS} SIGKILL-in-a-step",
+    ),
+    fault(
+        "every epoch has the same order",
+        f"{C}/batches.py",
+        ("(self._args.seed, epoch), version)", "(self._args.seed, 0), version)"),
+        test=f"{GOLDEN} batch",
+    ),
+    fault(
+        "norms decay",
+        f"{C}/optimizer.py",
+        ("is_kept = is_bias_or_norm(name)", "is_kept = False"),
+        test="test_judges.py",
+    ),
+    fault(
+        "every rank draws the same dropout",
+        f"{C}/run.py",
+        (
+            "(self._args.seed, step, self._mesh.token_rank)",
+            "(self._args.seed, step, 0)",
+        ),
+        test="test_cells.py -k ddp-llama-dropout",
+    ),
+    fault(
+        "metrics are not cut at a resume",
+        f"{C}/run.py",
+        (
+            "                drop_lines_after(self._folder / name, self.step, self._evaluated)",
+            "                pass",
+        ),
+        test=f"{STOPS} SIGKILL-in-a-step",
+    ),
+    fault(
+        "--config=FILE is ignored",
+        f"{C}/cli.py",
+        (
+            "        if flag != CONFIG_FLAG:\n            others.append(word)\n",
+            "        if equals and flag == CONFIG_FLAG:\n            continue\n"
+            "        if flag != CONFIG_FLAG:\n            others.append(word)\n",
+        ),
+        test="test_kept_or_refused.py -k spellings",
+    ),
+    fault(
+        "a state whose shape shrank is read",
+        f"{C}/state.py",
+        (
+            "    target.copy_(saved)\n    return torch.equal(",
+            "    saved = saved[tuple(map(slice, target.shape))]\n    target.copy_(saved)\n"
+            "    return torch.equal(",
+        ),
+        test="test_kept_or_refused.py -k shape",
+    ),
+    fault(
+        "the share of an empty data set is taken from another one",
+        f"{C}/mixture.py",
+        (
+            '            fail(Exit.DATA, f"{part.name}: --eval_split leaves none',
+            '            own = np.flatnonzero(part_of_row >= 0)\n            str(f"',
+        ),
+        test="test_kept_or_refused.py -k mixture",
+    ),
+    fault(
+        "rows are not prepared again after an edit of one's own module",
+        f"{C}/fingerprints.py",
+        ("                waiting += self._references(file, statement)", "                pass"),
+        test="../launch/test_fingerprints.py -k edit",
+    ),
+]
+
+
+def main() -> None:
+    """Plant the faults that the words of the command choose."""
+    wanted = sys.argv[1:]
+    chosen = [one for one in FAULTS if not wanted or any(word in one.name for word in wanted)]
+    caught = {}
+    with tempfile.TemporaryDirectory(prefix="planted-") as folder:
+        root = Path(folder, "tree")
+        git("worktree", "add", "--quiet", "--detach", root, "HEAD")
+        try:
+            for one in chosen:
+                caught[one.name] = catch(one, root)
+                print(f"{one.name}: {caught[one.name] or 'NOT CAUGHT'}", flush=True)
+        finally:
+            git("worktree", "remove", "--force", root)
+    record(caught)
+    sys.exit(not all(caught.values()))
+
+
+def git(*words: str | Path) -> None:
+    """Run git in this checkout."""
+    subprocess.run(["git", "-C", REPO, *words], check=True)
+
+
+def catch(one: Planted, root: Path) -> str | None:
+    """Return the name of the first test that fails with the fault, or None."""
+    path = root / one.file
+    text = path.read_text()
+    changed = text
+    for before, after in one.edits:
+        assert text.count(before) == 1, (
+            f"{one.name}: {before!r} is there {text.count(before)} times"
+        )
+        changed = changed.replace(before, after)
+    path.write_text(changed)
+    try:
+        return first_failure(one.test, root)
+    finally:
+        path.write_text(text)
+
+
+def first_failure(test: str, root: Path) -> str | None:
+    """Return the first test that fails on a checkout, or None."""
+    file, _, words = test.partition(" -k ")
+    # What is imported in process comes from the worktree, whose tests these then are
+    tests = (root if file.startswith("..") else REPO) / "tests" / "launch"
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-n", "0", tests / file]
+    if words:
+        command += ["-k", words.strip("'")]
+    environment = os.environ | {"NET_ROOT": str(root)}
+    done = subprocess.run(
+        [str(word) for word in command],
+        cwd=root if file.startswith("..") else REPO,
+        env=environment,
+        capture_output=True,
+        text=True,
+    )
+    lines = [line for line in done.stdout.splitlines() if line.startswith("FAILED ")]
+    if done.returncode == 1 and lines:
+        return lines[0].removeprefix("FAILED ").partition(" - ")[0].partition("tests/")[2]
+    if done.returncode != 0:
+        raise RuntimeError(done.stdout[-2000:] + done.stderr[-2000:])
+    return None
+
+
+def record(caught: dict[str, str | None]) -> None:
+    """Write what caught each fault, beside those that did not run now."""
+    known = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+    rows = known | caught
+    kept = {one.name: rows[one.name] for one in FAULTS if one.name in rows}
+    RESULTS.write_text(json.dumps(kept, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
