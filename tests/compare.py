@@ -45,6 +45,8 @@ def main():
                 if commit is not None:
                     git("worktree", "remove", "--force", root)
     lines = differences(sides["before"], sides["after"])
+    if not sides["before"] and not sides["after"]:
+        lines.append("nothing was compared: no launch has these words")
     print("\n".join(lines) or f"{len(sides['after'])} launches are equal to the last bit")
     sys.exit(bool(lines))
 

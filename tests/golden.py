@@ -9,6 +9,7 @@ GOLDEN names another folder of files, and with EXACT every row is recorded (test
 
 import json
 import os
+import tempfile
 from importlib import metadata
 from pathlib import Path
 
@@ -33,13 +34,13 @@ def record(subject, name, row):
     """Write a row among those of its subject."""
     FOLDER.mkdir(parents=True, exist_ok=True)
     path = FOLDER / f"{subject}.json"
-    with FileLock(f"{path}.lock"):
+    # Beside the files it would have to be deleted, which another process may wait for
+    with FileLock(Path(tempfile.gettempdir(), f"golden-{os.getuid()}-{subject}.lock")):
         rows = read(subject) | {name: row}
         versions = {library: metadata.version(library) for library in LIBRARIES}
         lines = [f"{json.dumps(key)}: {json.dumps(rows[key])}" for key in sorted(rows)]
         head = f'{{"versions": {json.dumps(versions)},\n"rows": {{\n'
         path.write_text(head + ",\n".join(lines) + "\n}}\n")
-    Path(f"{path}.lock").unlink(missing_ok=True)
 
 
 def differences(expected, found, bound, where="", without=()):

@@ -9,7 +9,7 @@ FAULT_IN_LIBRARIES is a JSON object or a list of them, each with fields of `Faul
            evaluation N    before its N-th forward pass without
            map N           before the N-th call of Dataset.map: rows are prepared
            load N          before the N-th call of from_pretrained of a model
-    do     SIGTERM, ...    this rank sends itself the signal; with "to": "launcher" or "group" there
+    do     SIGTERM, ...    this rank sends itself the signal
            nan gradient    the gradient of one weight is NaN from here on
            nan weight      a weight is NaN, before the optimizer steps
            limit files     no file can grow beyond "size" bytes, as on a full disk
@@ -44,7 +44,6 @@ class Fault:
     at: str
     do: str
     rank: int | None = None
-    to: str = "rank"
     size: int = 0
     command: tuple = ()
 
@@ -108,13 +107,7 @@ class Injector:
 def do(fault, subject):
     """Do what a fault does."""
     if fault.do.startswith("SIG"):
-        number = getattr(signal, fault.do)
-        if fault.to == "launcher":
-            os.kill(os.getppid(), number)
-        elif fault.to == "group":
-            os.killpg(os.getpgid(0), number)
-        else:
-            os.kill(os.getpid(), number)
+        os.kill(os.getpid(), getattr(signal, fault.do))
     elif fault.do == "run":
         done = subprocess.run(fault.command, env=without_fault(), capture_output=True)
         print(f"ended with {done.returncode}", flush=True)

@@ -2,6 +2,7 @@
 """Faults that a reader found in drafts of this code, each held as what has to happen instead."""
 
 import json
+import sys
 
 import net
 from net import Cell
@@ -19,7 +20,7 @@ def test_a_file_of_flags_is_read_in_both_spellings(net_tiny, tmp_path):
         assert "learning rate 0.002" in done.expect(0).output
         script = net.ROOT / "recipes" / "llama.py"
         data = [*net.data_of(net_tiny("llama")), "--output_dir", tmp_path / "run", "--dry_run"]
-        code, output = net.run([net.sys.executable, script, *data, *words])
+        code, output = net.run([sys.executable, script, *data, *words])
         assert code == 0 and "learning rate 0.00321" in output, output[-3000:]
 
 
@@ -45,5 +46,5 @@ def test_a_data_set_without_a_row_left_is_refused_in_a_mixture(net_tiny, tmp_pat
     words += ["--dataset_name", *paths, "--dataset_weights", "1", "1", "--output_dir", tmp_path]
     script = net.ROOT / "recipes" / "llama.py"
     # All but two rows are held out, so that this one is too
-    code, output = net.run([net.sys.executable, script, *words, "--eval_split", "39"])
+    code, output = net.run([sys.executable, script, *words, "--eval_split", "39"])
     assert code == 65 and "one.jsonl" in output, output[-3000:]

@@ -10,6 +10,7 @@ cannot show it, since the page cache survives.
 import json
 import os
 import shutil
+import sys
 
 import pytest
 
@@ -108,7 +109,7 @@ def test_a_damaged_checkpoint_is_passed_over_and_an_older_one_read(net_tiny, gol
 def test_a_folder_in_use_is_refused_and_the_run_in_it_goes_on(net_tiny, golden, tmp_path):
     """The second run is started by the first one's hook, while it waits in a step."""
     tiny = net_tiny("llama")
-    words = [os.sys.executable, net.ROOT / "recipes" / "llama.py", *net.data_of(tiny)]
+    words = [sys.executable, net.ROOT / "recipes" / "llama.py", *net.data_of(tiny)]
     words += ["--output_dir", tmp_path / "run", *ONE.arguments]
     fault = ends("forward 14", "run", command=[str(word) for word in words])
     done = net.launch(ONE, tiny, tmp_path / "run", inject=fault).expect(0)
