@@ -26,7 +26,12 @@ OTHER_KIND = re.compile(r"Unrecognized configuration class <class '(?:\w+\.)*(\w
 TOKENIZER_FILES = ("tokenizer", "vocab", "merges", "spiece", "sentencepiece")
 TOKENIZER_ENDINGS = (".model", ".tiktoken", ".bpe")
 # Arguments of from_pretrained that say nothing about the config
-ONLY_FOR_WEIGHTS = ("quantization_config", "ignore_mismatched_sizes", "device_map")
+ONLY_FOR_WEIGHTS = (
+    "quantization_config",
+    "ignore_mismatched_sizes",
+    "device_map",
+    "output_loading_info",
+)
 
 
 @contextlib.contextmanager
@@ -92,20 +97,18 @@ def build_without_weights(
     *,
     dtype: str,
     attn_implementation: str | None,
-    output_loading_info: bool = False,
     **options: Any,
-) -> Any:
+) -> tuple[Any, dict[str, Any]]:
     """Return what auto_class.from_pretrained would, but not quantized and on the meta device.
+
+    With the model comes a report in which nothing is missing.
 
     Args:
         auto_class: one of transformers' AutoModel classes.
-        output_loading_info: return the model and a report, as from_pretrained does.
         options: further arguments of from_pretrained.
     """
     of_config = {key: value for key, value in options.items() if key not in ONLY_FOR_WEIGHTS}
     config = AutoConfig.from_pretrained(name, **of_config)
     with torch.device("meta"):
         model = auto_class.from_config(config, dtype=dtype, attn_implementation=attn_implementation)
-    if output_loading_info:
-        return model, {"missing_keys": [], "mismatched_keys": []}
-    return model
+    return model, {"missing_keys": [], "mismatched_keys": []}

@@ -35,8 +35,8 @@ def load_pretrained(auto_class: Any, accelerator: Accelerator, name: str, **opti
     Args:
         auto_class: of transformers, such as AutoModelForCausalLM.
         name: hub id or folder of the model.
-        options: further arguments of from_pretrained; dtype and attn_implementation are needed
-            under FSDP.
+        options: further arguments of from_pretrained; dtype, attn_implementation and
+            output_loading_info=True are needed under FSDP and meshes.
     """
     if Mesh.of(accelerator).tp > 1:
         return load_split(auto_class, accelerator, name, options)
@@ -60,8 +60,7 @@ def load_split(
     splits = DistributedConfig(tp_size=Mesh.of(accelerator).tp)
     with upstream.splitting_over(accelerator):
         loaded = auto_class.from_pretrained(name, distributed_config=splits, **options)
-    # With from_pretrained's report of missing weights
-    model = loaded[0] if options.get("output_loading_info") else loaded
+    model, _ = loaded
     # Otherwise save_pretrained waits on the writing rank for ranks that do not call it.
     del model.config.distributed_config
     release_files(model)
@@ -80,7 +79,7 @@ def load_spread(auto_class: Any, accelerator: Any, name: str, options: Mapping[s
     spread = DistributedConfig(fsdp_size=size, ep_size=size, ep_implementation="all_to_all")
     with upstream.spreading_experts_over(mesh, accelerator.device):
         loaded = auto_class.from_pretrained(name, distributed_config=spread, **options)
-    model = loaded[0] if options.get("output_loading_info") else loaded
+    model, _ = loaded
     # Otherwise save_pretrained waits on the writing rank for ranks that do not call it.
     del model.config.distributed_config
     release_files(model)
@@ -155,7 +154,7 @@ class LoadedOnRank0:
 
     Attributes:
         dtypes: the dtype of each parameter by name: from_pretrained may choose them one by one.
-        loading_info: from_pretrained's report of missing weights, if it was requested.
+        loading_info: from_pretrained's report of missing weights.
     """
 
     dtypes: Mapping[str, torch.dtype]
@@ -186,16 +185,12 @@ def load_on_rank_0(
 ) -> Any:
     """Return from_pretrained's result on rank 0; elsewhere the skeleton, in untouched memory.
 
-    The strategy must broadcast the parameters. Loading info, if requested, is rank 0's everywhere.
+    The strategy must broadcast the parameters. The loading info is rank 0's everywhere.
     """
-    wants_info = bool(options.get("output_loading_info"))
     model: Any = skeleton
     loaded = None
     if accelerator.is_main_process:
-        model = auto_class.from_pretrained(name, **options)
-        loading_info = None
-        if wants_info:
-            model, loading_info = model
+        model, loading_info = auto_class.from_pretrained(name, **options)
         dtypes = {key: weight.dtype for key, weight in model.named_parameters()}
         generation_config = getattr(model, "generation_config", None)
         loaded = LoadedOnRank0(dtypes, generation_config, loading_info)
@@ -205,9 +200,7 @@ def load_on_rank_0(
         model.eval()
         if loaded.generation_config is not None:
             model.generation_config = loaded.generation_config
-    if wants_info:
-        return model, loaded.loading_info
-    return model
+    return model, loaded.loading_info
 
 
 def reserve_memory(model: torch.nn.Module, dtypes: Mapping[str, torch.dtype]) -> None:

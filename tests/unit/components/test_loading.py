@@ -102,7 +102,7 @@ def test_no_advice_is_chosen_by_the_words_of_an_exception(capsys):
 def test_a_dry_run_has_the_shapes_of_the_model_and_reads_no_weights(auto_class, tmp_path):
     CONFIGS[auto_class].save_pretrained(tmp_path)  # and no weights
     options = {"dtype": "bfloat16", "attn_implementation": "eager", "trust_remote_code": False}
-    model = build_without_weights(
+    model, _ = build_without_weights(
         auto_class, str(tmp_path), **options, device_map={"": 0}, quantization_config=object()
     )
     whole = auto_class.from_config(CONFIGS[auto_class])

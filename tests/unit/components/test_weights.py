@@ -100,16 +100,16 @@ def test_under_fsdp_only_rank_0_reads_and_the_others_make_the_same_model(folder,
     monkeypatch.setattr(
         weights, "broadcast_object_list", lambda objects: told.append(objects[0]) or told[:1]
     )
-    options = {"dtype": "float32", "attn_implementation": "sdpa", "quantization_config": None}
+    options = {"dtype": "float32", "attn_implementation": "sdpa", "output_loading_info": True}
     plugin = SimpleNamespace(cpu_ram_efficient_loading=True, ignored_modules=None)
     ranks = [
         with_engine(fsdp=plugin, num_processes=2, is_main_process=main) for main in (True, False)
     ]
-    first = load_pretrained(AutoModelForCausalLM, ranks[0], str(folder), **options)
+    first, _ = load_pretrained(AutoModelForCausalLM, ranks[0], str(folder), **options)
     monkeypatch.setattr(
         AutoModelForCausalLM, "from_pretrained", lambda *_, **__: pytest.fail("a second rank reads")
     )
-    other = load_pretrained(AutoModelForCausalLM, ranks[1], str(folder), **options)
+    other, _ = load_pretrained(AutoModelForCausalLM, ranks[1], str(folder), **options)
 
     assert facts_of(first) == facts_of(other)
     assert other.lm_head.weight is other.model.embed_tokens.weight
