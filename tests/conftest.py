@@ -22,6 +22,10 @@ os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PAT
 # One thread a process: several processes with two spinning threads each take turns on two cores, 50
 # times slower
 os.environ |= {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1"}
+# The kernels that every CPU has, since golden figures are compared across machines: int8 and bf16
+# differ by up to 1e-3 between AVX2 and AVX-512
+os.environ |= {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2"}
+os.environ |= {"MKL_CBWR": "AVX2", "MKL_ENABLE_INSTRUCTIONS": "AVX2"}
 
 gc.disable()  # until all is imported: looking for garbage would take a fifth of that time
 import net  # noqa: E402
