@@ -271,6 +271,18 @@ FAULTS = [
         test="test_kept_or_refused.py -k shape",
     ),
     fault(
+        "state is asked for where no gradient had reached a weight",
+        f"{C}/state.py",
+        ("        forget_unsaved_state(model, optimizer, names)", "        pass"),
+        test="test_kept_or_refused.py -k gradient",
+    ),
+    fault(
+        "the loss scale of fp16 is not saved",
+        f"{C}/state.py",
+        ("        return accelerator.scaler.state_dict()", "        return {}"),
+        test="../unit/components/test_state.py -k accelerates_scaler",
+    ),
+    fault(
         "the share of an empty data set is taken from another one",
         f"{C}/mixture.py",
         (

@@ -15,16 +15,19 @@ FAULT_IN_LIBRARIES is a JSON object or a list of them, each with fields of `Faul
            limit files     no file can grow beyond "size" bytes, as on a full disk
            crash at change SIGKILL before the "size"-th change of the file system from here on
            run             run "command", a list of words, and print how it ended
+    to     who receives a signal: "own" process, its "group" or its "parent", the launcher
     rank   on which rank; on all without it
 
 FAULT_NOTES names a file to which each flush and rename is appended, one JSON list a line.
 """
 
 import functools
+import itertools
 import json
 import os
 import resource
 import runpy
+import shutil
 import signal
 import subprocess
 import sys
@@ -44,6 +47,7 @@ class Fault:
     at: str
     do: str
     rank: int | None = None
+    to: str = "own"
     size: int = 0
     command: tuple = ()
 
@@ -107,7 +111,8 @@ class Injector:
 def do(fault, subject):
     """Do what a fault does."""
     if fault.do.startswith("SIG"):
-        os.kill(os.getpid(), getattr(signal, fault.do))
+        receivers = {"own": os.getpid(), "group": -os.getpgrp(), "parent": os.getppid()}
+        os.kill(receivers[fault.to], getattr(signal, fault.do))
     elif fault.do == "run":
         done = subprocess.run(fault.command, env=without_fault(), capture_output=True)
         print(f"ended with {done.returncode}", flush=True)
@@ -122,6 +127,8 @@ def do(fault, subject):
         resource.setrlimit(resource.RLIMIT_FSIZE, (fault.size, resource.RLIM_INFINITY))
     elif fault.do == "crash at change":
         crash_at_change(fault.size)
+    elif fault.do == "copy at changes":
+        copy_at_changes(*fault.command)
     else:
         raise ValueError(fault.do)
 
@@ -139,17 +146,37 @@ def crash_at_change(number):
         if left[0] == 0:
             os.kill(os.getpid(), signal.SIGKILL)
 
+    at_each_change(count)
+
+
+def copy_at_changes(source, target):
+    """Have each change leave behind what a crash before it would leave: a copy by hard links."""
+    numbers = itertools.count()
+    is_copying = []
+
+    def copy():
+        if not is_copying:
+            is_copying.append(True)
+            shutil.copytree(source, Path(target, str(next(numbers))), copy_function=os.link)
+            is_copying.clear()
+
+    at_each_change(copy)
+
+
+def at_each_change(function):
+    """Call a function before each change of the file system from here on, and each flush."""
+
     def on_event(event, arguments):
         if event in CHANGES or (event == "open" and arguments[2] & WRITES):
-            count()
+            function()
 
     fsync = os.fsync
 
-    def counted(descriptor):
-        count()
+    def flush(descriptor):
+        function()
         fsync(descriptor)
 
-    os.fsync = counted
+    os.fsync = flush
     sys.addaudithook(on_event)
 
 

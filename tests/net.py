@@ -127,6 +127,7 @@ def run(words, env=None, **options):
         stderr=subprocess.STDOUT,
         text=True,
         timeout=TIMEOUT,
+        start_new_session=True,  # A signal to its group does not reach the tests
         **options,
     )
     return done.returncode, done.stdout

@@ -315,6 +315,8 @@ def copy_in_place(
         Whether `own` and the optimizer name the same tensors, and each now has the saved values.
     """
     _init_optim_state(optimizer)  # It takes a step of rate 0, after which all state exists.
+    if any(name.startswith("state.") for name in names):
+        forget_unsaved_state(model, optimizer, names)
     parts = fsdp1_parts(model)
     places = places_of(model, optimizer, parts)
     if places.keys() != set(own):
@@ -330,6 +332,16 @@ def copy_in_place(
         if part == NOTHING:  # FSDP1 expects state only for weights of which the rank has a part.
             optimizer.state.pop(weight, None)
     return all(arrived)
+
+
+def forget_unsaved_state(
+    model: torch.nn.Module, optimizer: torch.optim.Optimizer, saved: Collection[str]
+) -> None:
+    """Drop the optimizer's state of weights that had none: no gradient had reached them."""
+    for name, weight in trained_weights(model, optimizer).items():
+        entries = {f"state.{name}.{saved_key(optimizer, key)}" for key in optimizer.state[weight]}
+        if entries.isdisjoint(saved):
+            optimizer.state.pop(weight)
 
 
 @dataclass(frozen=True)

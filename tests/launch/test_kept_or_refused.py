@@ -2,7 +2,10 @@
 """Faults that a reader found in drafts of this code, each held as what has to happen instead."""
 
 import json
+import shutil
 import sys
+
+from transformers import Dinov2Config, Dinov2ForImageClassification
 
 import net
 from net import Cell
@@ -48,3 +51,19 @@ def test_a_data_set_without_a_row_left_is_refused_in_a_mixture(net_tiny, tmp_pat
     # All but two rows are held out, so that this one is too
     code, output = net.run([sys.executable, script, *words, "--eval_split", "39"])
     assert code == 65 and "one.jsonl" in output, output[-3000:]
+
+
+def test_a_run_with_a_weight_that_no_gradient_reaches_goes_on(net_tiny, tmp_path):
+    """DINOv2 has a token for masked patches, which classifying images never uses."""
+    tiny = tmp_path / "tiny"
+    shutil.copytree(net_tiny("vit"), tiny)
+    config = json.loads((tiny / "model" / "config.json").read_text())
+    kept = ("hidden_size", "num_attention_heads", "num_hidden_layers", "image_size", "patch_size")
+    model = Dinov2ForImageClassification(Dinov2Config(**{key: config[key] for key in kept}))
+    model.save_pretrained(tiny / "model")
+    cell = Cell(recipe="vit")
+    whole = net.launch(cell, tiny, tmp_path / "whole").expect(0)
+    stop = {"at": "forward 14", "do": "SIGTERM"}
+    net.launch(cell, tiny, tmp_path / "run", inject=stop).expect(75)
+    done = net.launch(cell, tiny, tmp_path / "run").expect(0)
+    assert net.figures(done.folder) == net.figures(whole.folder)

@@ -11,6 +11,8 @@ import json
 import os
 import shutil
 import sys
+import time
+from hashlib import sha256
 
 import pytest
 
@@ -62,6 +64,35 @@ def test_a_rank_that_is_suspended_hangs_no_run(place, net_tiny, golden, tmp_path
 
 
 LEFT = ["checkpoints"]  # A run that ended has written more of them, or fewer
+
+
+WITH_LOADER = Cell(riding=("--dataloader_num_workers", "1"))
+# What only the system's own processes have: a warm start (scripts/warm.py) has other parents
+OF_PROCESSES = {
+    "SIGTERM to the launcher": (TWO, ends("forward 8", to="parent", rank=0), 75),
+    "SIGKILL of the launcher": (TWO, ends("forward 8", "SIGKILL", to="parent", rank=0), 1),
+    "SIGTERM to a group with a loader": (WITH_LOADER, ends("forward 14", to="group"), 75),
+}
+
+
+@pytest.mark.cold("a warm process has other parents")
+@pytest.mark.parametrize("name", OF_PROCESSES, ids=lambda name: name.replace(" ", "-"))
+def test_a_run_whose_processes_were_ended_goes_on(name, net_tiny, golden, tmp_path):
+    cell, fault, code = OF_PROCESSES[name]
+    tiny = net_tiny("llama")
+    net.launch(cell, tiny, tmp_path / "run", inject=fault).expect(code)
+    wait_until_ended(tmp_path / "run")
+    done = net.launch(cell, tiny, tmp_path / "run").expect(0)
+    golden.check("cells", cell.row, row_of(done, tiny), own_name=name, without=LEFT)
+
+
+def wait_until_ended(folder):
+    """Ranks without a launcher notice that, save and end."""
+    for _ in range(600):
+        if json.loads((folder / "status.json").read_text())["state"] != "running":
+            return
+        time.sleep(0.1)
+    raise AssertionError("the ranks live on")
 
 
 @pytest.mark.parametrize("name", ENDINGS, ids=lambda name: name.replace(" ", "-"))
@@ -134,6 +165,29 @@ def test_a_checkpoint_is_flushed_before_it_has_its_name(cell, net_tiny, tmp_path
         assert {f"{source}/{name}" for name in inside} | {source} <= flushed
         assert ["flush", os.path.dirname(target)] in log[number:]
     assert net.checkpoints(done.folder)
+
+
+def test_a_crash_at_any_change_of_a_save_leaves_whole_checkpoints(net_tiny, tmp_path):
+    """Three saves, of which the last two delete an older one: what has its name never changes."""
+    copies = tmp_path / "copies"
+    copies.mkdir()
+    fault = ends("step 3", "copy at changes", command=[str(tmp_path / "run"), str(copies)])
+    net.launch(ONE, net_tiny("llama"), tmp_path / "run", inject=fault).expect(0)
+    seen = {}
+    numbers = sorted(int(path.name) for path in copies.iterdir())
+    assert len(numbers) > 60
+    for folder in [*(copies / str(number) for number in numbers), tmp_path / "run"]:
+        names = [path.name[len("checkpoint-") :] for path in folder.glob("checkpoint-*")]
+        steps = [int(name) for name in names if name.isdigit()]
+        for step in steps:
+            found = {}
+            for file in (folder / f"checkpoint-{step}").iterdir():
+                found[file.name] = sha256(file.read_bytes()).digest()
+            first = seen.setdefault(step, found)
+            is_being_deleted = step < max(steps)
+            assert found == first or (is_being_deleted and found.items() <= first.items()), folder
+        assert steps or not seen  # From the first save on there is always one
+    assert {3, 6, 8} <= seen.keys()
 
 
 def test_a_run_in_the_background_of_which_a_save_is_killed_goes_on(net_tiny, golden, tmp_path):
