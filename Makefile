@@ -201,38 +201,38 @@ test-hosts: install-dev  ## two hosts in network namespaces lose each other, and
 	python -m pytest -q -rs tests/hosts
 
 proof: install  ## measure every strategy and the planner; write the tables
-	python scripts/parity.py --json results/parity.json
-	python scripts/validate_planner.py --json results/planner.json
-	python scripts/track_ranks.py --json results/planner_ranks.json
-	python scripts/host_memory.py --json results/host_memory.json
-	python scripts/benchmark_loading.py --json results/loading.json
-	python scripts/checkpoint_memory.py --json results/checkpoint_memory.json
-	python scripts/activations.py --json results/activations.json
-	python scripts/model_families.py --warm --json results/model_families.json
-	python scripts/time_quickstarts.py --json results/quickstarts.json
-	python scripts/readme_tables.py
+	python evidence/parity.py --json results/parity.json
+	python evidence/validate_planner.py --json results/planner.json
+	python evidence/track_ranks.py --json results/planner_ranks.json
+	python evidence/host_memory.py --json results/host_memory.json
+	python evidence/benchmark_loading.py --json results/loading.json
+	python evidence/checkpoint_memory.py --json results/checkpoint_memory.json
+	python evidence/activations.py --json results/activations.json
+	python evidence/model_families.py --warm --json results/model_families.json
+	python evidence/time_quickstarts.py --json results/quickstarts.json
+	python evidence/readme_tables.py
 
 bench: install-dev  ## speed against other trainers: hours; needs GSM8K's rows
-	python scripts/benchmark.py
-	python scripts/benchmark_rows.py
-	python scripts/benchmark_planning.py --json results/planning.json
-	python scripts/benchmark_start.py --json results/start.json
-	python scripts/benchmark_saving.py --json results/saving.json
-	python scripts/benchmark_tables.py
-	python scripts/readme_tables.py
-	python scripts/draw.py speed
+	python evidence/benchmark.py
+	python evidence/benchmark_rows.py
+	python evidence/benchmark_planning.py --json results/planning.json
+	python evidence/benchmark_start.py --json results/start.json
+	python evidence/benchmark_saving.py --json results/saving.json
+	python evidence/benchmark_tables.py
+	python evidence/readme_tables.py
+	python evidence/draw.py speed
 
 pictures: install  ## draw the pictures of README.md and docs/ from results/
-	python scripts/draw.py
+	python evidence/draw.py
 
 test-gpu: install-dev  ## the tests that need a GPU
 	python -m pytest -q -rs tests/gpu
 
 gpu-proof: install  ## what only a GPU can show; PROOF="--minutes 10" limits it
-	python scripts/gpu_proof.py $(PROOF)
+	python evidence/gpu_proof.py $(PROOF)
 
 gpu-wheels: install  ## download packages for a GPU machine without a network
-	python scripts/gpu_wheels.py --python_version $(PYTHON) --cuda $(CUDA)
+	python evidence/gpu_wheels.py --python_version $(PYTHON) --cuda $(CUDA)
 
 clean:  ## remove the environment, the runs and the site
 	rm -rf .venv .venv-clusters runs site

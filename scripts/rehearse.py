@@ -4,18 +4,15 @@
     python scripts/rehearse.py --config_file YAML recipes/llama.py --max_steps 3 ...
     python scripts/rehearse.py --config_file YAML --num_processes 4 recipes/llama.py ...
     python scripts/rehearse.py --config_file YAML --device cuda --num_processes 8 RECIPE.py ...
-    python scripts/rehearse.py --warm --config_file YAML recipes/llama.py --max_steps 3 ...
     python scripts/rehearse.py --config_file YAML --num_machines 2 --machine_rank 0 \\
         --main_process_ip HOST --main_process_port 29500 recipes/llama.py --max_steps 3 ...
 
-With --warm, scripts/warm.py imports the libraries once for all rehearsals of half an hour, which
-saves seconds in each process from the second rehearsal on.
-
 The recipe and the YAML are used unmodified, through `accelerate launch`. accelerate ignores FSDP
 and DeepSpeed on a machine without an accelerator, so every rank starts through
-`scripts/proof/cpu_ranks.py`, which works around that. What has to differ from production is printed
-first. Afterwards the shard report compares the bytes of parameters, gradients and optimizer state
-that each rank really held with what the YAML promises (`scripts/proof/shard_report.py`).
+`scripts/rehearsal/cpu_ranks.py`, which works around that. What has to differ from production is
+printed first. Afterwards the shard report compares the bytes of parameters, gradients and optimizer
+state that each rank really held with what the YAML promises
+(`scripts/rehearsal/shard_report.py`).
 
 Exit codes: that of the recipe if all ranks agree on it (0 done, 70 not finite, 73 cannot write, 75
 stopped and saved) or one of them refuses (64 usage, 65 data, 69 no hub); 78 if the recipe succeeded
@@ -30,11 +27,10 @@ import tempfile
 from pathlib import Path
 
 from exits import run_command
-from proof import warm_start
-from proof.exit_codes import NOT_AS_PROMISED, recipe_exit_code
-from proof.ranks import Launcher
-from proof.rehearsal import Rehearsal, Wishes, find_device, plan
-from proof.shard_report import judge, table
+from rehearsal.exit_codes import NOT_AS_PROMISED, recipe_exit_code
+from rehearsal.planning import Rehearsal, Wishes, find_device, plan
+from rehearsal.ranks import Launcher
+from rehearsal.shard_report import judge, table
 from usage import Parser
 
 # Options of accelerate launch that say how several machines meet, and what becomes of their output
@@ -70,11 +66,6 @@ def parse_args() -> tuple[Parser, argparse.Namespace]:
         "--ranks_per_node", type=int, help="CPU: size of a simulated node (default: half the ranks)"
     )
     parser.add_argument("--report", metavar="PATH.json", help="write the shard report here")
-    parser.add_argument(
-        "--warm",
-        action="store_true",
-        help="start from processes that have already imported the libraries",
-    )
     parser.add_argument("--main_process_port", type=int, help="default: 0, a free port")
     parser.add_argument(
         "--num_machines", type=int, help="machines on which this command is started, each once"
@@ -87,21 +78,6 @@ def parse_args() -> tuple[Parser, argparse.Namespace]:
         "recipe_args", nargs=argparse.REMAINDER, metavar="...", help="its own arguments"
     )
     return parser, parser.parse_args()
-
-
-def start_warm(device: str) -> None:
-    """Become a process of scripts/warm.py; if that is not possible, print why and return."""
-    if device == "cpu":
-        os.environ["CUDA_VISIBLE_DEVICES"] = ""
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
-    words = sys.argv.copy()
-    words.remove("--warm")  # Only the first one: after the recipe's name it would be the recipe's.
-    try:
-        program = warm_start.start()
-    except OSError as error:
-        print(f"warm: a cold start, since {error}", file=sys.stderr)
-        return
-    os.execv(program, [str(program), *words])
 
 
 def show(args: argparse.Namespace, rehearsal: Rehearsal) -> None:
@@ -169,8 +145,6 @@ def write_report(args: argparse.Namespace, rehearsal: Rehearsal, found: dict) ->
 def main() -> None:
     """Rehearse, report, and exit with the recipe's exit code."""
     parser, args = parse_args()
-    if args.warm:
-        start_warm(args.device)
     for path in (args.config_file, args.recipe):
         if not Path(path).is_file():
             parser.error(f"{path} does not exist")

@@ -16,7 +16,7 @@ import pytest
 from filelock import FileLock
 
 REPO = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(REPO / "recipes"), str(REPO / "scripts"), str(REPO / "tests")]
+sys.path[:0] = [str(REPO / room) for room in ("recipes", "scripts", "evidence", "tests")]
 # The interpreter's own programs (accelerate, ninja) without an activated environment, and no hub
 os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
 # One thread a process: several processes with two spinning threads each take turns on two cores, 50
@@ -30,7 +30,7 @@ os.environ |= {"MKL_CBWR": "AVX2", "MKL_ENABLE_INSTRUCTIONS": "AVX2"}
 gc.disable()  # until all is imported: looking for garbage would take a fifth of that time
 import net  # noqa: E402
 import short_jobs  # noqa: E402
-from bench import machine  # noqa: E402  from scripts/
+from bench import machine  # noqa: E402  from evidence/
 from golden import Golden  # noqa: E402
 from proof import launch as launching_jobs  # noqa: E402
 from proof.jobs import MAKERS, Run  # noqa: E402
@@ -68,7 +68,7 @@ def once(shared_tmp):
 def tiny_of(once):
     """A function from a recipe's name to the folder of its tiny model and few rows.
 
-    The folder has model/, data/train.jsonl and data/test.jsonl (MAKERS of scripts/proof/jobs.py).
+    The folder has model/, data/train.jsonl and data/test.jsonl (MAKERS of evidence/proof/jobs.py).
     """
     return lambda recipe: once(f"tiny_{recipe}", partial(make_tiny, MAKERS[recipe]))
 
@@ -108,7 +108,7 @@ def tiny(tiny_of):
 def one_process(tiny_of, once):
     """A function from kind of weights, and recipe, to the folder of a finished run in one process.
 
-    The run is that of scripts/parity.py.
+    The run is that of evidence/parity.py.
     """
 
     def folder_of(weights, recipe="llama"):
@@ -138,7 +138,7 @@ def short_under(short_of, once):
 
 
 def reference(weights, recipe):
-    """The run of scripts/parity.py in one process."""
+    """The run of evidence/parity.py in one process."""
     group = "strategies" if recipe == "llama" else recipe
     return Run(group, "single", weights=weights, recipe=recipe)
 

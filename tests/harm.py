@@ -9,7 +9,7 @@ def shows_harm_without(name):
 
     Without it the test must find the harm in the library as it is installed, and with it none.
     Where the first fails and the second passes, the library is fixed and the workaround goes:
-    `python scripts/workarounds.py --check` says so.
+    `python evidence/workarounds.py --check` says so.
 
     Args:
         name: of the workaround.

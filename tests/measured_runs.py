@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs and cells as scripts/benchmark.py measures them, with made-up numbers."""
+"""Runs and cells as evidence/benchmark.py measures them, with made-up numbers."""
 
 from bench.gates import judge
 from bench.models import MODELS

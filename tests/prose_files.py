@@ -51,7 +51,7 @@ def reader_of(path: Path) -> Callable[[str], Iterator[Prose]] | None:
     """The function that reads a kind of file, None if it is not read.
 
     Not read are legal text, measurements, style sheets, and pictures, whose text is in
-    scripts/pictures/.
+    evidence/pictures/.
     """
     if path.suffix == ".py":
         return of_test if path.is_relative_to(REPO / "tests") else of_python

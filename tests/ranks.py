@@ -65,7 +65,7 @@ def be_rank(function, sender, variables):
         import torch.distributed as dist
         from accelerate.state import AcceleratorState, GradientState
 
-        from proof.cpu_patches import treat_cpu_as_gpu
+        from rehearsal.cpu_patches import treat_cpu_as_gpu
 
         AcceleratorState._reset_state(reset_partial_state=True)  # forget earlier tests
         GradientState._reset_state()

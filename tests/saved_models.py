@@ -14,7 +14,7 @@ def loss_of_saved(output_dir, kind, tiny):
     evaluate.
 
     Args:
-        kind: of weights, a key of WEIGHTS in scripts/proof/jobs.py.
+        kind: of weights, a key of WEIGHTS in evidence/proof/jobs.py.
         tiny: the folder of the model and the rows with which it was trained.
     """
     from peft import PeftModel

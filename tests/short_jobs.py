@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The job of scripts/parity.py at half its size, for tests that launch many strategies.
+"""The job of evidence/parity.py at half its size, for tests that launch many strategies.
 
 It keeps what makes the job hard. Its steps still cross the end of an epoch, and the rows do not
 divide by the global batch of 12 either: the last window of an epoch has 6 rows.
@@ -15,13 +15,13 @@ NO_INT8_FSDP = "use --load_in_4bit, or int8 with ddp.yaml"
 ROWS = 102
 STEPS = 10  # 9 of them in the first epoch
 FLAGS = ("--max_steps", str(STEPS))
-# Bytes depend on the ranks: some full weights are shown on 4, the rest on 2; scripts/parity.py runs
-# all on both
+# Bytes depend on the ranks: some full weights are shown on 4, the rest on 2; evidence/parity.py
+# runs all on both
 ON_FOUR = ("fsdp1_full_shard", "fsdp2_full_shard", "deepspeed_zero3")
 
 
 def short(run):
-    """A run of scripts/parity.py, made short."""
+    """A run of evidence/parity.py, made short."""
     assert run in all_runs()
     return replace(run, flags=(*run.flags, *FLAGS))
 

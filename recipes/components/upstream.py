@@ -4,7 +4,7 @@
 Each is one function, called by its name where it is needed. A test that is marked with that name
 shows the harm without it (most are in tests/launch/test_upstream.py): once there is no harm any
 more, the library is fixed and the workaround is removed.
-`python scripts/workarounds.py` lists them with their tests, and runs the tests with --check.
+`python evidence/workarounds.py` lists them with their tests, and runs the tests with --check.
 
 Other libraries are imported inside the functions, since `start_faster` must run before they are
 imported.
@@ -623,7 +623,7 @@ def making_whole_adapters() -> Generator[None]:
     """Have peft make the adapters of split weights as large as those of whole ones.
 
     It makes them for a rank's part of a weight, and draws them for the part's width, on every rank
-    the same (docs/upstream/peft_lora_tp.md).
+    the same (evidence/upstream/peft_lora_tp.md).
     """
     import torch
     from peft.tuners.lora import LoraLayer
@@ -765,7 +765,7 @@ def silence_views_of_split_embeddings() -> None:
     """Stop torch from warning, once a rank, that a split embedding returns a view under FSDP2.
 
     Gradients would be wrong if an operation changed it in place. Llama's does not, nor does
-    --neftune_noise_alpha, and scripts/parity.py finds the gradients of one process.
+    --neftune_noise_alpha, and evidence/parity.py finds the gradients of one process.
     """
     message = r"FSDP2-wrapped module \(FSDPEmbedding\) returned a view tensor"
     warnings.filterwarnings("ignore", message=message)

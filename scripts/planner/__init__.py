@@ -52,18 +52,6 @@ The modules in reading order; each imports only modules above it:
     plot          pictures of plans
     answer        from a request to its answer
 
-    accuracy      errors of planned peaks
-    validation    planned and traced against real CPU tensors
-    rehearsals    launches of the recipe on CPU ranks that measure memory
-    peak_probe    in such a rank: the peak of live tensors
-    activation_probe  in such a rank: what its forward passes keep
-    activations   what ranks that share rows keep, against one process
-    tracked_jobs  what is trained in such ranks under every YAML
-    live_peaks    planned against live tensors of ranks, under every YAML
-    host_probe    in such a rank: the host memory of loading and resuming
-    host_memory   the host memory of loading and resuming, in copies of the model
-    save_probe    in such a rank: the host memory of saving
-    save_memory   the host memory of saving, beside its bound
 """
 
 import paths  # noqa: F401  recipes/ becomes importable

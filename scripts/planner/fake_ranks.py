@@ -25,7 +25,7 @@ from torch.distributed.tensor.experimental import context_parallel
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from transformers import PreTrainedModel
 
-from proof.cpu_patches import attend_by_a_ring
+from rehearsal.cpu_patches import attend_by_a_ring
 
 from .plan import DTYPES, Plan
 from .recipe import make_expert_mesh

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from transformers import PreTrainedModel
 from transformers.distributed.parallel_utils import _get_parameter_plan
 
-from proof.step_hooks import OF_EXPERTS, SPLIT_DIMENSION
+from rehearsal.step_hooks import OF_EXPERTS, SPLIT_DIMENSION
 
 from .decoder import Layer
 from .errors import UnplannableError

@@ -32,7 +32,7 @@ def start(short_of, tmp_path):
     variables = {
         # CPU ranks, as scripts/rehearse.py starts them
         "LAUNCHER": "accelerate launch --quiet --mixed_precision no",
-        "RANK_PROGRAM": "python scripts/proof/cpu_ranks.py",
+        "RANK_PROGRAM": "python scripts/rehearsal/cpu_ranks.py",
         "REHEARSAL_FOLDER": str(tmp_path / "ranks"),
         "REHEARSAL_DEVICE": "cpu",
         "REHEARSAL_RANKS_PER_NODE": "1",

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The cells of scripts/gpu_proof.py that prove the recipes right hold their bounds on this GPU.
+"""The cells of evidence/gpu_proof.py that prove the recipes right hold their bounds on this GPU.
 
 Among them: every YAML in bf16, full and QLoRA; packed rows under each attention; bf16, fp16 and
 TF32 against fp32; resume of each engine, precision and optimizer; quantized bases; signals; every

@@ -2,7 +2,7 @@
 """Launches of these tests start warm: from processes that have imported the libraries before.
 
 A test that is marked as cold, with the reason, starts them as a user does, and COLD=1 does so for
-all (scripts/warm.py). What fails warm is run again cold; a test that only fails warm is an error of
+all (tests/warm). What fails warm is run again cold; a test that only fails warm is an error of
 its own, which the report says.
 """
 
@@ -16,7 +16,7 @@ import pytest
 from _pytest.runner import runtestprotocol
 
 from launching import INTERPRETER
-from proof import warm_start
+from warm import start as warm_start
 
 # The variable with the program that starts Python warm: from the process that was started by hand
 # to its workers
@@ -25,7 +25,7 @@ WARM = "WARM_PYTHON"
 
 def pytest_configure(config):
     config.addinivalue_line(
-        "markers", "cold(reason): launch with the interpreter itself, without scripts/warm.py"
+        "markers", "cold(reason): launch with the interpreter itself, without tests/warm"
     )
     if hasattr(config, "workerinput") or config.option.collectonly:
         return

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A small cell of scripts/benchmark.py: all contestants train alike, and a planted one is void."""
+"""A small cell of evidence/benchmark.py: all contestants train alike, and a planted one is void."""
 
 import json
 import sys
@@ -54,7 +54,7 @@ def test_a_cell_says_how_it_was_measured(cell):
     assert cell["versions"]["trl"].startswith("1.16")
     assert cell["commit"]
     assert "cores" in cell["device"]
-    assert cell["commands"]["ours"].startswith("python scripts/benchmark_probe.py RUNS")
+    assert cell["commands"]["ours"].startswith("python evidence/benchmark_probe.py RUNS")
     assert "/home" not in json.dumps(cell)
     assert sys.executable not in json.dumps(cell)
 
@@ -73,7 +73,7 @@ def test_the_probe_passes_a_script_its_arguments_and_its_exit_code_on(tmp_path):
         "    optimizer.step()\n"
         "sys.exit(7)\n"
     )
-    done = run(sys.executable, "scripts/benchmark_probe.py", out, script, 3, tmp_path)
+    done = run(sys.executable, "evidence/benchmark_probe.py", out, script, 3, tmp_path)
     assert done.returncode == 7, done.output
     found = json.loads(out.read_text())
     assert len(found["ends"]) == 3

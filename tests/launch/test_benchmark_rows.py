@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""scripts/benchmark_rows.py: both sides prepare the same rows, and a planted difference is void."""
+"""evidence/benchmark_rows.py: both sides prepare the same rows, and a difference is void."""
 
 import json
 import re

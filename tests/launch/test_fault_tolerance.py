@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The short form of scripts/fault_injection.py: no fault loses a run, under each engine once.
+"""The short form of evidence/fault_injection.py: no fault loses a run, under each engine once.
 
 For each engine one run that nothing stopped leaves its checkpoints. The others start from a copy of
 the one of step 7, meet their fault, are resumed by the same command, and have to end with the same

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""scripts/gpu_proof.py as far as a CPU allows: cells in their own processes, or why not."""
+"""evidence/gpu_proof.py as far as a CPU allows: cells in their own processes, or why not."""
 
 import json
 import sys
@@ -26,7 +26,7 @@ def proof(once):
 
 def start(folder):
     only = "|".join(f"^{name}$" for name in CELLS)
-    command = [sys.executable, "scripts/gpu_proof.py", "--device", "cpu", "--tiny", "--only", only]
+    command = [sys.executable, "evidence/gpu_proof.py", "--device", "cpu", "--tiny", "--only", only]
     return run(*command, "--output", folder)
 
 

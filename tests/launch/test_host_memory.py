@@ -7,8 +7,8 @@ Measured with real ranks.
 import pytest
 
 from bench import loading
-from planner import host_memory, save_memory
-from planner.rehearsals import Mesh
+from measured import host_memory, save_memory
+from measured.rehearsals import Mesh
 from publish.saving import is_kept
 
 pytestmark = pytest.mark.cold("a process that starts warm has the server's pages in its memory")
@@ -30,7 +30,7 @@ def test_rank_0_loads_and_the_others_take_no_memory_for_the_weights(tiny_in_bf16
 
 
 def test_a_host_has_one_copy_beside_the_weights_that_its_ranks_hold(tiny_in_bf16, tmp_path):
-    """The measurement of scripts/benchmark_loading.py, which counts pages of all ranks together."""
+    """The measurement of evidence/benchmark_loading.py, which counts pages of all ranks."""
     folder, size = tiny_in_bf16
     cell = loading.Cell(Mesh("fsdp2_full_shard", 2), copies=2)
     row = loading.measure(cell, folder, size, tmp_path / "ranks")

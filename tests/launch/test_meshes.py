@@ -2,7 +2,7 @@
 """Ranks that share a row or a layer train as one process does, and continue each other's runs.
 
 Four YAMLs stand for all: two ways of tensor parallelism, context and sequence parallelism. Those
-over 8 ranks, other sizes and more kinds of weights are run by scripts/parity.py.
+over 8 ranks, other sizes and more kinds of weights are run by evidence/parity.py.
 """
 
 import json

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """However a global batch is cut, recomputed or attended to, the numbers are those of one process:
-scripts/parity.py's own runs, in short; tests/launch/test_strategies.py has every YAML, and the
+evidence/parity.py's own runs, in short; tests/launch/test_strategies.py has every YAML, and the
 script itself all of them (results/README.md).
 """
 

@@ -5,7 +5,7 @@ import json
 import sys
 
 from launching import run
-from planner.validation import BASE, config_of
+from measured.validation import BASE, config_of
 
 SMALL = BASE | {"width": 128, "depth": 2, "vocab": 1000}
 

@@ -15,13 +15,13 @@ from accelerate.commands.launch import launch_command_parser
 
 import plan_memory
 from launching import REPO
+from measured.validation import BASE, config_of
 from planner import candidates, recipe, yaml_files
 from planner.cards import bytes_of_known, with_constants
 from planner.closed_form import closed_form
 from planner.plan import plan_of
 from planner.request import SIZES, Request, batch_of
 from planner.shapes import MemoizedBuild, read_model_config
-from planner.validation import BASE, config_of
 
 LAUNCHER = launch_command_parser()
 read_config_once = functools.cache(read_model_config)

@@ -6,11 +6,11 @@ They track real tensors of one process, or the real model on fake tensors and fa
 
 import pytest
 
+from measured.validation import BASE, config_of, training_arguments
 from planner.closed_form import closed_form
 from planner.plan import Plan
 from planner.request import Batch
 from planner.trace import measure, simulate
-from planner.validation import BASE, config_of, training_arguments
 
 SMALL = BASE | {"width": 128, "depth": 2, "vocab": 1000}
 

@@ -155,7 +155,7 @@ FOUND_BY_A_TEST = {
     ),
 }
 
-# ---- Faults that scripts/parity.py finds: the run, the number out of bounds, and the fault ----
+# ---- Faults that evidence/parity.py finds: the run, the number out of bounds, and the fault ----
 SHORT = ("--max_steps", "2")
 ONE_PROCESS = Run("strategies", "single")
 OTHER_CUT = Run("cuts", "single", batch=1, accumulation=12)
@@ -241,7 +241,7 @@ FOUND_BY_PARITY_OF_MESHES = {
 
 
 def in_groups(config, ranks, *flags):
-    """The run of scripts/parity.py in groups of two ranks, --ep_size or --pp_size, and flags."""
+    """The run of evidence/parity.py in groups of two ranks, --ep_size or --pp_size, and flags."""
     size, *more = flags
     wanted = (config, ranks, (size, "2", *more))
     return next(run for run in all_runs() if (run.config, run.ranks, run.flags) == wanted)
@@ -342,7 +342,7 @@ FOUND_BY_THE_RUN = {
         "self._averaged = 1",
     ),
 }
-# scripts/parity.py compares neither evaluations nor dropout
+# evidence/parity.py compares neither evaluations nor dropout
 FOUND_BY_A_TEST_OF_MESHES = {
     "an evaluation under sequence parallelism of parts of rows": (
         "test_a_mesh_gives_the_numbers_of_one_process[deepspeed_ulysses-full]",
@@ -416,7 +416,7 @@ def test_no_test_fails_without_a_fault(copy, tmp_path):
 
 
 def row_of(planned, folder, tiny, output_dir, reference):
-    """The row of scripts/parity.py for one of its runs in the copy, cut to two steps."""
+    """The row of evidence/parity.py for one of its runs in the copy, cut to two steps."""
     assert planned in all_runs()
     short = replace(planned, flags=(*planned.flags, *SHORT))
     row = measure(short, tiny, output_dir, reference, root=folder)

@@ -2,7 +2,7 @@
 """Every recipe keeps the promises that recipes/llama.py makes: the same numbers under every engine,
 bytes as promised, and a run that a signal stopped continues as if it had not.
 
-Here each is shown under two engines, llama.py under all in test_strategies.py; scripts/parity.py
+Here each is shown under two engines, llama.py under all in test_strategies.py; evidence/parity.py
 runs every recipe under every YAML (results/README.md).
 """
 

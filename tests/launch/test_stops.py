@@ -67,7 +67,7 @@ LEFT = ["checkpoints"]  # A run that ended has written more of them, or fewer
 
 
 WITH_LOADER = Cell(riding=("--dataloader_num_workers", "1"))
-# What only the system's own processes have: a warm start (scripts/warm.py) has other parents
+# What only the system's own processes have: a warm start (tests/warm) has other parents
 OF_PROCESSES = {
     "SIGTERM to the launcher": (TWO, ends("forward 8", to="parent", rank=0), 75),
     "SIGKILL of the launcher": (TWO, ends("forward 8", "SIGKILL", to="parent", rank=0), 1),

@@ -3,7 +3,7 @@
 refuses.
 
 The whole table is here; a pair that is missing fails `test_the_table_is_complete`. Most of it is
-run here, all of it by scripts/parity.py (results/README.md).
+run here, all of it by evidence/parity.py (results/README.md).
 """
 
 import json

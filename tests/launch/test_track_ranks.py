@@ -3,7 +3,7 @@
 
 import pytest
 
-from planner import live_peaks, rehearsals
+from measured import live_peaks, rehearsals
 
 
 @pytest.fixture(scope="module")

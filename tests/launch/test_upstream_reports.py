@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The reports of docs/upstream are true of the libraries that are installed."""
+"""The reports of evidence/upstream are true of the libraries that are installed."""
 
 import os
 import re

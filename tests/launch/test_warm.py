@@ -195,6 +195,6 @@ def test_a_rehearsal_by_hand_starts_warm(tiny, tmp_path):
 
 
 def default_folder(tmp_path):
-    code = "from proof.warm_start import default_folder\nprint(default_folder())"
+    code = "from warm.start import default_folder\nprint(default_folder())"
     environment = os.environ | {"TMPDIR": str(tmp_path), "PYTHONPATH": str(REPO / "scripts")}
     return run(INTERPRETER, "-c", code, env=environment).output.strip()

@@ -125,8 +125,8 @@ def test_the_commands_were_found():
     [
         ("```bash\npython a.py \\\n    --x 1  # why\n# a comment\n```", ["python a.py      --x 1"]),
         ("Run `make gpu-proof` or `pip install x`.", ["make gpu-proof", "pip install x"]),
-        ("`python scripts/parity.py --groups bf16`", ["python scripts/parity.py --groups bf16"]),
-        ("`accelerate launch` and `python scripts/parity.py` and `ddp.yaml`", []),
+        ("`python evidence/parity.py --groups bf16`", ["python evidence/parity.py --groups bf16"]),
+        ("`accelerate launch` and `python evidence/parity.py` and `ddp.yaml`", []),
         ("```json\nmake nothing\n```", []),
     ],
 )

@@ -41,7 +41,7 @@ def imported():
 
 
 def test_nothing_imports_a_command_of_scripts(imported):
-    assert len(COMMANDS) >= 20
+    assert len(COMMANDS) >= 12
     assert files_that_import(COMMANDS, imported) == []
 
 

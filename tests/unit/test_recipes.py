@@ -150,7 +150,7 @@ def run_by_some_ranks(node):
 
 
 def test_the_recipes_are_the_expected_ones():
-    # scripts/parity.py runs those in MAKERS under every YAML
+    # evidence/parity.py runs those in MAKERS under every YAML
     assert [path.stem for path in RECIPES] == sorted({*MAKERS, "llama_pipeline"})
     assert not (REPO / "recipes" / "__init__.py").exists()
 

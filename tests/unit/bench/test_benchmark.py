@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""scripts/benchmark.py: a wrong call is one line, and results replace older ones of their cell."""
+"""evidence/benchmark.py: a wrong call is one line, and results replace older ones of their cell."""
 
 import json
 import sys

@@ -11,8 +11,8 @@ from transformers import LlamaConfig, LlamaForCausalLM, MixtralConfig, MixtralFo
 from bench import loading
 from bench.loading import MIXTURE, SHAPE, Cell, Sample, copies_of
 from bench.loading_tables import NOT_MEASURED, block
+from measured.rehearsals import Mesh
 from paths import CONFIGS, FIRST_CHOICE
-from planner.rehearsals import Mesh
 
 SIZE = 100  # bytes of a copy of the model
 # A host of two ranks in which rank 0 reads the weights at 10 s, and each has half of them at 20 s

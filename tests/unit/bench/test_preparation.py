@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""scripts/benchmark_rows.py: no figure without equal rows, and a busy machine is not kept quiet."""
+"""evidence/benchmark_rows.py: no figure without equal rows, and a busy machine is named."""
 
 import sys
 

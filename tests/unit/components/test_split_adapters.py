@@ -14,7 +14,7 @@ from components.mesh_checks import find_misfits_of_tp
 from components.split_adapters import DropoutOfPart, split_adapters_of
 from components.strategy import Strategy
 from fakes import fake_accelerator
-from proof.step_hooks import planned_dimension
+from rehearsal.step_hooks import planned_dimension
 
 DDP = Strategy("DDP")
 PLAN = {"model.layers.*.q_proj": "colwise", "model.layers.*.o_proj": "rowwise"}

@@ -22,9 +22,9 @@ from gpu.cell import Setup
 PROGRAMS = {
     "recipes/llama.py": llama,
     "recipes/vit.py": vit,
-    "scripts/benchmark_peers.py": benchmark_peers,
+    "evidence/benchmark_peers.py": benchmark_peers,
     "scripts/rehearse.py": rehearse,
-    "scripts/benchmark_probe.py": benchmark_probe,
+    "evidence/benchmark_probe.py": benchmark_probe,
 }
 # Modules whose cells start a recipe by a command line
 LAUNCHING = (

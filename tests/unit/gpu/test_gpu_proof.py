@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""scripts/gpu_proof.py lists its cells and refuses a wrong call in one line."""
+"""evidence/gpu_proof.py lists its cells and refuses a wrong call in one line."""
 
 import sys
 

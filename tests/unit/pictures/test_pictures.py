@@ -84,7 +84,7 @@ def recorded(monkeypatch):
 @pytest.mark.parametrize("theme", THEMES, ids=lambda theme: theme.name)
 def test_the_committed_picture_is_what_the_command_draws(name, theme, drawn):
     path = FOLDER / f"{name}_{theme.name}.svg"
-    assert path.read_text() == drawn[name, theme.name], f"python scripts/draw.py {name}"
+    assert path.read_text() == drawn[name, theme.name], f"python evidence/draw.py {name}"
 
 
 def test_no_other_pictures_are_committed():

@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from launching import REPO
-from planner import activations
-from planner.activation_probe import SavedTensors
-from planner.rehearsals import Mesh
+from measured import activations
+from measured.activation_probe import SavedTensors
+from measured.rehearsals import Mesh
 
 MEASURED = json.loads((REPO / "results" / "activations.json").read_text())["rows"]
 ONE_PROCESS, *GROUPS = MEASURED

@@ -6,10 +6,10 @@ import functools
 import pytest
 
 from launching import REPO
+from measured.validation import BASE, config_of, mixture_of, training_arguments
 from planner import candidates, commands, recipe, yaml_files
 from planner.cards import GIB
 from planner.request import Request
-from planner.validation import BASE, config_of, mixture_of, training_arguments
 from proof.jobs import expert_configs
 
 # One layer: hundreds of plans are made in each test, and more layers would be more of the same

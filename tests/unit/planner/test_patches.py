@@ -8,10 +8,10 @@ from torch.distributed.device_mesh import DeviceMesh
 from transformers import masking_utils
 from transformers.integrations import moe
 
+from measured.validation import training_arguments
 from planner.fake_ranks import fake_ranks
 from planner.patches import grouped_products, known_packing, real_meshes
 from planner.plan import Plan
-from planner.validation import training_arguments
 
 
 def test_transformers_takes_every_fake_sequence_for_packed_rows():

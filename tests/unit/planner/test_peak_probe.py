@@ -7,7 +7,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import FakeWork
 from torch.distributed._functional_collectives import all_to_all_single_autograd
 
-from planner.peak_probe import TensorTracker, run_on_copies
+from measured.peak_probe import TensorTracker, run_on_copies
 
 
 @pytest.fixture

@@ -5,10 +5,10 @@ import pytest
 
 from components import config_reading
 from launching import CONFIGS
+from measured.validation import training_arguments
 from planner import yaml_files
 from planner.errors import UnplannableError
 from planner.plan import plan_of
-from planner.validation import training_arguments
 from proof.jobs import mesh_configs
 
 COLUMNS = "engine stage shards reshards offloads_parameters offloads_optimizer".split()

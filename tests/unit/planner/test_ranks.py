@@ -8,7 +8,9 @@ import pytest
 from transformers import AutoConfig
 
 from launching import CONFIGS, REPO
-from planner import live_peaks, yaml_files
+from measured import live_peaks
+from measured.validation import training_arguments
+from planner import yaml_files
 from planner.closed_form import closed_form
 from planner.errors import UnplannableError
 from planner.ledger import both
@@ -16,7 +18,6 @@ from planner.plan import plan_of
 from planner.ranks import Gathered, Replica
 from planner.request import Batch
 from planner.shapes import MemoizedBuild
-from planner.validation import training_arguments
 from planner.zero import Zero
 from planner.zero3 import Zero3
 from proof import jobs
@@ -146,7 +147,7 @@ def test_more_tokens_at_the_experts_of_a_rank_take_more_activations_and_nothing_
 
 @pytest.mark.parametrize("row", TRACKED, ids=name_of_tracked)
 def test_the_peak_is_that_of_live_tensors(row):
-    """Measured by scripts/track_ranks.py; the tests of tests/launch measure some of them again."""
+    """Measured by evidence/track_ranks.py; the tests of tests/launch measure some of them again."""
     compared = live_peaks.compare(row)
     assert abs(compared["error"]) < 0.05
     assert abs(compared["beside_bucket"]) < 0.05

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The traced peak of a rank is the one that MemTracker measured on real CPU ranks.
 
-scripts/track_ranks.py measured them, under every mesh that fake ranks can stand for.
+evidence/track_ranks.py measured them, under every mesh that fake ranks can stand for.
 """
 
 import json
@@ -10,13 +10,14 @@ import pytest
 import torch.distributed as dist
 
 from launching import REPO
-from planner import live_peaks, recipe
+from measured import live_peaks
+from measured.validation import training_arguments
+from planner import recipe
 from planner.closed_form import closed_form
 from planner.fake_ranks import fake_ranks
 from planner.plan import Plan
 from planner.request import Batch
 from planner.trace import simulate
-from planner.validation import training_arguments
 
 # Measured differs from traced by the batch, of which a rank also holds what it does not compute
 # with: 8 bytes for each token, and 0.05 % of the smallest of these peaks.

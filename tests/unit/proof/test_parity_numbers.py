@@ -80,7 +80,7 @@ def test_every_run_was_measured_or_is_named_as_not_measured_yet():
     for run in jobs.all_runs():
         if run.recipe in known:
             expected[run] = "refused" if jobs.is_refused(run) else "ok"
-    if "not measured yet: `python scripts/parity.py --groups bf16`" in page:
+    if "not measured yet: `python evidence/parity.py --groups bf16`" in page:
         expected = {run: verdict for run, verdict in expected.items() if run.group != "bf16"}
     assert measured == expected
     told = re.search(r"Not measured yet under every YAML: (.*?)\.\s", page, re.DOTALL)
@@ -122,7 +122,7 @@ def test_every_rank_of_every_yaml_held_what_was_promised(config):
 
 
 def test_the_tables_are_those_of_the_measurements():
-    again = "python scripts/readme_tables.py"
+    again = "python evidence/readme_tables.py"
     results = pages.read_results()
     for path, text in pages.fill_documents(results).items():
         assert path.read_text() == text, again

@@ -39,7 +39,7 @@ def trial(what="stopped", detail="step 1", result=None):
 
 
 def test_the_report_is_that_of_the_results():
-    again = "python scripts/fault_injection.py --groups --report docs/fault_injection.md"
+    again = "python evidence/fault_injection.py --groups --report docs/fault_injection.md"
     assert report(RESULTS) == (REPO / "docs" / "fault_injection.md").read_text(), again
 
 

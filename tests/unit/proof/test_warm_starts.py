@@ -7,11 +7,11 @@ import sys
 import pytest
 
 from paths import RECIPES, SCRIPTS
-from proof import warm_start
-from proof.warm_imports import import_modules, library_imports, names_in
-from proof.warm_process import Request
-from proof.warm_python import can_start_warm, namespaces
-from proof.warm_server import Server
+from warm import start as warm_start
+from warm.imports import import_modules, library_imports, names_in
+from warm.process import Request
+from warm.python import can_start_warm, namespaces
+from warm.server import Server
 
 RECIPE = '''
 """A recipe."""
@@ -31,7 +31,7 @@ def main():
 @pytest.fixture
 def project(tmp_path):
     """Folders recipes/, with a package, and scripts/."""
-    for name in ("recipes/components", "scripts/proof"):
+    for name in ("recipes/components", "evidence/proof"):
         (tmp_path / name).mkdir(parents=True)
     (tmp_path / "recipes" / "llama.py").write_text(RECIPE)
     (tmp_path / "recipes" / "rows.py").touch()

@@ -35,7 +35,7 @@ def test_there_are_eight_files_of_all_kinds():
 
 def test_heads_and_table_are_what_the_planner_says():
     for path, text in examples.pages().items():
-        assert path.read_text() == text, f"{path.name}: run python scripts/write_examples.py"
+        assert path.read_text() == text, f"{path.name}: run python evidence/write_examples.py"
 
 
 @pytest.mark.parametrize("name", EXAMPLES)

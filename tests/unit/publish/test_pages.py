@@ -6,8 +6,8 @@ import json
 import pytest
 
 from bench.quickstarts import read_rows, read_taught, write_rows
-from planner import host_memory, save_memory
-from planner.rehearsals import all_names, config_names
+from measured import host_memory, save_memory
+from measured.rehearsals import all_names, config_names
 from proof import markdown
 from publish import memory, pages, proof, saving, strategies
 

@@ -1,0 +1,68 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The one harness of all that is measured: a measurement is a test, and `record` keeps its facts.
+
+    pytest evidence                                      # the short form of each module
+    pytest evidence/test_parity.py --all -n 2 -k fsdp2   # of one module, all that fits the words
+
+Choosing, listing, limits, retries and jobs are pytest's own (-k, --collect-only, --timeout, --lf,
+-n). A test that passed under --all has its facts as a row of results/MODULE.json, in place of the
+row that it had; one that failed leaves the row as it was.
+"""
+
+import json
+import sys
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+from filelock import FileLock
+
+REPO = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(REPO / room) for room in ("recipes", "scripts", "evidence")]
+LIBRARIES = ("torch", "transformers", "accelerate", "peft", "deepspeed")
+
+
+def pytest_addoption(parser):
+    parser.addoption("--all", action="store_true", help="every measurement, and keep its row")
+    parser.addoption("--results", type=Path, default=REPO / "results", help="folder of the rows")
+
+
+def pytest_configure(config):
+    config.addinivalue_line("markers", "whole: a measurement that only --all makes")
+
+
+def pytest_collection_modifyitems(config, items):
+    if not config.getoption("--all"):
+        for item in items:
+            if item.get_closest_marker("whole"):
+                item.add_marker(pytest.mark.skip(reason="only with --all"))
+
+
+@pytest.fixture
+def record(request):
+    """A function that takes facts of this test, by name, into its row."""
+    facts = {}
+    yield facts.update
+    if facts and request.config.getoption("--all") and request.node.has_passed:
+        versions = {library: metadata.version(library) for library in LIBRARIES}
+        folder = request.config.getoption("--results")
+        name = request.path.stem.removeprefix("test_")
+        keep_row(folder / f"{name}.json", request.node.name, facts | {"versions": versions})
+
+
+def keep_row(path, name, facts):
+    """Write a row into a file of rows by name, which several processes may do at once."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(path.with_suffix(".lock")):
+        rows = json.loads(path.read_text()) if path.exists() else {}
+        rows[name] = facts
+        lines = [f"{json.dumps(key)}: {json.dumps(rows[key])}" for key in sorted(rows)]
+        path.write_text("{\n" + ",\n".join(lines) + "\n}\n")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item, call):
+    report = yield
+    if report.when == "call":
+        item.has_passed = report.passed
+    return report

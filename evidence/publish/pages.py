@@ -1,0 +1,244 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The tables of README.md and docs/, and results/README.md, from the measurements in results/."""
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+from bench import loading_tables as loading
+from bench import planning_tables as planning
+from bench import preparation_tables as preparation
+from bench import saving_tables as saving
+from bench import start_tables as start
+from bench import tables as speed
+from families import tables as families
+from gpu import tables as gpu
+from paths import ROOT
+from proof.jobs import WEIGHTS
+from proof.markdown import table
+from proof.parity_table import tables
+
+from .memory import (
+    activations_block,
+    host_memory_block,
+    planner_block,
+    shapes_table,
+    tracked_table,
+)
+from .meshes import (
+    mesh_bytes_block,
+    mesh_recipes_block,
+    mesh_traffic_block,
+    mesh_weights_block,
+)
+from .proof import proof_block
+from .saving import checkpoint_memory_block, checkpoint_plan_block
+from .strategies import Results, bytes_block, parity_block, shares_block
+
+MADE_BY = "Made by `evidence/readme_tables.py` from the JSON files beside it."
+ABOUT_PARITY = (
+    "`evidence/parity.py` on {device} ranks, in fp32, with {versions}. The numbers are the largest "
+    "relative differences from the same job in one process over 20 steps; bytes ok: each rank held "
+    "what the YAML promises."
+)
+ABOUT_BYTES = (
+    "Live tensors of the rank with the most of them after one step, and the share of the whole "
+    "that the YAML promises."
+)
+ABOUT_SPEED = (
+    "`evidence/benchmark.py` says how each kind of cell is measured. Numbers are medians and, in "
+    "brackets, the range of the repeats."
+)
+ABOUT_PREPARATION = (
+    "`evidence/benchmark_rows.py` says how the preparation of rows is measured. Numbers are medians"
+    " and, in brackets, the range of the repeats."
+)
+ABOUT_RANKS = (
+    "`evidence/track_ranks.py`: the planned peak relative to that of live tensors on CPU ranks; "
+    "under ZeRO-1 to 3 without the bucket of 2 GB that each rank has."
+)
+ABOUT_SHAPES = (
+    "`evidence/validate_planner.py`: the closed form relative to the trace, rows of 4,096 tokens."
+)
+ABOUT_GPU = "`evidence/gpu_proof.py`: every cell with its numbers and commands."
+
+
+def quickstarts_block(results: Results) -> str:
+    """Return the table of quickstarts: a number of held-out rows before and after, and seconds."""
+    lines = []
+    measured = results["quickstarts"]
+    for row in measured["rows"]:
+        command = f"`make quickstart RECIPE={row['recipe']}`"
+        before = f"{row['before']:.3g}"
+        after = f"{row['after']:.3g}"
+        seconds = f"{row['seconds']:.0f}"
+        lines.append([command, row["shown"], before, after, seconds])
+    cores = measured["cores"]
+    header = ["quickstart", "on held-out rows", "before", "after", f"seconds, {cores} CPU cores"]
+    return table(header, lines)
+
+
+def speed_block(results: Results) -> str:
+    """Return the tables of speed, or a line that says that it was not measured."""
+    return speed.block(results.get("benchmark"))
+
+
+def preparation_block(results: Results) -> str:
+    """Return the table of rows per second, or a line that says that it was not measured."""
+    return preparation.block(results.get("preparation"))
+
+
+def planning_block(results: Results) -> str:
+    """Return the table of what planning takes, or a line that says that it was not measured."""
+    return planning.block(results.get("planning"))
+
+
+def start_block(results: Results) -> str:
+    """Return the tables of what ranks do at their start, or a line that says it is not measured."""
+    return start.block(results.get("start"))
+
+
+def loading_block(results: Results) -> str:
+    """Return the table of memory while a model is loaded, or that it was not measured."""
+    return loading.block(results.get("loading"))
+
+
+def saving_block(results: Results) -> str:
+    """Return the table of what saves hold up, or a line that says that it was not measured."""
+    return saving.block(results.get("saving"))
+
+
+def gpu_block(results: Results) -> str:
+    """Return the tables of what was measured on a GPU, or a line that says that nothing was."""
+    return gpu.block(results["gpu"])
+
+
+def gpu_speed_block(results: Results) -> str:
+    """Return the table of speed and memory on a GPU beside other programs."""
+    return gpu.speed_block(results["gpu"])
+
+
+def gpu_plan_block(results: Results) -> str:
+    """Return the table of planned and measured memory on a GPU."""
+    return gpu.plan_block(results["gpu"])
+
+
+def families_block(results: Results) -> str:
+    """Return the table of model families, or a line that says that none was measured."""
+    return families.block(results.get("model_families"))
+
+
+MARK = re.compile(r"^<!-- (\w+) -->$", re.MULTILINE)
+# The tables of the documents, by the NAME of the marks around them
+Block = Callable[[Results], str]
+BLOCKS: dict[str, Block] = {
+    "quickstarts": quickstarts_block,
+    "parity": parity_block,
+    "shares": shares_block,
+    "proof": proof_block,
+    "speed": speed_block,
+    "preparation": preparation_block,
+    "planning": planning_block,
+    "start": start_block,
+    "saving": saving_block,
+    "planner": planner_block,
+    "activations": activations_block,
+    "host_memory": host_memory_block,
+    "loading": loading_block,
+    "checkpoint_memory": checkpoint_memory_block,
+    "checkpoint_plan": checkpoint_plan_block,
+    "families": families_block,
+    "gpu": gpu_block,
+    "gpu_speed": gpu_speed_block,
+    "gpu_plan": gpu_plan_block,
+    "mesh_bytes": mesh_bytes_block,
+    "mesh_weights": mesh_weights_block,
+    "mesh_recipes": mesh_recipes_block,
+    "mesh_traffic": mesh_traffic_block,
+}
+
+
+def read_results() -> Results:
+    """Return the measurements by the name of their file under results/.
+
+    "gpu" is the list of records under results/gpu/. Raises ValueError if one is not from a GPU.
+    """
+    results: Results = {}
+    for path in (ROOT / "results").glob("*.json"):
+        results[path.stem] = json.loads(path.read_text())
+    results["gpu"] = gpu.read_records(ROOT / "results" / "gpu")
+    return results
+
+
+def documents() -> list[Path]:
+    """Return README.md and the pages of docs/."""
+    return [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+def fill_documents(results: Results) -> dict[Path, str]:
+    """Return the text of each document that has tables, with each table made from the results.
+
+    Raises ValueError if a table is in no document, or in several.
+    """
+    texts = {path: path.read_text() for path in documents()}
+    for name in BLOCKS:
+        marked = [path for path, text in texts.items() if f"<!-- {name} -->" in text]
+        if len(marked) != 1:
+            places = ", ".join(path.name for path in marked) or "none"
+            raise ValueError(f"<!-- {name} --> belongs in one document, and is in {places}")
+    return {path: fill(text, results) for path, text in texts.items() if MARK.search(text)}
+
+
+def fill(text: str, results: Results) -> str:
+    """Return a document's text with each of its tables made from the results.
+
+    Raises ValueError if a mark has no end, or no table has its name.
+    """
+    for name in MARK.findall(text):
+        start = f"<!-- {name} -->\n"
+        end = f"<!-- end of {name} -->"
+        if name not in BLOCKS or text.count(start) != 1 or text.count(end) != 1:
+            raise ValueError(f"a table needs one {start.strip()} and one {end}")
+        before, rest = text.split(start)
+        after = rest.split(end)[1]
+        text = f"{before}{start}{BLOCKS[name](results)}\n{end}{after}"
+    return text
+
+
+def whole(results: Results) -> str:
+    """Return the text of results/README.md: every run."""
+    parts = ["# Results", MADE_BY]
+    parts += parity_section(results)
+    parts += bytes_section(results)
+    if "benchmark" in results:
+        parts += ["# Speed", ABOUT_SPEED, speed.details(results["benchmark"])]
+    if "preparation" in results:
+        parts += ["# Preparation of rows", ABOUT_PREPARATION]
+        parts.append(preparation.details(results["preparation"]))
+    parts += planner_section(results)
+    parts += ["# On a GPU", ABOUT_GPU, gpu.details(results["gpu"])]
+    return "\n\n".join(parts) + "\n"
+
+
+def parity_section(results: Results) -> list[str]:
+    """Return every run of evidence/parity.py."""
+    measured = results["parity"]
+    versions = ", ".join(f"{name} {version}" for name, version in measured["versions"].items())
+    about = ABOUT_PARITY.format(device=measured["device"], versions=versions)
+    return ["# Parity", about, tables(measured["rows"])]
+
+
+def bytes_section(results: Results) -> list[str]:
+    """Return the bytes that ranks held, by kind of weights."""
+    parts = ["# Bytes", ABOUT_BYTES]
+    for weights in WEIGHTS:
+        parts += [f"## {weights}", bytes_block(results, weights)]
+    return parts
+
+
+def planner_section(results: Results) -> list[str]:
+    """Return the errors of the planner, run by run."""
+    tracked = tracked_table(results["planner_ranks"]["rows"])
+    shapes = shapes_table(results["planner"]["cells"])
+    return ["# Memory planner", ABOUT_RANKS, tracked, ABOUT_SHAPES, shapes]

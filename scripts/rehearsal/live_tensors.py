@@ -1,0 +1,158 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The bytes that one rank really holds, measured from live tensors at its first optimizer step.
+
+Gradients are measured just before the step, parameters and optimizer state just after it, and each
+storage is counted once. Whole tensors are those of the model before `Accelerator.prepare`.
+"""
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.nn import Module
+from torch.optim import Optimizer
+
+from rehearsal.pipeline_hooks import Part, when_pipelined
+from rehearsal.step_hooks import Shapes, around_steps, when_prepared
+
+# Where ZeRO keeps the partitions whose gradients it has offloaded, by stage and version
+ZERO_PARTITIONS = (
+    "single_partition_of_fp32_groups",
+    "fp32_partitioned_groups_flat",
+    "fp32_groups_flat_partition",
+)
+
+
+def held(tensors: Iterable[torch.Tensor]) -> dict:
+    """Return elements, bytes, dtypes and devices of the storages of tensors, each counted once."""
+    storages = {}
+    for tensor in tensors:
+        local = tensor
+        if hasattr(tensor, "to_local"):
+            local = tensor.to_local()
+        storage = local.detach().untyped_storage()
+        if storage.nbytes():
+            storages[str(storage.device), storage.data_ptr()] = (storage.nbytes(), local)
+    dtypes = {str(local.dtype).removeprefix("torch.") for _, local in storages.values()}
+    devices = {local.device.type for _, local in storages.values()}
+    elements = [size // local.element_size() for size, local in storages.values()]
+    return {
+        "elements": sum(elements),
+        "bytes": sum(size for size, _ in storages.values()),
+        "dtypes": sorted(dtypes),
+        "devices": sorted(devices),
+    }
+
+
+def live_parameters(model: Module) -> list[torch.Tensor]:
+    """Return parameters between steps.
+
+    Under ZeRO-3 they are the shards (`ds_tensor`) and the small tensors that stay whole.
+    """
+    parameters = list(model.parameters())
+    shards = [p.ds_tensor for p in parameters if hasattr(p, "ds_tensor")]
+    return parameters + shards
+
+
+def live_gradients(model: Module, zero: Any) -> list[torch.Tensor]:
+    """Return gradients before the step: those of parameters and, under ZeRO, of partitions.
+
+    Args:
+        zero: DeepSpeed's optimizer or None.
+    """
+    gradients = []
+    for parameter in model.parameters():
+        gradients += [parameter.grad, getattr(parameter, "grad_accum", None)]
+    for group in getattr(zero, "averaged_gradients", {}).values():  # ZeRO-1 to ZeRO-3
+        gradients += group or []
+    for name in ZERO_PARTITIONS:
+        gradients += [partition.grad for partition in getattr(zero, name, [])]
+    return [gradient for gradient in gradients if gradient is not None]
+
+
+def live_state(base: Optimizer) -> tuple[list[torch.Tensor], int]:
+    """Return the state tensors of their parameter's size, and the most that a parameter has."""
+    state = []
+    most = 0
+    for parameter, entries in base.state.items():
+        like = [value for key, value in entries.items() if is_like(parameter, key, value)]
+        state += like
+        most = max(most, len(like))
+    return state, most
+
+
+def is_like(parameter: torch.Tensor, key: str, value: Any) -> bool:
+    """Return whether an entry of the optimizer state is as large as its parameter."""
+    return key != "step" and getattr(value, "shape", None) == parameter.shape
+
+
+def master_weights(base: Optimizer, model: Module) -> list[torch.Tensor]:
+    """Return tensors on which the optimizer steps and that are not the model's own."""
+    own = {address_of(parameter) for parameter in plain_tensors(model.parameters())}
+    return [tensor for tensor in plain_tensors(base.state) if address_of(tensor) not in own]
+
+
+def plain_tensors(tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
+    """Return the tensors that are not DTensors."""
+    return [tensor for tensor in tensors if not hasattr(tensor, "to_local")]
+
+
+def address_of(tensor: torch.Tensor) -> int:
+    """Return the address of a tensor's storage."""
+    return tensor.untyped_storage().data_ptr()
+
+
+class FirstStep:
+    """Writes to a file what is held around the first step that the optimizer takes."""
+
+    def __init__(
+        self, path: Path, model: Any, tensors: Shapes, stage: dict[str, Any] | None = None
+    ) -> None:
+        self.path = path
+        self.model = model
+        self.tensors = tensors
+        self.stage = stage  # that of a rank of a pipeline, as Part.as_object has it
+        self.gradients = {}
+        self.is_written = False
+
+    def before(self, zero: Any, base: Optimizer) -> None:
+        """Measure the gradients."""
+        if not self.is_written:
+            self.gradients = held(live_gradients(self.model, zero))
+
+    def after(self, zero: Any, base: Optimizer) -> None:
+        """Measure everything else, unless the step was skipped, as may happen in fp16."""
+        if self.is_written or not base.state:
+            return
+        state, per_parameter = live_state(base)
+        found = {
+            "gradients": self.gradients,
+            "parameters": held(live_parameters(self.model)),
+            "optimizer": held(state),
+            "master": held(master_weights(base, self.model)),
+            "tensors": self.tensors,
+            "state_tensors_per_parameter": per_parameter,
+        }
+        if self.stage is not None:
+            found["stage"] = self.stage
+        if zero is not None:
+            found["persistence_threshold"] = self.model.zero_param_persistence_threshold()
+        self.path.write_text(json.dumps(found))
+        self.is_written = True
+
+
+def measure_first_step(path: Path) -> None:
+    """Make the recipe write a measurement to `path` at its first optimizer step."""
+
+    def begin(model: Module, optimizer: Optimizer, tensors: Shapes) -> None:
+        first = FirstStep(path, model, tensors)
+        around_steps(model, optimizer, first.before, first.after)
+
+    def begin_stage(model: Module, optimizer: Optimizer, part: Part) -> None:
+        first = FirstStep(path, model, part.tensors, part.as_object())
+        around_steps(model, optimizer, first.before, first.after)
+
+    when_prepared(begin)
+    when_pipelined(begin_stage)

@@ -1,0 +1,279 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Shard report: compare the bytes that each rank really holds with what the YAML promises.
+
+`rehearsal.live_tensors` measures in every rank; `judge` and `table` compare the measurements with
+the YAML and format them, without loading torch. The comparison is in elements, since mixed
+precision may change the bytes per element; the table shows bytes. A 4-bit base counts as it is
+stored.
+"""
+
+from dataclasses import dataclass
+
+from components.config_strategy import ConfigStrategy
+
+CLASSES = ("parameters", "gradients", "optimizer", "master")
+# The lowest ZeRO stage that splits a class. FSDP splits all of them, as stage 3 does.
+SPLIT_FROM_STAGE = {"parameters": 3, "gradients": 2, "optimizer": 1, "master": 1}
+ALL_SPLIT = 3
+ALIGNMENT = 16  # elements or bytes to which an engine may pad each tensor of a flat buffer
+# Classes that a key of the YAML moves to host memory
+OFFLOADED = {
+    "fsdp_offload_params": CLASSES,
+    "offload_optimizer_device": ("optimizer", "master"),
+    "offload_param_device": ("parameters",),
+}
+HEADER = ("rank", "class", "dtype", "device", "held bytes", "promised", "promise", "verdict")
+NUMBERS = ("held bytes", "promised")  # columns that are aligned to the right
+
+
+@dataclass(frozen=True)
+class WholeTensor:
+    """A tensor of the model before it is split.
+
+    Attributes:
+        expert_ranks: over how many ranks the experts in it are spread; the elements and rows are
+            those of one rank.
+    """
+
+    elements: int
+    rows: int
+    is_trained: bool
+    expert_ranks: int = 1
+
+
+@dataclass(frozen=True)
+class Promise:
+    """Elements of one class that a rank holds: the nominal number, and bounds due to padding."""
+
+    least: int
+    nominal: int
+    most: int
+    whole: int = 0  # those of tensors that it has whole although the class is split
+
+    def times(self, count: int) -> "Promise":
+        """Return the promise for `count` copies of each tensor."""
+        numbers = (self.least, self.nominal, self.most, self.whole)
+        return Promise(*(number * count for number in numbers))
+
+
+def shards_of(facts: ConfigStrategy, ranks: int, ranks_per_node: int) -> dict[str, int]:
+    """Return {class: number of shards under the YAML}, 1 for a class that stays whole.
+
+    Args:
+        facts: the strategy that the YAML requests.
+    """
+    shards = number_of_shards(facts, ranks, ranks_per_node)
+    stage = ALL_SPLIT
+    if facts.stage is not None:
+        stage = facts.stage
+    split = {}
+    for name in CLASSES:
+        split[name] = shards if stage >= SPLIT_FROM_STAGE[name] else 1
+    return split
+
+
+def number_of_shards(facts: ConfigStrategy, ranks: int, ranks_per_node: int) -> int:
+    """Return the number of shards of a class that is split."""
+    if facts.engine in ("single", "ddp") or facts.strategy == "NO_SHARD":
+        return 1
+    if facts.strategy == "HYBRID_SHARD":
+        return ranks_per_node
+    if facts.places and facts.engine == "fsdp2":
+        return max(facts.shards, 1) * facts.cp
+    return ranks
+
+
+def promised(
+    tensors: list[WholeTensor], shards: int, rank: int, by_rows: bool, whole_below: int = 0
+) -> Promise:
+    """What one rank may hold of these tensors.
+
+    FSDP2 splits each tensor by rows and pads the last part. The others split flat buffers, with
+    some padding.
+
+    Args:
+        by_rows: whether it is FSDP2.
+        whole_below: ZeRO-3 also keeps tensors of up to this many elements whole
+            (stage3_param_persistence_threshold).
+    """
+    total = sum(tensor.elements for tensor in tensors)
+    if shards == 1:  # ZeRO pads its flat buffer of whole parameters too
+        return Promise(total, total, total + ALIGNMENT * len(tensors))
+    if by_rows:
+        return promised_by_rows(tensors, shards, rank)
+    whole = sum(tensor.elements for tensor in tensors if tensor.elements <= whole_below)
+    nominal = divided_up(total, shards) + whole
+    # FSDP1 aligns each tensor to 16 bytes, and all pad to a multiple of the number of shards
+    padding = (ALIGNMENT + shards) * len(tensors)
+    return Promise(nominal - padding, nominal, nominal + padding, whole)
+
+
+def promised_by_rows(tensors: list[WholeTensor], shards: int, rank: int) -> Promise:
+    """What one rank may hold if tensors are split by rows: the last ranks hold less, or nothing."""
+    least = 0
+    most = 0
+    whole = 0
+    for tensor in tensors:
+        if not tensor.elements:
+            continue
+        width = tensor.elements // tensor.rows
+        part = divided_up(tensor.rows, shards)
+        first_row = rank % shards * part
+        rows_left = max(0, tensor.rows - first_row)
+        least += width * min(part, rows_left)
+        most += width * part
+        if part == tensor.rows <= rows_left:
+            whole += tensor.elements
+    return Promise(least, most, most, whole)
+
+
+def divided_up(number: int, parts: int) -> int:
+    """Return the quotient, rounded up."""
+    return -(-number // parts)
+
+
+def promise_of(
+    name: str, measured: dict, rank: int, shards: dict[str, int], facts: ConfigStrategy
+) -> Promise:
+    """What the YAML promises for one class on one rank, with the exceptions of DeepSpeed."""
+    tensors = [WholeTensor(*fields) for fields in measured["tensors"]]
+    whole_below = 0
+    if name == "parameters":
+        whole_below = measured.get("persistence_threshold", 0)
+    else:
+        tensors = [tensor for tensor in tensors if tensor.is_trained]
+    by_rows = facts.engine == "fsdp2"
+    place = rank // facts.tp
+    if "stage" in measured:  # FSDP2 shards stages, which the command line asks for.
+        by_rows = True
+        place = measured["stage"]["place"]
+    promise = promised(tensors, shards[name], place, by_rows, whole_below)
+    offloads_whole = shards[name] == 1 and "offload_param_device" in facts.offload
+    if name == "parameters" and offloads_whole and measured[name]["devices"] == ["cpu", "cuda"]:
+        # One rank offloads whole tensors, and has a second copy of the small ones on its GPU.
+        copied = sum(tensor.elements for tensor in tensors if tensor.elements <= whole_below)
+        least = promise.least + copied
+        return Promise(least, promise.nominal + copied, promise.most + copied)
+    if name == "gradients" and facts.stage == 2:
+        # A tensor that the border of a partition splits stays whole; a rank has up to two borders.
+        largest = max(tensor.elements for tensor in tensors)
+        more = min(shards[name] - 1, 2) * largest
+        return Promise(promise.least, promise.nominal, promise.most + more)
+    return promise
+
+
+def is_in_its_place(name: str, devices: list[str], facts: ConfigStrategy) -> bool:
+    """Return whether a class is in host memory if the YAML offloads it."""
+    if not any(name in OFFLOADED.get(key, ()) for key in facts.offload):
+        return True
+    if name == "parameters" and facts.engine == "zero":
+        return "cpu" in devices  # ZeRO-3 keeps small parameters on the device too
+    return devices == ["cpu"]
+
+
+def judge(measurements: list[dict], facts: ConfigStrategy, ranks_per_node: int) -> list[dict]:
+    """Return one row per rank and class: held and promised bytes, dtypes, devices, shards, verdict.
+
+    Args:
+        measurements: what `rehearsal.live_tensors` wrote, by rank.
+        facts: the strategy that the YAML requests.
+    """
+    shards_by_yaml = shards_of(facts, len(measurements), ranks_per_node)
+    # Tensors of optimizer state per parameter (AdamW: 2); a rank may hold no parameter at all
+    states = max(measured["state_tensors_per_parameter"] for measured in measurements)
+    rows = []
+    for rank, measured in enumerate(measurements):
+        shards = shards_by_yaml
+        if "stage" in measured:
+            shards = dict.fromkeys(CLASSES, measured["stage"]["shards"])
+        for name in CLASSES:
+            if name == "master" and not measured[name]["elements"]:
+                continue  # The optimizer updates the parameters themselves.
+            promise = promise_of(name, measured, rank, shards, facts)
+            if name == "optimizer":
+                promise = promise.times(states)
+            row = {"rank": rank, "class": name, "expert_ranks": expert_ranks_of(measured)}
+            row["layers"] = measured.get("stage", {}).get("layers", [])
+            rows.append(row | judged(name, measured[name], promise, shards[name], facts))
+    return rows
+
+
+def expert_ranks_of(measured: dict) -> int:
+    """Return over how many ranks the experts of a measured model are spread; 1 for none."""
+    return max(WholeTensor(*fields).expert_ranks for fields in measured["tensors"])
+
+
+def judged(name: str, held: dict, promise: Promise, shards: int, facts: ConfigStrategy) -> dict:
+    """Return the fields of a row about one class that one rank holds.
+
+    Less than promised is no fault, since an optimizer may keep less for some weights than for
+    others; only of the parameters it shows that a YAML splits what it should not.
+    """
+    elements = held["elements"]
+    is_less = elements < promise.least
+    is_held = elements <= promise.most and not (is_less and name == "parameters")
+    verdict = "NOT AS PROMISED"
+    if is_held and is_in_its_place(name, held["devices"], facts):
+        verdict = "ok, less" if is_less else "ok"
+    width = held["bytes"] / elements if elements else 0
+    return {
+        "dtypes": held["dtypes"],
+        "devices": held["devices"],
+        "held_bytes": held["bytes"],
+        "promised_bytes": round(promise.nominal * width),
+        "whole_bytes": round(promise.whole * width),
+        "shards": shards * facts.tp,
+        "verdict": verdict,
+    }
+
+
+def table(rows: list[dict]) -> str:
+    """Return the rows as aligned text, bytes with thousands separators."""
+    lines = [HEADER, *(cells_of(row) for row in rows)]
+    columns = []
+    for name, column in zip(HEADER, zip(*lines, strict=True), strict=True):
+        columns.append(aligned(column, to_the_right=name in NUMBERS))
+    return "\n".join("  ".join(cells).rstrip() for cells in zip(*columns, strict=True))
+
+
+def cells_of(row: dict) -> tuple[str, ...]:
+    """Return the cells of one row."""
+    promise = f"1/{row['shards']}"
+    if row["shards"] == 1:
+        promise = "whole"
+    elif row["whole_bytes"]:
+        promise += f", {row['whole_bytes']:,} whole"
+    if row["expert_ranks"] > 1:
+        promise += f", experts 1/{row['expert_ranks']}"
+    if row["layers"]:
+        layers = row["layers"]
+        promise += f", {'layers' if len(layers) > 1 else 'layer'} {words_of_numbers(layers)}"
+    return (
+        str(row["rank"]),
+        row["class"],
+        "+".join(row["dtypes"]),
+        "+".join(row["devices"]),
+        f"{row['held_bytes']:,}",
+        f"{row['promised_bytes']:,}",
+        promise,
+        row["verdict"],
+    )
+
+
+def words_of_numbers(numbers: list[int]) -> str:
+    """Return ascending numbers in words, such as "0-1 6-7"."""
+    ranges: list[list[int]] = []
+    for number in numbers:
+        if ranges and number == ranges[-1][-1] + 1:
+            ranges[-1].append(number)
+        else:
+            ranges.append([number])
+    return " ".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else f"{run[0]}" for run in ranges)
+
+
+def aligned(column: tuple[str, ...], to_the_right: bool) -> list[str]:
+    """Return the cells of a column, all as wide as the widest."""
+    width = max(len(cell) for cell in column)
+    if to_the_right:
+        return [cell.rjust(width) for cell in column]
+    return [cell.ljust(width) for cell in column]

@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The ranks of a rehearsal end with the code on which they agree, and with their own otherwise."""
+
+import pytest
+
+from rehearsal import exit_codes
+from rehearsal.exit_codes import Rank, exit_code_of, recipe_exit_code, refusal
+
+
+@pytest.fixture(autouse=True)
+def without_patience(monkeypatch):
+    monkeypatch.setattr(exit_codes, "PATIENCE", 0.05)
+    monkeypatch.setattr(exit_codes, "PATIENCE_AFTER_FAILURE", 0.05)
+
+
+def record(folder, *codes):
+    for rank, code in enumerate(codes):
+        (folder / f"exit.{rank}").write_text(str(code))
+
+
+@pytest.mark.parametrize("code", [0, 64, 65, 69, 70, 73, 75])
+def test_ranks_that_agree_on_a_clean_end_let_the_launcher_succeed(code, tmp_path):
+    record(tmp_path, code)
+    assert Rank(tmp_path, 1, 2).agree(code) == 0
+    assert recipe_exit_code(0, tmp_path, 2) == code
+
+
+def test_a_crash_is_told_to_the_launcher_at_once(tmp_path, monkeypatch):
+    monkeypatch.setattr(exit_codes, "PATIENCE", 1e9)
+    monkeypatch.setattr(exit_codes, "PATIENCE_AFTER_FAILURE", 1e9)
+    assert Rank(tmp_path, 0, 2).agree(1) == 1
+
+
+@pytest.mark.parametrize("others", [[75], [""], []], ids=["another code", "half written", "none"])
+def test_a_rank_with_which_the_others_do_not_agree_ends_with_its_own_code(others, tmp_path):
+    record(tmp_path, *others)
+    assert Rank(tmp_path, len(others), 2).agree(70) == 70
+
+
+@pytest.mark.parametrize(
+    ("codes", "launcher_code", "code"),
+    [
+        ([75, 75], 0, 75),
+        ([75, 75], 1, 75),
+        ([0, 0], 1, 1),
+        ([0, 75], 0, 1),
+        ([75], 1, 1),
+        ([], 0, 1),
+        ([1, 1], 1, 1),
+        ([0, 65], 1, 65),
+        ([64], -9, 64),
+    ],
+)
+def test_a_rehearsal_ends_with_what_all_recorded_or_with_a_refusal_of_one(
+    codes, launcher_code, code, tmp_path
+):
+    record(tmp_path, *codes)
+    assert recipe_exit_code(launcher_code, tmp_path, 2) == code
+
+
+def test_only_usage_data_and_a_missing_hub_are_refusals(tmp_path):
+    record(tmp_path, 75, 70, "")
+    assert refusal(tmp_path) is None
+    record(tmp_path, 75, 69)
+    assert refusal(tmp_path) == 69
+
+
+@pytest.mark.parametrize(
+    ("code", "expected", "printed"),
+    [(None, 0, ""), (75, 75, ""), ("why", 1, "why\n")],
+)
+def test_the_code_of_an_exit_is_pythons(code, expected, printed, capsys):
+    assert exit_code_of(SystemExit(code)) == expected
+    assert capsys.readouterr().err == printed

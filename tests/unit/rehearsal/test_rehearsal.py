@@ -1,0 +1,173 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A rehearsal does what the YAML says, or refuses, and reports what it changes and why."""
+
+import json
+import sys
+
+import pytest
+import yaml
+
+import rehearse
+from components.config_strategy import strategy_of
+from launching import CONFIGS
+from rehearsal.planning import Override, Wishes, plan, read_config
+
+SHIPPED = sorted(CONFIGS.glob("*.yaml"))
+IGNORED_KEY = """\
+distributed_type: FSDP
+fsdp_config:
+  fsdp_version: 1
+  fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP
+  fsdp_reshard_after_forward: NO_SHARD
+"""
+WRITTEN_TWICE = """\
+distributed_type: MULTI_GPU
+num_processes: 8
+num_processes: 4
+"""
+BESIDE_A_FILE = """\
+distributed_type: DEEPSPEED
+num_processes: 8
+deepspeed_config:
+  deepspeed_config_file: ds.json
+"""
+
+
+def write(folder, text, name="config.yaml"):
+    (folder / name).write_text(text)
+    return folder / name
+
+
+def rehearse_shipped(name, device="cpu", **wishes):
+    return plan(str(CONFIGS / f"{name}.yaml"), Wishes(**wishes), device)
+
+
+def test_what_accelerate_would_ignore_is_refused_with_64(tmp_path, monkeypatch, capsys):
+    path = write(tmp_path, IGNORED_KEY)
+    command = ["rehearse.py", "--device", "cpu", "--config_file", str(path), __file__]
+    monkeypatch.setattr(sys, "argv", command)
+    with pytest.raises(SystemExit) as stopped:
+        rehearse.main()
+    assert stopped.value.code == 64
+    assert "FULL_SHARD runs, not NO_SHARD" in capsys.readouterr().err
+
+
+def test_a_key_that_is_written_twice_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="written twice"):
+        read_config(write(tmp_path, WRITTEN_TWICE))
+
+
+def test_a_deepspeed_json_that_is_named_from_elsewhere_is_refused(tmp_path):
+    write(tmp_path, json.dumps({"zero_optimization": {"stage": 3}}), "ds.json")
+    with pytest.raises(ValueError, match="beside this file"):
+        read_config(write(tmp_path, BESIDE_A_FILE))
+
+
+def test_a_file_that_is_no_accelerate_config_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="it has no distributed_type"):
+        read_config(write(tmp_path, "learning_rate: 1\n"))
+
+
+@pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
+def test_a_shipped_yaml_is_taken_for_what_it_says(path):
+    written = yaml.safe_load(path.read_text())
+    assert strategy_of(read_config(path)) == strategy_of(written)
+
+
+@pytest.mark.parametrize(
+    ("name", "ranks", "ranks_per_node"),
+    [
+        ("single", 1, 0),
+        ("ddp", 2, 1),
+        ("fsdp2_full_shard", 2, 1),
+        ("fsdp1_hybrid_shard", 4, 2),
+        ("fsdp2_hybrid_shard", 4, 2),
+        ("deepspeed_zero3", 2, 1),
+    ],
+)
+def test_on_cpu_it_starts_the_fewest_ranks_that_show_the_strategy(name, ranks, ranks_per_node):
+    rehearsal = rehearse_shipped(name)
+    assert (rehearsal.ranks, rehearsal.ranks_per_node) == (ranks, ranks_per_node)
+
+
+@pytest.mark.parametrize(
+    ("name", "wishes", "says"),
+    [
+        ("single", {"num_processes": 2}, "is for one process"),
+        ("ddp", {"num_processes": 1}, "needs at least 2 ranks"),
+        (
+            "fsdp2_hybrid_shard",
+            {"num_processes": 8},
+            "it needs 4 processes, not 8: set parallelism_config_dp_replicate_size to 4",
+        ),
+        (
+            "fsdp2_hybrid_shard",
+            {"num_processes": 3},
+            "not 3: launch 4 processes",
+        ),
+        ("fsdp1_hybrid_shard", {"ranks_per_node": 1}, "not 4 ranks with 1 per node"),
+        ("fsdp1_hybrid_shard", {"ranks_per_node": 3}, "not 4 ranks with 3 per node"),
+        ("fsdp1_hybrid_shard", {"ranks_per_node": 4}, "not 4 ranks with 4 per node"),
+    ],
+)
+def test_ranks_that_would_not_show_the_strategy_are_refused(name, wishes, says):
+    with pytest.raises(ValueError, match=says):
+        rehearse_shipped(name, **wishes)
+
+
+def test_replicas_of_ddp_are_as_many_as_the_mesh_has(tmp_path):
+    file = tmp_path / "replicas.yaml"
+    sizes = "parallelism_config: {parallelism_config_dp_replicate_size: 4}"
+    file.write_text(
+        f"distributed_type: MULTI_GPU\nmixed_precision: bf16\nnum_processes: 4\n{sizes}\n"
+    )
+    assert plan(file, Wishes(), "cpu").ranks == 4
+
+
+def test_what_differs_from_the_yaml_is_told_with_its_reason():
+    slow = "slow on CPU; --mixed_precision bf16 also shows what bf16 refuses"
+    more_ranks = Override("num_processes", "1", "2", "one rank would show nothing")
+    assert rehearse_shipped("fsdp2_full_shard").overrides == [
+        more_ranks,
+        Override("mixed_precision", "bf16", "no", slow),
+    ]
+    asked = rehearse_shipped("fsdp2_full_shard", num_processes=3, mixed_precision="fp16")
+    assert asked.overrides == [
+        Override("num_processes", "1", "3", "requested"),
+        Override("mixed_precision", "bf16", "fp16", "requested"),
+    ]
+    assert rehearse_shipped("fsdp2_full_shard", mixed_precision="bf16").overrides == [more_ranks]
+
+
+def test_on_gpus_nothing_differs_and_there_is_nothing_to_note():
+    rehearsal = rehearse_shipped("deepspeed_zero3_offload", device="cuda")
+    assert rehearsal.overrides == [] and rehearsal.notes() == []
+    assert "ACCELERATE_TORCH_DEVICE" not in rehearsal.environment("folder")
+
+
+def test_the_command_is_accelerates_with_the_bootstrap_in_front_of_the_recipe(tmp_path):
+    words = ["recipes/llama.py", "--max_steps", "3"]
+    command = rehearse_shipped("ddp").command(words, port=0)
+    assert command[:3] == [sys.executable, "-m", "accelerate.commands.launch"]
+    place = command.index("recipes/llama.py")
+    assert command[place:] == words and command[place - 1].endswith("/rehearsal/cpu_ranks.py")
+    environment = rehearse_shipped("ddp").environment(tmp_path)
+    assert environment["REHEARSAL_FOLDER"] == str(tmp_path)
+    assert environment["CUDA_VISIBLE_DEVICES"] == "" and environment["DS_ACCELERATOR"] == "cpu"
+
+
+def test_on_several_machines_each_starts_its_share_of_the_ranks():
+    rehearsal = rehearse_shipped("ddp", num_processes=4, num_machines=2)
+    assert (rehearsal.ranks, rehearsal.ranks_here, rehearsal.ranks_per_node) == (4, 2, 2)
+    meeting = ["--num_machines", "2", "--machine_rank", "1", "--main_process_ip", "host"]
+    command = rehearsal.command(["recipe.py"], 29500, meeting)
+    place = command.index("--num_machines")
+    assert command[place : place + 6] == meeting
+    with pytest.raises(ValueError, match="multiple of --num_machines 2"):
+        rehearse_shipped("ddp", num_processes=3, num_machines=2)
+
+
+def test_options_about_several_machines_are_passed_on(monkeypatch):
+    words = "--num_machines 2 --machine_rank 1 --main_process_ip host --tee 3".split()
+    monkeypatch.setattr(sys, "argv", ["rehearse.py", "--config_file", "x", *words, "recipe.py"])
+    assert rehearse.meeting_of(rehearse.parse_args()[1]) == words
