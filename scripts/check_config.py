@@ -3,7 +3,7 @@
 
     python scripts/check_config.py accelerate_configs/fsdp.yaml --num_processes 8
     python scripts/check_config.py accelerate_configs/fsdp.yaml accelerate_configs/ddp.yaml --json
-    python scripts/check_config.py default_config.yaml --recipes --fix --output fixed.yaml
+    python scripts/check_config.py default_config.yaml --recipes
 
 FILE is any accelerate config, which is checked together with the DeepSpeed JSON that it points to,
 or such a JSON by itself. Files are only read: torch and accelerate are not loaded. The rules are in
@@ -16,9 +16,6 @@ warning    it works, but it is slow, wasteful or surprising
 info       advice, and what only the recipes here refuse or have not been tested with; with
            --recipes the former is an error and the latter a warning, as when a recipe starts
 
---fix writes the corrected file to NAME.fixed.yaml or --output, never over FILE, and exits with the
-code of the corrected file. To fix a DeepSpeed JSON that a YAML points to, pass it as a FILE.
-
 Exit codes: 0 no error, 64 usage, 65 an error in a file, or with --strict a warning.
 """
 
@@ -27,7 +24,7 @@ import json
 import sys
 from pathlib import Path
 
-from configs.reports import report_on, report_on_fixed, show
+from configs.reports import report_on, show
 from exits import Exit, run_command
 from usage import Parser
 
@@ -46,26 +43,16 @@ def parse_args() -> tuple[Parser, argparse.Namespace]:
     )
     parser.add_argument("--json", action="store_true", help="print a list with one object per file")
     parser.add_argument("--strict", action="store_true", help="treat warnings as errors")
-    parser.add_argument(
-        "--fix", action="store_true", help="write the corrected file beside the original"
-    )
-    parser.add_argument(
-        "--output", metavar="PATH", help="where --fix writes the corrected file of a single FILE"
-    )
     return parser, parser.parse_args()
 
 
 def check_call(parser: Parser, args: argparse.Namespace) -> None:
     """Exit with 64 if the arguments do not fit together, or do not name files."""
-    if args.output and (not args.fix or len(args.files) > 1):
-        parser.error("--output needs --fix and exactly one FILE")
     if args.num_processes is not None and args.num_processes < 1:
         parser.error("--num_processes must be at least 1")
     for path in args.files:
         if not Path(path).is_file():
             parser.error(f"{path} is not a file")
-        if args.output and Path(args.output).exists() and Path(args.output).samefile(path):
-            parser.error(f"--output must not be {path} itself")
 
 
 def is_bad(report: dict, refused: tuple[str, ...]) -> bool:
@@ -77,13 +64,7 @@ def main() -> None:
     """Check the files, and exit with 65 if one of them has an error."""
     parser, args = parse_args()
     check_call(parser, args)
-    if args.fix:
-        reports = [
-            report_on_fixed(path, args.output, args.num_processes, args.recipes)
-            for path in args.files
-        ]
-    else:
-        reports = [report_on(path, args.num_processes, args.recipes) for path in args.files]
+    reports = [report_on(path, args.num_processes, args.recipes) for path in args.files]
     if args.json:
         print(json.dumps(reports, indent=2))
     else:

@@ -23,9 +23,8 @@ from broken_configs import (
 from components import accelerate_keys as keys
 from components import config_rules
 from components.config_files import load
-from components.config_findings import STOPS, set_value
+from components.config_findings import STOPS
 from configs.description import describe
-from configs.edits import edit_content
 from configs.reports import check_file
 from launching import CONFIGS
 
@@ -324,7 +323,12 @@ def with_odd_values(content, values):
     """Yield the content with each value at each of its keys."""
     for path in paths_of(content):
         for value in values:
-            yield edit_content(content, set_value(path, copy.copy(value)))
+            changed = copy.deepcopy(content)
+            section = changed
+            for key in path[:-1]:
+                section = section[key]
+            section[path[-1]] = copy.copy(value)
+            yield changed
 
 
 def check_and_describe(content, deepspeed=None):
