@@ -52,21 +52,10 @@ def test_another_choice_changes_the_answers_that_it_has_given(history):
     ]
 
 
-def test_without_a_system_prompt_there_is_no_message_for_it(history):
-    history.system = ""
-    assert history.messages()[0] == {"role": "user", "content": "one?"}
-
-
 def test_undo_takes_the_last_turn_and_nothing_from_an_empty_conversation(history):
     assert history.undo().prompt == "two?"
     assert history.undo().prompt == "one?"
     assert history.undo() is None
-
-
-def test_a_reset_keeps_the_system_prompt_and_the_choice(history):
-    history.chosen = 1
-    history.reset()
-    assert history == History("Be brief.", [], 1)
 
 
 @pytest.mark.parametrize("ending", [Ending.STOPPED, Ending.CUT])

@@ -9,7 +9,6 @@ import pytest
 from peft import PeftModel
 from transformers import AutoModelForCausalLM
 
-from chatting import speakers
 from chatting.history import History
 from chatting.speakers import Decoding, LoadOptions, find_wanted, load_speakers
 from generation import loading
@@ -66,19 +65,6 @@ def test_adapters_and_their_base_are_one_loaded_model_with_answers_of_their_own(
     assert answers == on_their_own
 
 
-def test_a_base_that_is_named_itself_is_not_loaded_twice_either(base, adapters, loaded):
-    together = load([str(base / "model"), str(adapters[0])])
-    assert loaded == [str(base / "model")] and len(together) == 2
-    assert together[0].adapter is None and answer(together[0]) != answer(together[1])
-
-
-def test_models_take_turns(adapters, base):
-    one, two = load([str(folder) for folder in adapters[:2]])
-    with one.taking_turn():
-        assert one.lock is two.lock and two.lock.locked()
-    assert not two.lock.locked()
-
-
 def test_the_lock_is_released_if_an_answer_fails(adapters):
     (one,) = load([str(adapters[0])])
     running = one.answer(History(), "word " * 300, DECODING, Event())
@@ -126,23 +112,6 @@ def test_the_base_of_a_full_run_is_that_of_its_run_json(full, base):
     assert wanted[1].prompts == wanted[0].source  # the chat template of the run
 
 
-def test_one_base_of_several_models_is_asked_once(full, base, adapters):
-    runs = [full("a", base / "model"), full("b", base / "model"), str(adapters[0])]
-    assert len(find_wanted(runs, with_base=True)) == 4
-
-
-@pytest.mark.parametrize(
-    ("of_run", "problem"),
-    [("/gone", "its base /gone is missing"), (None, "no run.json in it names its base")],
-)
-def test_a_base_that_is_missing_is_one_line_with_the_fix(of_run, problem, full, capsys):
-    with pytest.raises(SystemExit) as end:
-        find_wanted([full("run", of_run)], with_base=True)
-    assert end.value.code == 65
-    printed = capsys.readouterr().err
-    assert problem in printed and "leave out --with_base" in printed and printed.count("\n") == 1
-
-
 def test_adapters_that_do_not_fit_the_base_are_named(adapters, tmp_path, capsys):
     config = json.loads((adapters[0] / "adapter_config.json").read_text())
     (tmp_path / "adapter_config.json").write_text(json.dumps({**config, "r": 16}))
@@ -152,24 +121,3 @@ def test_adapters_that_do_not_fit_the_base_are_named(adapters, tmp_path, capsys)
         load([str(adapters[1]), str(tmp_path)])
     assert end.value.code == 65
     assert f"{tmp_path}: cannot be loaded" in capsys.readouterr().err
-
-
-def test_the_place_of_a_folder_does_not_depend_on_how_it_is_written(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "a").mkdir()
-    places = [speakers.place_of(loading.Source(name)) for name in ("a", "./a/")]
-    assert places == [str(tmp_path / "a")] * 2
-
-
-def test_two_revisions_of_a_model_are_two_models(full, tmp_path):
-    run = tmp_path / "run"
-    run.mkdir()
-    config = {"base_model_name_or_path": "owner/model", "revision": "v2"}
-    (run / "adapter_config.json").write_text(json.dumps(config))
-    (run / "adapter_model.safetensors").touch()
-    begun = full("full", "owner/model")
-    wanted = find_wanted([str(run), begun], with_base=True)
-    bases = [model.source for model in wanted[2:]]
-    assert bases == [loading.Source("owner/model", revision="v2"), loading.Source("owner/model")]
-    assert wanted[2].name == "owner/model@v2 (before training)"
-    assert len({speakers.place_of(base) for base in bases}) == 2

@@ -2,7 +2,6 @@
 """The terminal: what is read, shown, kept and refused, with models that say what they are told."""
 
 import json
-from pathlib import Path
 
 import pytest
 
@@ -95,29 +94,6 @@ def test_a_conversation_is_answered_turn_by_turn(converse):
     assert set(prompts) == {""}  # no prompt for a pipe
 
 
-def test_a_person_sees_a_prompt_and_how_to_get_help(converse):
-    _, printed, prompts = converse([FakeSpeaker("runs/a")], is_interactive=True)
-    assert prompts == ["> "] and "1 runs/a\n/help lists the commands" in printed.out
-
-
-@pytest.mark.parametrize(
-    ("lines", "text"),
-    [
-        (["one\\", "two\\", "three"], "one\ntwo\nthree"),
-        (['"""one', "", " two", 'three"""'], "one\n\n two\nthree"),
-        (['"""', "one", "/help", '"""'], "one\n/help"),
-        (['"""one"""'], "one"),
-        (["one\\"], "one"),  # the input ends
-        (['"""one', "two"], "one\ntwo"),
-        ([" /etc"], "/etc"),
-    ],
-)
-def test_several_lines_are_one_text(lines, text, converse):
-    model = FakeSpeaker("a", ["yes"])
-    terminal, _, _ = converse([model], *lines)
-    assert texts(terminal.history) == [text, "yes"]
-
-
 def test_ctrl_c_stops_an_answer_and_keeps_its_part(converse):
     model = FakeSpeaker("a", ["Once ", KeyboardInterrupt(), "upon ", "a time"], ["ok"])
     terminal, printed, _ = converse([model], "Tell", "Now")
@@ -126,33 +102,11 @@ def test_ctrl_c_stops_an_answer_and_keeps_its_part(converse):
     assert "Once upon  [stopped]\nok" in printed.out
 
 
-def test_ctrl_c_stops_the_models_that_have_not_answered_yet_too(converse):
-    models = [
-        FakeSpeaker("a", ["one ", KeyboardInterrupt(), "two"]),
-        FakeSpeaker("b", ["never"]),
-    ]
-    terminal, printed, _ = converse(models, "Tell")
-    assert list(terminal.history.turns[0].replies) == [0] and "never" not in printed.out
-
-
-def test_a_second_ctrl_c_leaves(converse):
-    model = FakeSpeaker("a", ["Once ", KeyboardInterrupt(), KeyboardInterrupt(), "more"])
-    _, printed, prompts = converse([model], "Tell", "Next")
-    assert len(prompts) == 1 and printed.out == "Once \n"
-
-
 @pytest.mark.parametrize("end", [KeyboardInterrupt(), "/exit"])
 def test_the_prompt_is_left_without_a_traceback(end, converse):
     model = FakeSpeaker("a")
     converse([model], end, "Next")
     assert model.asked == []
-
-
-def test_a_prompt_that_cannot_be_answered_is_one_line_and_the_conversation_remains(converse):
-    model = FakeSpeaker("a", ["yes"], ["refused"], ["again"])
-    terminal, printed, _ = converse([model], "one", "long", "two")
-    assert texts(terminal.history) == ["one", "yes", "two", "again"]
-    assert printed.err == "error: the prompt has 900 tokens; the model is limited to 512\n"
 
 
 def test_what_a_model_or_a_prompt_says_cannot_drive_the_terminal(converse):
@@ -186,37 +140,6 @@ def test_a_retry_that_fails_keeps_the_old_answer(converse):
     assert texts(terminal.history) == ["one", "first"] and "900 tokens" in printed.err
 
 
-def test_a_retry_that_one_of_two_models_fails_leaves_the_conversation_as_it_was(converse):
-    models = [FakeSpeaker("a", ["first"], ["second"]), FakeSpeaker("b", ["other"], ["refused"])]
-    terminal, _, _ = converse(models, "one", "/retry")
-    (turn,) = terminal.history.turns
-    assert [turn.replies[model].text for model in (0, 1)] == ["first", "other"]
-
-
-@pytest.mark.parametrize("command", ["/undo", "/retry", "/save"])
-def test_without_a_turn_there_is_nothing_to_change_or_save(command, converse):
-    _, printed, _ = converse([FakeSpeaker("a")], command)
-    assert printed.err == "error: nothing was said yet\n"
-
-
-def test_settings_apply_from_the_next_prompt_on(converse):
-    model = FakeSpeaker("a", ["x"], ["y"])
-    terminal, printed, _ = converse(
-        [model], "one", "/system Be brief.", "/temperature 0.7", "/temperature hot", "two"
-    )
-    assert model.temperatures == [0.0, 0.7]
-    assert model.asked[1][0] == {"role": "system", "content": "Be brief."}
-    assert "/temperature needs a number" in printed.err
-
-
-def test_reset_starts_over_and_unknown_commands_are_one_line(converse):
-    model = FakeSpeaker("a", ["x"])
-    terminal, printed, _ = converse([model], "one", "/reset", "/nothing", "/help")
-    assert texts(terminal.history) == []
-    assert printed.err == "error: /nothing: no such command; /help lists them\n"
-    assert "/temperature X" in printed.out
-
-
 def test_save_appends_the_conversation_of_the_chosen_model(converse, tmp_path):
     models = [FakeSpeaker("a", ["a1"]), FakeSpeaker("b", ["b1"])]
     other = tmp_path / "other.jsonl"
@@ -225,12 +148,3 @@ def test_save_appends_the_conversation_of_the_chosen_model(converse, tmp_path):
     assert [row["messages"][1]["content"] for row in rows] == ["a1", "b1"]
     assert json.loads(other.read_text())["messages"][1]["content"] == "b1"
     assert "rows.jsonl has 2 rows." in printed.out and "the answers of b: " in printed.out
-
-
-def test_a_row_that_cannot_be_written_is_one_line_and_the_conversation_is_kept(converse, tmp_path):
-    model = FakeSpeaker("a", ["x"], ["y"])
-    path = tmp_path / "none" / "rows.jsonl"
-    terminal, printed, _ = converse([model], "one", f"/save {path}", "two")
-    assert printed.err == f"error: cannot write {path}: No such file or directory\n"
-    assert texts(terminal.history) == ["one", "x", "two", "y"]
-    assert not Path(path).exists()

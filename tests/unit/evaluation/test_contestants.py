@@ -52,27 +52,12 @@ def test_a_full_run_comes_after_the_model_that_it_began_with(copy_full, base):
     assert (before.name, after.name, after.before) == (str(base / "model"), run, before.name)
 
 
-def test_runs_from_one_base_share_it(adapters, copy_run):
-    found = find_contestants([str(adapters), copy_run("second")], with_base=True)
-    assert [one.before for one in found] == [None, found[0].name, found[0].name]
-
-
 def test_a_base_is_evaluated_again_for_a_run_with_other_prompts(adapters, copy_run):
     other = copy_run("other", chat_template_kwargs={"enable_thinking": False})
     found = find_contestants([str(adapters), other], with_base=True)
     assert len({one.name for one in found}) == 4
     assert found[2].settings == found[3].settings == {"enable_thinking": False}
     assert found[3].before == found[2].name and found[1].before == found[0].name
-
-
-def test_no_base_is_added_without_being_asked_for(adapters):
-    (only,) = find_contestants([str(adapters)], with_base=False)
-    assert only.before is None
-
-
-def test_a_model_that_no_run_wrote_has_no_base(base, refused):
-    code, line = refused(find_contestants, [str(base / "model")], True)
-    assert code == 64 and "run.json" in line and "--with_base" in line
 
 
 def test_a_base_that_was_moved_away_is_named(copy_full, refused, tmp_path):

@@ -5,9 +5,8 @@ import json
 
 import pytest
 
-from components.tokens import NOT_TRAINED_ON
 from evaluation.contestants import find_contestants
-from evaluation.documents import Reader, spans_of
+from evaluation.documents import Reader
 
 USER = {"role": "user", "content": "Spell the word lamp."}
 ANSWER = {"role": "assistant", "content": "l-a-m-p"}
@@ -69,32 +68,6 @@ def test_each_choice_is_scored_as_the_answer(read, write_rows, texts):
     assert texts(document) == ends
 
 
-def test_the_right_choice_may_be_a_text(read, write_rows):
-    (document,) = read(write_rows(CHOICES | {"answer": "five"}))
-    assert document.right == 2
-
-
-def test_choices_continue_a_conversation(read, write_rows, texts):
-    row = {"messages": [USER, ANSWER, AGAIN[0]], "choices": ["a", "b"], "answer": 0}
-    (document,) = read(write_rows(row))
-    assert document.prompt.endswith("Again.<|end_of_turn|><|assistant|>")
-    assert texts(document) == [["a<|end_of_turn|>"], ["b<|end_of_turn|>"]]
-
-
-def test_only_a_choice_is_scored_whatever_the_run_learned(
-    read, write_rows, texts, tmp_path, adapters
-):
-    folder = with_arguments(adapters, tmp_path, completion_only_loss=False, max_length=8)
-    (document,) = read(write_rows(CHOICES), folder)
-    assert texts(document) == [[f"{choice}<|end_of_turn|>"] for choice in document.choices]
-
-
-def test_a_choice_that_is_longer_than_the_model_is_refused(read, write_rows, refused):
-    path = write_rows(CHOICES | {"choices": ["3", "4 " * 600]})
-    code, line = refused(read, path)
-    assert code == 65 and f"{path}, line 1: a choice ends after" in line
-
-
 def test_columns_of_the_run_need_not_be_named(read, write_rows, adapters, tmp_path):
     folder = with_arguments(adapters, tmp_path, columns=["prompt=q", "completion=a"])
     (document,) = read(write_rows({"q": "Spell.", "a": "s-p"}), folder)
@@ -103,22 +76,10 @@ def test_columns_of_the_run_need_not_be_named(read, write_rows, adapters, tmp_pa
     assert "Spell." in document.prompt and document.reference == "y"
 
 
-def test_variables_of_the_template_are_those_of_the_run(read, write_rows, adapters, tmp_path):
-    folder = with_arguments(adapters, tmp_path, chat_template_kwargs={"note": "(brief)"})
-    template = folder / "chat_template.jinja"
-    template.write_text(template.read_text() + "{{ note | default('') }}")
-    (document,) = read(write_rows(PAIR), folder)
-    assert document.prompt.endswith("(brief)")
-
-
 def test_a_row_that_the_recipe_would_cut_says_so(read, write_rows, adapters, tmp_path):
     folder = with_arguments(adapters, tmp_path, max_length=8)
     (document,) = read(write_rows(PAIR | {"prompt": "a", "completion": "lamp " * 20}), folder)
     assert document.truncated and len(document.scored[0].tokens) == 8
-
-
-def test_a_limit_leaves_out_what_follows(read, write_rows):
-    assert len(read(write_rows(PAIR, PAIR, {"prompt": "a"}), limit=2)) == 2
 
 
 @pytest.mark.parametrize(
@@ -137,45 +98,11 @@ def test_a_bad_row_is_named_with_its_file_and_line(row, says, read, write_rows, 
     assert code == 65 and f"{path}, line 2" in line and says in line
 
 
-@pytest.mark.parametrize(
-    ("change", "says"),
-    [
-        ({"answer": 3}, "its place from 0: 3"),
-        ({"answer": -1}, "its place from 0: -1"),
-        ({"answer": True}, "its place from 0: True"),
-        ({"answer": "six"}, "one of its choices"),
-        ({"choices": ["4"]}, "at least two"),
-        ({"choices": "3 4"}, "at least two"),
-        ({"choices": ["3", " "]}, "not empty"),
-        ({"choices": ["4", "4 "]}, "twice"),
-        ({"prompt": None, "text": "2 + 2?"}, "line 2"),
-        ({"choices": None}, "line 2"),
-    ],
-)
-def test_bad_choices_are_named_with_file_and_line(change, says, read, write_rows, refused):
-    path = write_rows(CHOICES, CHOICES | change)
-    code, line = refused(lambda: read(path))
-    assert code == 65 and f"{path}, line 2" in line and says in line
-
-
-def test_answers_and_choices_are_not_mixed(read, write_rows, refused):
-    path = write_rows(PAIR, CHOICES)
-    code, line = refused(lambda: read(path))
-    assert code == 65 and f"{path}, line 2: has choices, unlike {path}, line 1" in line
-
-
 def test_a_prompt_with_less_room_than_the_longest_answer_names_the_fix(read, write_rows, refused):
     path = write_rows(PAIR)
     code, line = refused(lambda: read(path, max_new_tokens=120))
     room = int(line.rpartition("--max_new_tokens ")[2])
     assert code == 65 and len(read(path, max_new_tokens=room)) == 1
-
-
-def test_spans_are_what_is_trained_on():
-    no = NOT_TRAINED_ON
-    assert spans_of([no, 5, 6, no, 7]) == [(1, 3), (4, 5)]
-    assert spans_of([no, no]) == []
-    assert spans_of([3, 4, no]) == [(1, 2)]  # nothing predicts the first token
 
 
 def with_arguments(adapters, tmp_path, **arguments):

@@ -10,7 +10,6 @@ import torch
 from components.tokens import NOT_TRAINED_ON
 from evaluation.contestants import find_contestants
 from evaluation.documents import Reader
-from evaluation.own_rows import score_choices
 from generation import loading, scoring
 from generation.answering import Answerer, make_decoding
 from generation.questions import load_questions
@@ -74,14 +73,6 @@ def test_exact_match_and_answers_are_those_of_generate(evaluate, answerer, write
     assert [sample["exact_match"] for sample in samples] == [1, 1, 0, 1, 0]
 
 
-def test_a_pattern_says_what_is_compared(evaluate, answerer, write_rows):
-    questions = load_questions(write_rows(*rows_of("abcde")))
-    answers = [one.answer for one in scoring.answer_all(answerer, questions, 5, None)]
-    path = write_rows(*rows_of([answer[:1] + "!" for answer in answers]))
-    assert evaluate(path)[0]["exact_match"].value == 0
-    assert evaluate(path, pattern=r"(?s)^(.)")[0]["exact_match"].value == 1
-
-
 def test_the_loss_is_that_of_the_model_over_all_tokens(evaluate, answerer, write_rows):
     path = write_rows(*rows_of(["l-a-m-p", "t-i-g-e-r", "a", "s-e-a and more words", "w"]))
     total, number = 0.0, 0
@@ -129,8 +120,3 @@ def test_the_likeliest_choice_is_the_answer(evaluate, answerer, write_rows):
         logits = answerer.model(ids).logits[0, :-1].log_softmax(-1)
     of_choice = logits[[-2, -1], ids[0, -2:]].sum().item()
     assert samples[0]["log_likelihoods"][0] == pytest.approx(of_choice, rel=1e-4)
-
-
-def test_acc_norm_is_by_the_length_of_a_choice():
-    doc = {"choices": ["ab", "abcdefgh"], "reference": "abcdefgh"}
-    assert score_choices(doc, [(-4.0, False), (-6.0, False)]) == {"acc": 0, "acc_norm": 1}

@@ -54,38 +54,12 @@ def test_a_wrong_command_line_is_refused_in_one_line(words, says, evaluate, refu
     assert code == 64 and says in line
 
 
-def test_a_model_given_twice_is_refused(evaluate, refused):
-    code, line = refused(evaluate, "a", "a", "--rows", "x.jsonl")
-    assert code == 64 and "twice" in line
-
-
-def test_a_folder_that_cannot_be_written_is_refused_before_models_are_looked_for(
-    evaluate, refused, write_rows, tmp_path
-):
-    (tmp_path / "out").write_text("")
-    rows = write_rows(PAIR)
-    code, line = refused(evaluate, "runs/none", "--rows", rows, "--output_dir", tmp_path / "out")
-    assert code == 73 and "out" in line
-
-
 def test_rows_need_a_chat_template(evaluate, refused, write_rows, base, tmp_path):
     folder = tmp_path / "plain"
     shutil.copytree(base / "model", folder)
     (folder / "chat_template.jinja").unlink()
     code, line = refused(evaluate, folder, "--rows", write_rows(PAIR))
     assert code == 65 and "no chat template" in line
-
-
-def test_the_folder_of_the_results_is_named_after_the_first_model(evaluate, adapters, write_rows):
-    evaluate(adapters, "--rows", write_rows(PAIR), "--max_new_tokens", 4)
-    (folder,) = Path("evaluations").iterdir()
-    assert folder.name.endswith(adapters.name) and (folder / "results.png").stat().st_size > 1000
-    assert {path.name for path in folder.iterdir()} == {
-        "results.json",
-        "results.md",
-        "results.png",
-        "samples",
-    }
 
 
 def test_own_tasks_are_asked_beside_rows(evaluate, adapters, write_rows, tmp_path, capsys):
@@ -111,20 +85,6 @@ def test_own_tasks_are_asked_beside_rows(evaluate, adapters, write_rows, tmp_pat
     assert after["sums"]["num_fewshot"] == 1 and after["rows"]["num_fewshot"] == 0
     assert len(list(Path("out/samples").glob("*/sums.jsonl"))) == 2
     assert "| sums | acc " in capsys.readouterr().out
-
-
-def test_a_task_with_the_name_of_the_rows_is_refused(
-    evaluate, adapters, write_rows, tmp_path, capsys
-):
-    rows = write_rows({**PAIR, "question": "a"})
-    task = tmp_path / "task.yaml"
-    task.write_text(
-        f"task: rows\ndataset_path: json\ndataset_kwargs: {{data_files: {{test: {rows}}}}}\n"
-        "test_split: test\noutput_type: generate_until\ndoc_to_text: question\ndoc_to_target: a\n"
-    )
-    with pytest.raises(SystemExit) as ended:
-        evaluate(adapters, "--rows", rows, "--tasks", task, *SHORT)
-    assert ended.value.code == 64 and "rename the file" in capsys.readouterr().err
 
 
 # ---- What goes wrong while models are asked ----

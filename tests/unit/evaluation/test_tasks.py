@@ -47,33 +47,9 @@ def load(folder, monkeypatch):
     return load_named
 
 
-def test_a_task_is_found_by_its_name_and_by_a_pattern(load):
-    assert set(load("my_spelling").tasks) == set(load("*spell*").tasks) == {"my_spelling"}
-
-
-def test_a_task_is_its_file(load, folder):
-    (task,) = load(str(folder / "mine.yaml")).tasks.values()
-    assert len(task.eval_docs) == 4 and task.get_config("num_fewshot") == 0
-
-
 def test_the_number_of_examples_is_set(load):
     (task,) = load("my_spelling", num_fewshot=2).tasks.values()
     assert task.get_config("num_fewshot") == 2
-
-
-def test_a_wrong_name_gets_near_ones(load, refused):
-    code, line = refused(load, "my_speling")
-    assert code == 64 and "did you mean my_spelling" in line
-
-
-def test_a_name_like_no_other_gets_the_command_that_lists_them(load, refused):
-    code, line = refused(load, "qqqqq")
-    assert code == 64 and "lm_eval ls tasks" in line
-
-
-def test_data_of_the_hub_out_of_reach_are_one_line(load, refused):
-    code, line = refused(load, "my_hub")
-    assert code == 69 and "my_hub" in line and "docs/evaluate.md" in line
 
 
 def test_a_task_that_runs_what_the_model_writes_is_refused(load, refused):
@@ -98,10 +74,3 @@ def test_a_bad_file_is_one_line(content, code, says, load, refused, tmp_path):
         path.write_text(content)
     found, line = refused(load, str(path))
     assert found == code and says in line and str(path) in line
-
-
-def test_the_index_is_only_needed_for_names(folder):
-    from evaluation.tasks import needs_index
-
-    assert not needs_index([str(folder / "mine.yaml")])
-    assert needs_index([str(folder / "mine.yaml"), "gsm8k"])

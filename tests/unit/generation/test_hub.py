@@ -5,7 +5,6 @@ import pytest
 from datasets import config
 from huggingface_hub import constants
 
-from evaluation import tasks
 from generation import hub, loading
 
 
@@ -38,40 +37,6 @@ def test_a_model_of_the_hub_is_refused_after_one_request(out_of_reach, capsys):
     assert line.startswith("error: owner/model: no such folder, and https://")
     assert line.endswith("cannot be reached: Name or service not known")
     assert out_of_reach == [hub.TIMEOUT]
-
-
-def test_so_is_the_base_of_adapters(out_of_reach, tmp_path, capsys):
-    path = tmp_path / "adapter_config.json"
-    path.write_text('{"base_model_name_or_path": "owner/base"}')
-    assert "owner/base: no such folder" in refused(capsys, loading.find_source, str(tmp_path))
-
-
-def test_so_is_the_data_of_a_task(out_of_reach, tmp_path, capsys):
-    path = tmp_path / "task.yaml"
-    path.write_text("task: mine\ndataset_path: owner/rows\n")
-    line = refused(capsys, tasks.load_tasks, str(path), None, False, None)
-    assert "no data from the hub: owner/rows: https://" in line and len(out_of_reach) == 1
-
-
-@pytest.mark.parametrize(
-    ("kind", "folder"),
-    [
-        ("model", "hub/models--owner--name/snapshots"),
-        ("dataset", "hub/datasets--owner--name/snapshots"),
-        ("dataset", "datasets/owner___name"),
-    ],
-)
-def test_what_was_loaded_before_is_not_refused(kind, folder, out_of_reach, tmp_path):
-    (tmp_path / folder).mkdir(parents=True)
-    assert hub.why_not_from_hub("owner/name", kind) is None
-    assert out_of_reach == []
-
-
-def test_nothing_is_asked_for_a_folder_or_offline(out_of_reach, tmp_path, monkeypatch):
-    assert hub.why_not_from_hub(str(tmp_path)) is None
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    assert hub.why_not_from_hub("owner/name") is None
-    assert out_of_reach == []
 
 
 def test_a_hub_that_answers_is_left_to_the_libraries(out_of_reach, monkeypatch):

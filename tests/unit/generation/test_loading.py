@@ -8,7 +8,6 @@ import pytest
 from adapter_folders import make_base
 from adapter_folders import write_adapters as write_adapters_on
 from generation import loading
-from generation.loading import Source
 
 
 @pytest.fixture
@@ -23,16 +22,6 @@ def write_adapters(folder, base):
     folder.mkdir()
     config = json.dumps({"base_model_name_or_path": base})
     (folder / "adapter_config.json").write_text(config)
-
-
-def test_a_model_is_its_own_source(folder):
-    source = loading.find_source(str(folder))
-    assert source == Source(str(folder))
-    assert source.weights == source.tokenizer == str(folder)
-
-
-def test_a_name_that_is_no_folder_may_be_on_the_hub():
-    assert loading.find_source("owner/model") == Source("owner/model")
 
 
 def test_adapters_name_their_base_which_lends_its_tokenizer(folder, tmp_path):
@@ -78,24 +67,6 @@ def test_adapters_on_a_base_that_was_trained_again_are_refused(tmp_path, capsys)
     assert "are not those that the adapters were trained on" in capsys.readouterr().err
 
 
-def test_adapters_without_weights_are_not_looked_for_on_the_hub(folder, tmp_path, capsys):
-    adapters = tmp_path / "adapters"
-    write_adapters(adapters, str(folder))
-    with pytest.raises(SystemExit) as end:
-        loading.find_model(str(adapters))
-    assert end.value.code == 65
-    assert f"{adapters}: has no adapter_model.safetensors" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("name", ["/no/such/folder", "./none", "runs/tiny/run", "runs/none"])
-def test_a_folder_that_is_not_there_is_a_wrong_call(name, capsys, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)  # the checkout may have a run of that name
-    with pytest.raises(SystemExit) as end:
-        loading.find_source(name)
-    assert end.value.code == 64
-    assert f"{name}: no such folder" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize(
     ("config", "message"),
     [
@@ -111,12 +82,6 @@ def test_adapters_without_their_base_are_bad_data(config, message, tmp_path, cap
         loading.find_source(str(tmp_path))
     assert end.value.code == 65
     assert message in capsys.readouterr().err
-
-
-def test_a_device_that_torch_does_not_know_is_named():
-    assert list(loading.find_device_problem("cpu")) == []
-    (problem,) = loading.find_device_problem("gpu")
-    assert problem.startswith("--device gpu: ")
 
 
 @pytest.mark.parametrize("name", ["run.json", "run_public.json"])

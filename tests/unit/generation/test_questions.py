@@ -26,19 +26,6 @@ def test_the_last_answer_is_the_reference(tmp_path):
     assert (question.reference, question.skill) == ("d", "letters")
 
 
-@pytest.mark.parametrize("limit", [1, 2, None])
-def test_a_limit_leaves_out_what_follows(limit, tmp_path):
-    rows = [{"prompt": "a", "completion": "b"}] * 3
-    questions = load_questions(write(tmp_path / "rows.jsonl", *rows), limit)
-    assert len(questions) == (3 if limit is None else limit)
-
-
-def test_rows_of_a_table_are_read_too(tmp_path):
-    (tmp_path / "rows.csv").write_text("prompt,completion\nadd,1\n")
-    (question,) = load_questions(tmp_path / "rows.csv")
-    assert question.reference == "1"
-
-
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -87,24 +74,3 @@ def test_a_column_that_the_run_names_is_text_even_if_it_looks_like_a_number(tmp_
     columns = {"prompt": "frage", "completion": "antwort"}
     (question,) = load_questions(tmp_path / "rows.csv", columns=columns)
     assert question.reference == "01"
-
-
-def test_a_folder_without_a_run_names_no_columns_and_preferences_only_their_prompt(tmp_path):
-    assert columns_of_run(tmp_path) == columns_of_run(tmp_path / "none") == {}
-    folder = run_with(tmp_path, columns=["prompt=frage", "chosen=gut", "rejected=schlecht"])
-    assert columns_of_run(folder) == {"prompt": "frage"}
-
-
-@pytest.mark.parametrize(
-    ("text", "says"),
-    [
-        ("{", "has no arguments of a run"),
-        ("[]", "has no arguments of a run"),
-        ('{"arguments": {"columns": [5]}}', "its columns are not a list of ROLE=COLUMN"),
-    ],
-)
-def test_a_run_json_without_arguments_is_named(text, says, tmp_path, capsys):
-    (tmp_path / "run.json").write_text(text)
-    with pytest.raises(SystemExit, match="65"):
-        columns_of_run(tmp_path)
-    assert f"error: {tmp_path}/run.json: {says}" in capsys.readouterr().err

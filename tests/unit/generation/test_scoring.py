@@ -56,14 +56,6 @@ def test_the_last_line_is_the_exact_match(answered, capsys):
     ]
 
 
-def test_the_answers_that_are_printed_are_from_all_over_the_file():
-    assert scoring.spread_over(range(700), 8) == [0, 99, 199, 299, 399, 499, 599, 699]
-
-
-def test_all_answers_of_a_short_file_are_printed():
-    assert scoring.spread_over([1, 2, 3], 8) == [1, 2, 3]
-
-
 def test_answers_are_written_one_per_line(answered, tmp_path):
     scoring.write_answers(tmp_path / "answers.jsonl", answered)
     lines = (tmp_path / "answers.jsonl").read_text().splitlines()
@@ -74,14 +66,3 @@ def test_answers_are_written_one_per_line(answered, tmp_path):
         "answer": "c",
         "correct": False,
     }
-
-
-@pytest.mark.parametrize(
-    ("pattern", "problem"),
-    [("(a)", []), ("a", ["put (...) around"]), ("", ["put (...) around"]), ("(", ["missing )"])],
-)
-def test_a_pattern_needs_a_group(pattern, problem):
-    found = list(scoring.find_pattern_problem(pattern))
-    assert len(found) == len(problem)
-    for one, expected in zip(found, problem, strict=True):
-        assert expected in one

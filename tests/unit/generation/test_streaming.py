@@ -6,7 +6,6 @@ from threading import Event, Lock
 
 import pytest
 import torch
-from jinja2 import TemplateError
 
 from adapter_folders import make_base
 from components.chat_template import ChatTemplate
@@ -71,15 +70,6 @@ def test_a_stopped_answer_keeps_the_part_until_then(answerer):
     assert reply.text and whole.startswith(reply.text) and reply.text != whole
 
 
-def test_an_answer_that_is_stopped_while_it_waits_is_empty(answerer):
-    lock = Lock()
-    with lock:
-        running = start(answerer, turn=lock)
-        running.stop()
-    assert list(running) == [""]
-    assert running.result().text == "" and running.result().ending is Ending.STOPPED
-
-
 def test_a_prompt_without_room_for_an_answer_is_an_error_and_releases_the_lock(answerer):
     lock = Lock()
     long = conversation_of([{"role": "user", "content": "word " * 300}])
@@ -88,19 +78,3 @@ def test_a_prompt_without_room_for_an_answer_is_an_error_and_releases_the_lock(a
     with pytest.raises(ValueError, match="the model is limited to 128"):
         running.result()
     assert not lock.locked()
-
-
-def test_a_template_that_refuses_a_conversation_is_an_error(answerer, monkeypatch):
-    tokenizer = answerer.template.tokenizer
-    monkeypatch.setattr(tokenizer, "chat_template", "{{ raise_exception('no such role') }}")
-    running = start(answerer)
-    list(running)
-    with pytest.raises(TemplateError, match="no such role"):
-        running.result()
-
-
-def test_decoding_can_be_changed_without_another_model(answerer):
-    warm = answerer.with_decoding(temperature=0.7, max_new_tokens=3)
-    assert warm.model is answerer.model and warm.max_new_tokens == 3
-    assert warm.decoding["do_sample"] and warm.decoding["temperature"] == 0.7
-    assert not answerer.decoding["do_sample"] and answerer.max_new_tokens == 40

@@ -1,12 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Speed and time are those of training, also in a run that was resumed."""
 
-import dataclasses
-
 import pytest
 
-from plotting.calls import calls_of, duration, mean_speed, speed_name, speeds_of, times_of
-from plotting.curves import Curve
+from plotting.calls import calls_of, duration, mean_speed, speeds_of
 from plotting.runs import RecordedRun
 from recorded_runs import lines_of, recorded
 
@@ -23,20 +20,6 @@ def test_a_resumed_run_is_two_calls():
     first, second = calls_of(resumed())
     assert [line["step"] for line in first] == list(range(1, 11))
     assert [line["step"] for line in second] == list(range(11, 21))
-
-
-def test_a_call_that_logs_later_than_the_one_before_it_is_still_another_one():
-    """Its clock has gone further at its first line than that of the first call at its last one."""
-    seldom = lines_of(LOSSES, first_step=3, seconds=50.0, before=200)
-    run = RecordedRun("run", lines_of([1.0, 1.0]) + seldom[5:], [], {})
-    assert [len(lines) for lines in calls_of(run)] == [2, 5]
-    assert duration(run) == 2 + 500
-
-
-def test_the_times_of_calls_follow_each_other():
-    times = times_of(resumed())
-    assert times.values[9:12] == pytest.approx([10, 12, 14])
-    assert duration(resumed()) == pytest.approx(30)
 
 
 def test_the_speed_is_that_between_logged_steps_of_a_call():
@@ -72,16 +55,3 @@ def test_the_mean_speed_is_without_the_first_steps_of_each_call():
             )
     # Steps of a second and of two, 100 tokens each, in equal numbers
     assert mean_speed(run) == pytest.approx(100 / 1.5)
-
-
-def test_a_run_of_an_earlier_version_has_no_times_instead_of_wrong_ones():
-    run = recorded(LOSSES)
-    steps = [{k: v for k, v in line.items() if k != "elapsed_seconds"} for line in run.steps]
-    run = dataclasses.replace(run, steps=steps)
-    assert speed_name(run) is None and calls_of(run) == []
-    assert speeds_of(run) == times_of(run) == Curve([], [])
-    assert mean_speed(run) is None and duration(run) is None
-
-
-def test_a_run_that_is_all_warm_up_has_no_mean_speed():
-    assert mean_speed(recorded([1.0] * 5)) is None

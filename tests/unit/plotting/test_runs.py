@@ -16,10 +16,6 @@ def test_steps_and_evaluations_are_told_apart(tmp_path):
     assert run.evaluations == [evaluation] and run.facts == {"data": "abc"}
 
 
-def test_a_run_without_run_json_has_no_facts(tmp_path):
-    assert read_run(write_run(tmp_path / "run")).facts == {}
-
-
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
@@ -38,16 +34,6 @@ def test_metrics_that_cannot_be_drawn_are_refused_with_65(text, problem, tmp_pat
         read_run(str(tmp_path))
     (line,) = capsys.readouterr().err.splitlines()
     assert ended.value.code == 65 and problem in line
-
-
-@pytest.mark.parametrize("text", ["{", "[]", "\x00"])
-def test_a_run_json_that_is_no_object_is_refused_with_65(text, tmp_path, capsys):
-    folder = write_run(tmp_path / "run")
-    (tmp_path / "run" / "run.json").write_text(text)
-    with pytest.raises(SystemExit) as ended:
-        read_run(folder)
-    (line,) = capsys.readouterr().err.splitlines()
-    assert ended.value.code == 65 and "run.json" in line and "move it away" in line
 
 
 def test_a_number_that_was_not_finite_is_none(tmp_path):

@@ -35,10 +35,6 @@ def told_of(folder, repo_id="owner/name"):
     return list(copies.find_private(folder, names, made, repo_id))
 
 
-def test_without_a_record_nothing_is_made_of_it(result):
-    assert made_of(result) == {}
-
-
 def test_the_record_of_a_whole_model_keeps_the_hub_id_of_its_base(result):
     arguments = {"model_name_or_path": "owner/base", "output_dir": ALICE, "max_length": 9}
     (result / "run.json").write_text(json.dumps({"arguments": arguments, "base_weights": None}))
@@ -65,14 +61,6 @@ def test_a_receipt_is_pushed_without_paths_and_names(result):
     assert told_of(result) == []
 
 
-def test_a_damaged_receipt_is_one_line(result, capsys):
-    (result / "receipt.json").write_text("{")
-    with pytest.raises(SystemExit) as end:
-        made_of(result)
-    said = capsys.readouterr().err
-    assert end.value.code == 65 and "receipt.json: not JSON" in said and said.count("\n") == 1
-
-
 def test_a_card_of_a_run_is_masked_and_one_of_the_users_is_named(result):
     (result / "README.md").write_text(f"{MARKER}\nby alice in {ALICE}\n")
     assert made_of(result) == {"README.md": f"{MARKER}\nby user in lora\n"}
@@ -85,18 +73,7 @@ def test_a_card_of_a_run_is_masked_and_one_of_the_users_is_named(result):
     ]
 
 
-def test_a_text_of_another_program_is_named(result):
-    (result / "config.json").write_text(json.dumps({"_name_or_path": ALICE}))
-    assert told_of(result)[0] == "config.json has a path of this machine in /home/alice"
-
-
 def test_a_name_that_the_repository_shows_anyway_is_not_told(result):
     (result / "notes.txt").write_text("by alice")
     assert told_of(result, "alice/name") == []
     assert told_of(result) == ["notes.txt has the name of this machine's user, alice"]
-
-
-@pytest.mark.parametrize("name", ["tokenizer.json", "vocab.json", "model.safetensors"])
-def test_a_vocabulary_may_have_any_word(name, result):
-    (result / name).write_text('{"alice": 7}')
-    assert told_of(result) == []

@@ -39,11 +39,6 @@ def test_a_run_that_is_not_known_to_be_done_is_refused(content, result):
     assert "not done" in selection.find_unfinished(result)
 
 
-def test_a_finished_run_is_not_refused(result):
-    assert selection.find_unfinished(result) is None
-    assert selection.find_unsafe(result, ["config.json", "model.safetensors"]) is None
-
-
 @pytest.mark.parametrize(
     ("name", "content", "words"),
     [
@@ -54,32 +49,6 @@ def test_a_finished_run_is_not_refused(result):
 def test_secrets_in_what_is_pushed_are_refused(name, content, words, result):
     (result / name).write_text(content)
     assert words in selection.find_unsafe(result, [name])
-
-
-def test_a_file_that_cannot_be_read_is_named(result, capsys):
-    (result / "notes.txt").symlink_to(result / "gone")
-
-    def read():
-        with selection.reading(result / "notes.txt"):
-            (result / "notes.txt").read_bytes()
-
-    refused(capsys, 65, "notes.txt", read)
-
-
-@pytest.mark.parametrize("content", ["", "[1]", "no JSON"])
-def test_a_damaged_configuration_of_adapters_is_named(content, result, capsys):
-    (result / selection.ADAPTERS).write_text(content)
-    refused(capsys, 65, "not the configuration of adapters", selection.find_local_base, result)
-
-
-@pytest.mark.parametrize("ending", [EOFError, KeyboardInterrupt])
-def test_whoever_leaves_the_question_does_not_push(ending, monkeypatch):
-    def leave(question):
-        raise ending
-
-    monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
-    monkeypatch.setattr("builtins.input", leave)
-    assert session.is_agreed() is False
 
 
 @pytest.mark.parametrize(

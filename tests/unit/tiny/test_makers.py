@@ -3,13 +3,11 @@
 
 import functools
 import hashlib
-import sys
 from pathlib import Path
 
 import pytest
 from transformers import AutoConfig
 
-import make_tiny
 from launching import REPO
 from tiny import makers
 
@@ -67,23 +65,6 @@ def test_the_same_call_writes_the_same_model_and_rows(recipe, made, tmp_path, ca
 
 
 @pytest.mark.parametrize("recipe", sorted(ARCHITECTURES))
-def test_a_quiet_maker_prints_what_it_wrote_and_no_command(recipe, tmp_path, capsys):
-    makers.make(recipe, tmp_path, [*FEW_ROWS, "--quiet"])
-    printed = capsys.readouterr().out
-    assert str(tmp_path / "model") in printed
-    assert "accelerate launch" not in printed and "Train" not in printed
-
-
-def test_the_quick_starts_show_no_other_command_than_the_one_they_run():
-    makefile = (REPO / "Makefile").read_text()
-    calls = [
-        line for line in makefile.splitlines() if line.startswith("\tpython scripts/make_tiny")
-    ]
-    assert len(calls) == len(ARCHITECTURES)
-    assert all(line.endswith(" --quiet") for line in calls)
-
-
-@pytest.mark.parametrize("recipe", sorted(ARCHITECTURES))
 def test_another_seed_writes_another_model_and_other_rows(recipe, made, tmp_path):
     makers.make(recipe, tmp_path, [*FEW_ROWS, "--seed", "1"])
     first = contents(made(recipe))
@@ -102,25 +83,6 @@ def test_a_tokenizer_is_trained_on_a_text(tmp_path):
     assert not (tmp_path / "data").exists()
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ('{"a": 1}\n{"b"\n', "rows.jsonl, line 2: not JSON"),
-        ('{"a": 1}\n', "contains no text"),
-        (None, "cannot read"),
-    ],
-    ids=["not JSON", "no text", "no file"],
-)
-def test_a_text_that_cannot_be_used_is_named(text, message, tmp_path, capsys):
-    rows = tmp_path / "rows.jsonl"
-    if text is not None:
-        rows.write_text(text)
-    with pytest.raises(SystemExit) as end:
-        makers.make("llama", tmp_path, ["--text", str(rows)])
-    assert end.value.code == 65
-    assert message in capsys.readouterr().err
-
-
 @pytest.mark.parametrize("recipe", sorted(ARCHITECTURES))
 def test_a_folder_that_cannot_be_written_is_named(recipe, tmp_path, capsys):
     (tmp_path / "file").touch()
@@ -129,10 +91,3 @@ def test_a_folder_that_cannot_be_written_is_named(recipe, tmp_path, capsys):
     assert end.value.code == 73
     error = capsys.readouterr().err
     assert error.startswith("error: cannot write to") and error.count("\n") == 1
-
-
-def test_the_command_reads_its_own_words(monkeypatch, tmp_path):
-    words = ["make_tiny.py", "vit", str(tmp_path), "--image_size", "48"]
-    monkeypatch.setattr(sys, "argv", words)
-    order = make_tiny.parse_args()
-    assert (order.recipe, order.folder, order.options.image_size) == ("vit", tmp_path, 48)

@@ -1,11 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The rows of the makers can be learned, and no training row gives away a test row."""
 
-import random
 import re
-from itertools import islice
 
-from tiny import bert, preferences, skills, t5, text, words
+from tiny import bert, preferences, skills, t5, text
 from tiny.options import PreferenceOptions
 
 
@@ -21,12 +19,6 @@ def subject(row: dict[str, str]) -> str:
 def prompts(rows: list[preferences.Row]) -> set[str]:
     """Return what the user asks in each row."""
     return {row["prompt"][0]["content"] for row in rows}
-
-
-def test_words_are_short_and_come_once():
-    found = list(islice(words.different_words(random.Random(0)), 1000))
-    assert len(set(found)) == 1000
-    assert all(word.isalpha() and 3 <= len(word) <= 6 for word in found)
 
 
 def test_skills_answer_their_questions():
@@ -69,13 +61,6 @@ def test_preferences_have_a_right_and_a_wrong_answer():
     held_out = prompts(files["test"])
     assert not held_out & prompts(files["train"])
     assert not held_out & prompts(files["demonstrations"])
-
-
-def test_every_second_demonstration_of_a_skill_is_the_mistake():
-    pools = {"word": ["trase"], "number": ["41"]}
-    pairs = preferences.make_pairs(8, pools, lambda pool: pool[0])
-    told = [row["completion"][0]["content"] for row in preferences.demonstrate(pairs)]
-    assert told == ["TRASE", "t-r-a-s-e", "e", "42", "trase", "t r a s e", "t", "40"]
 
 
 def test_texts_of_the_test_rows_are_about_other_people():
