@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How much there is to read, beside the most that there may be.
+
+What a copied recipe brings is what a reader has to trust, so that the closure of a recipe counts
+and not the length of a file. Statements are counted beside lines: a budget that denser lines meet
+is not met. A commit that raises a number changes nothing else and says why; `pytest -s` prints the
+table.
+"""
+
+import ast
+
+from launching import REPO
+from template.imports import modules_needed
+
+RECIPES = sorted((REPO / "recipes").glob("*.py"))
+# Lines of Python at most; each issue of the rewrite lowers them to its own
+BUDGETS = {
+    "llama.py with all that it imports": 25_600,
+    "files of it": 118,
+    "the largest recipe with all that it imports": 26_400,
+    "recipes/*.py": 3_750,
+    "recipes/components": 27_900,
+    "scripts": 25_000,
+    "programs at the top of scripts": 14,
+    "evidence": 22_000,
+    "tests": 56_000,
+}
+
+
+def lines_of(paths):
+    return sum(path.read_bytes().count(b"\n") for path in paths)
+
+
+def statements_of(paths):
+    trees = [ast.parse(path.read_text()) for path in paths]
+    return sum(isinstance(node, ast.stmt) for tree in trees for node in ast.walk(tree))
+
+
+def files_counted():
+    """{budget: the files whose lines it bounds}"""
+    closures = {path.name: [path, *modules_needed(path)] for path in RECIPES}
+    counted = {
+        "llama.py with all that it imports": closures["llama.py"],
+        "the largest recipe with all that it imports": max(closures.values(), key=lines_of),
+        "recipes/*.py": RECIPES,
+    }
+    for folder in ("recipes/components", "scripts", "evidence", "tests"):
+        counted[folder] = sorted((REPO / folder).rglob("*.py"))
+    return counted
+
+
+def test_nothing_is_larger_than_its_budget():
+    counted = files_counted()
+    found = {name: lines_of(paths) for name, paths in counted.items()}
+    found["files of it"] = len(counted["llama.py with all that it imports"])
+    programs = [path for path in (REPO / "scripts").glob("*.py") if is_program(path)]
+    found["programs at the top of scripts"] = len(programs)
+    for name, budget in BUDGETS.items():
+        statements = f"{statements_of(counted[name]):7,} statements" if name in counted else ""
+        print(f"{name:45} {found[name]:7,} of {budget:7,} {statements}")
+    too_large = {name for name, budget in BUDGETS.items() if found[name] > budget}
+    assert not too_large, {name: (found[name], BUDGETS[name]) for name in too_large}
+
+
+def is_program(path):
+    return '__name__ == "__main__"' in path.read_text()
