@@ -3,8 +3,7 @@
 
 Sources: accelerate 1.15 `commands/config/config_args.py` (ClusterConfig), `commands/launch.py` (the
 options of the launcher, which the sections of a file set), `utils/launch.py` (what the launcher
-passes on) and `utils/dataclasses.py` (what reads it). tests/unit/components/test_accelerate_keys.py
-compares the tables with the installed package.
+passes on) and `utils/dataclasses.py` (what reads it).
 """
 
 from typing import Any

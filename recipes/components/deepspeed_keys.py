@@ -4,7 +4,6 @@
 Sources: deepspeed 0.19 `runtime/config.py`, `runtime/precision_config.py`, `runtime/zero/` and the
 models that `runtime/config.py` imports;
 accelerate 1.15 `utils/deepspeed.py` and `utils/dataclasses.py` (DeepSpeedPlugin).
-tests/unit/components/test_deepspeed_keys.py compares the tables with the installed packages.
 """
 
 # Kinds of values. DeepSpeed reads them by pydantic, which takes true, "yes" and 1 as true, and

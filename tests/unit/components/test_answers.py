@@ -18,15 +18,11 @@ from components.answers import (
     Predictor,
     PromptCollator,
     attending_to_padded_rows,
-    describe_predictions,
     ends_of_answers,
     ends_of_turns,
     last_answer,
     length_of_answer,
-    length_of_reference,
-    make_predictor,
     read_question,
-    spread_over,
 )
 from components.chat_template import ChatTemplate
 from components.cli import parse_arguments
@@ -77,31 +73,10 @@ def test_the_last_answer_is_the_last_run_of_tokens_that_are_trained_on(labels, e
     assert last_answer(np.array(labels)) == expected
 
 
-@pytest.mark.parametrize(
-    ("num_rows", "count", "expected"),
-    [(10, 5, [0, 2, 4, 6, 8]), (10, 3, [0, 3, 6]), (3, 8, [0, 1, 2]), (7, 7, list(range(7)))],
-)
-def test_rows_are_chosen_from_all_over_the_file(num_rows, count, expected):
-    assert spread_over(num_rows, count) == expected
-
-
 def test_an_answer_is_as_long_as_its_turn():
     assert length_of_answer([5, 6, 9, 7, 9], {9}) == 2
     assert length_of_answer([9], {9}) == 0
     assert length_of_answer([5, 6], {9}) is None
-
-
-def test_a_reference_ends_with_its_last_token_and_not_with_a_tag_inside(tiny):
-    tokenizer = AutoTokenizer.from_pretrained(tiny / "model")
-    tokenizer.add_tokens(["<think>"])
-    turn_ends = ends_of_turns(tokenizer)
-    tokens = tokenizer.encode("<think>a</think>b", add_special_tokens=False)
-    end = tokenizer.convert_tokens_to_ids("<|end_of_turn|>")
-    space = tokenizer.encode("\n", add_special_tokens=False)
-    assert tokens[0] in turn_ends
-    for answer in ([*tokens, end], [*tokens, end, *space]):
-        assert length_of_reference(answer, turn_ends, tokenizer) == len(tokens)
-    assert length_of_reference(tokens, turn_ends, tokenizer) is None
 
 
 def test_a_question_is_the_conversation_before_its_last_answer(tokenize, tokenizer):
@@ -112,16 +87,6 @@ def test_a_question_is_the_conversation_before_its_last_answer(tokenize, tokeniz
     assert question.reference == "c-d"
     assert question.length == len(tokenizer.encode("c-d", add_special_tokens=False))
     assert "<|" not in question.shown and question.shown.endswith("Spell cd.")
-
-
-def test_what_has_no_single_right_answer_is_no_match(tokenize, tokenizer):
-    ends = ends_of_turns(tokenizer)
-    [whole] = tokenize(TALK)
-    [cut] = tokenize(TALK, max_length=len(whole["input_ids"]) - 2)
-    assert read_question(cut, ChatTemplate(tokenizer), ends, 128).length is None
-    long = [TALK[0], {"role": "assistant", "content": "q-" * 4 * SHORT_ANSWER}]
-    [row] = tokenize(long)
-    assert read_question(row, ChatTemplate(tokenizer), ends, 128).length > SHORT_ANSWER
 
 
 def test_a_row_that_is_cut_at_a_token_that_may_end_a_turn_has_no_whole_reference(tiny):
@@ -251,18 +216,6 @@ def test_a_reference_that_is_longer_than_what_may_be_generated_is_no_mistake(
     assert json.loads(text.splitlines()[0])["correct"] is None
 
 
-def test_three_answers_are_shown(predictor_of, rows, tokenizer, capsys):
-    predictor_of(rows).predict(Parrot(tokenizer.encode("x", add_special_tokens=False)))
-    assert capsys.readouterr().out.count("(should be: ") == 3
-
-
-def test_without_short_references_there_is_no_exact_match(predictor_of, rows):
-    long = Rows(rows.dataset.select([3]), "", "")
-    predictor = predictor_of(long)
-    assert predictor.predict(Parrot([5])) == {}
-    assert "0 have an answer of at most 32 tokens" in describe_predictions(predictor)["predictions"]
-
-
 def test_generation_is_greedy_and_ends_with_a_turn(predictor_of, rows, tokenizer):
     model = Parrot([5])
     predictor_of(rows, "--generation_max_new_tokens", "9").predict(model)
@@ -284,32 +237,6 @@ def test_answers_stay_within_the_positions_of_the_model(predictor_of, rows):
 
     predictor_of(rows, positions=max(lengths) + 3).predict(Recorder([5]))
     assert rooms == {(length, max(lengths) + 3 - length) for length in lengths}
-
-
-def test_rows_without_prompts_are_refused(predictor_of, tokenize, capsys):
-    rows = Rows(tokenize(TALK, assistant_only_loss=False), "", "")
-    with pytest.raises(SystemExit, match="64"):
-        predictor_of(rows)
-    assert "needs rows with a prompt that is not trained on" in capsys.readouterr().err
-
-
-def test_without_the_flag_nothing_is_prepared():
-    nothing = SimpleNamespace(predict_with_generate=False)
-    assert make_predictor(nothing, None, None, None, None, None, None) is None
-    assert describe_predictions(None) == {}
-
-
-@pytest.mark.parametrize(("name", "within"), [(varlen.NAME, "sdpa"), ("sdpa", "sdpa")])
-def test_varlen_is_left_for_generation_only(name, within):
-    model = SimpleNamespace(config=SimpleNamespace(_attn_implementation=name))
-
-    def choose(implementation):
-        model.config._attn_implementation = implementation
-
-    model.set_attn_implementation = choose
-    with attending_to_padded_rows(model):
-        assert model.config._attn_implementation == within
-    assert model.config._attn_implementation == name
 
 
 @pytest.mark.parametrize("has_adapters", [False, True], ids=["whole", "adapters"])

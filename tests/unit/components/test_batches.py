@@ -6,10 +6,9 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-import torch
 
-from components.batches import PLACES_AT_ONCE, Batches, BatchPlan, describe_batch
-from components.shuffling import LISTED, NEWEST, SortedInParts, shuffled
+from components.batches import Batches, BatchPlan
+from components.shuffling import NEWEST, SortedInParts, shuffled
 from example_arguments import language_model_arguments
 from fakes import fake_accelerator
 
@@ -51,21 +50,6 @@ def test_batches_can_be_read_from_any_of_them_on(monkeypatch):
         monkeypatch.setattr("components.batches.ROWS_AT_ONCE", at_once)
         batches = Batches(100, 3, 4, 3, orders(100))
         assert list(batches.read(range(50, len(batches), 4))) == whole[50::4]
-
-
-def test_a_rank_of_many_computes_places_that_are_near_each_other():
-    """group_by_length sorts all rows between them before the first batch can be read."""
-    asked = []
-
-    class RecordingOrder:
-        def at(self, places):
-            asked.append(places)
-            return places
-
-    batches = Batches(10_000_000, 8, 1024, order_of_epoch=lambda epoch: RecordingOrder())
-    assert next(batches.read(range(5, len(batches), 1024))) == list(range(40, 48))
-    assert np.ptp(asked[0]) < PLACES_AT_ONCE
-    assert len(asked[0]) == PLACES_AT_ONCE // 1024
 
 
 def test_rows_of_one_length_come_together_and_each_comes_once():
@@ -120,24 +104,3 @@ def test_a_step_has_the_same_rows_on_any_number_of_ranks_and_after_any_step():
     four = dealt("--per_device_train_batch_size 2 --max_steps 9", 24, 4, first_step=2)
     steps = [sorted(sum(batches, [])) for batches in zip(*four, strict=True)]
     assert steps == [sorted(batch) for batch in one[2:]]
-
-
-def test_a_run_that_began_with_the_listed_order_goes_on_with_it():
-    """The first version's: numpy's permutation for (seed, epoch)."""
-    flags = "--per_device_train_batch_size 24 --max_steps 3 --seed 7"
-    batches = dealt(flags, 24, 1, order=LISTED)[0]
-    for epoch, batch in enumerate(batches):
-        assert batch == np.random.default_rng((7, epoch)).permutation(24).tolist()
-
-
-# ---- Summary ----
-def test_the_effective_batch_is_told_as_a_product():
-    flags = "--per_device_train_batch_size 4 --gradient_accumulation_steps 2".split()
-    gpus = fake_accelerator(num_processes=8, device=torch.device("cuda"))
-    says = "4 rows x 2 micro-batches x 8 GPUs = 64 rows per step, about 6,400 tokens"
-    assert describe_batch(language_model_arguments(*flags), gpus, "rows", 100) == says
-    pipelines = fake_accelerator(num_processes=8, pipeline_ranks=4)
-    says = "4 rows x 2 batches x 2 pipelines = 16 rows per step"
-    assert describe_batch(language_model_arguments(*flags), pipelines, "rows") == says
-    one = describe_batch(language_model_arguments(), fake_accelerator(), "pairs")
-    assert one == "8 pairs x 1 micro-batch x 1 process = 8 pairs per step"

@@ -3,14 +3,12 @@
 
 import copy
 
-import numpy as np
 import pytest
 from transformers import AutoTokenizer, ByT5Tokenizer
 
 from components.chat import (
     DEFAULT_CHAT_TEMPLATE,
     check_own_template,
-    show_trained_tokens,
     tokenize_conversation,
 )
 from components.chat_template import ChatTemplate
@@ -36,12 +34,6 @@ OPEN_ENDED = (
 REWRITES_EARLIER_TURNS = (
     "{% for turn in messages %}{{ '<|' + turn['role'] + '|>' }}"
     "{{ '(thinks) ' if loop.last and turn['role'] == 'assistant' }}"
-    "{{ turn['content'] + '<|end_of_turn|>' }}{% endfor %}"
-    "{{ '<|assistant|>' if add_generation_prompt }}"
-)
-WRITES_REASONING = (
-    "{% for turn in messages %}{{ '<|' + turn['role'] + '|>' }}"
-    "{% if turn.reasoning_content %}{{ '(' + turn.reasoning_content + ') ' }}{% endif %}"
     "{{ turn['content'] + '<|end_of_turn|>' }}{% endfor %}"
     "{{ '<|assistant|>' if add_generation_prompt }}"
 )
@@ -84,11 +76,6 @@ def test_an_answer_is_trained_on_with_its_end_of_turn(tokenizer):
     assert row["labels"][-1] == row["input_ids"][-1]
 
 
-def test_every_answer_of_a_conversation_is_trained_on_and_nothing_else(tokenizer):
-    row = tokenize("two answers", tokenizer)
-    assert trained_text(row, tokenizer) == "one<|end_of_turn|>two<|end_of_turn|>"
-
-
 def test_an_end_of_turn_is_trained_on_where_it_is_the_pad_token_too(tokenizer):
     tokenizer.pad_token = "<|end_of_turn|>"
     row = tokenize("one answer", tokenizer)
@@ -102,12 +89,6 @@ def test_a_prompt_is_tokenized_as_generation_will_see_it(tokenizer):
     )
     assert row["input_ids"][: len(prompt)] == prompt
     assert row["labels"][: len(prompt)] == [-100] * len(prompt)
-
-
-def test_what_is_trained_on_is_shown_in_brackets(tokenizer):
-    row = tokenize("one answer", tokenizer)
-    shown = show_trained_tokens({name: np.array(row[name]) for name in row}, tokenizer)
-    assert shown.endswith(f"[[{ANSWER}<|end_of_turn|>]]") and QUESTION in shown.partition("[[")[0]
 
 
 # ---- Templates ----
@@ -133,14 +114,6 @@ def test_a_conversation_that_ends_with_a_question_teaches_no_end_after_it(tokeni
     tokenizer.chat_template = DEFAULT_CHAT_TEMPLATE
     row = tokenize("a question last", tokenizer)
     assert trained_text(row, tokenizer) == "one" + tokenizer.eos_token and row["labels"][-1] == -100
-
-
-def test_a_key_that_the_template_writes_is_trained_on(tokenizer):
-    tokenizer.chat_template = WRITES_REASONING
-    question, answer = messages_of("one answer")
-    reasoned = [question, answer | {"reasoning_content": "hm", "id": "x7"}]
-    row = tokenize_messages(reasoned, tokenizer)
-    assert trained_text(row, tokenizer) == "(hm) " + ANSWER + "<|end_of_turn|>"
 
 
 @pytest.mark.parametrize(
@@ -209,10 +182,3 @@ def test_a_tokenizers_template_that_is_no_jinja_ends_with_one_line(named, tokeni
         "error: runs/model: the tokenizer's chat template is not valid Jinja: line 2: "
     )
     assert line.endswith("pass a valid one as --chat_template FILE")
-
-
-def test_without_any_end_of_a_turn_a_row_is_refused_with_the_fix(tokenizer):
-    tokenizer.chat_template = OPEN_ENDED
-    tokenizer.eos_token = None
-    with pytest.raises(ValueError, match="tokenizer has no eos_token: set it in tokenizer_config"):
-        tokenize("one answer", tokenizer)

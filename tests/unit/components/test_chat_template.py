@@ -7,7 +7,7 @@ import pytest
 
 from chat_templates import CALL, HELLO, WEATHER, said_by, show, tokenizer_of
 from components.chat import tokenize_conversation
-from components.chat_template import ChatTemplate, check_other_keys, fit_arguments
+from components.chat_template import ChatTemplate, check_other_keys
 from components.columns import TrackedRow
 from components.conversations import make_conversation
 
@@ -74,16 +74,6 @@ def test_an_answer_of_weight_0_is_the_only_one_that_is_not_trained_on(template, 
     assert trained_text(template, with_weights(*weights)) == expected
 
 
-def test_marks_belong_to_the_turn_in_which_they_are_even_if_there_are_as_many_as_turns():
-    """A call without a mark, and an answer of weight 0 with two."""
-    template = MARKED_TWICE.replace(
-        "{% if m.role == 'assistant' %}", "{% if m.role == 'assistant' and m.content != 'call' %}"
-    )
-    messages = [said_by("user", "Hi."), said_by("assistant", "call"), *with_weights(0)]
-    with pytest.raises(ValueError, match="no answer in the text"):
-        trained_text(template, messages)
-
-
 @pytest.mark.parametrize(
     ("ending", "learned"),
     [
@@ -103,13 +93,6 @@ def test_an_end_of_turn_that_is_not_marked_is_trained_on(ending, learned):
         assert text.endswith(f"<|assistant|>{learned}")
 
 
-def test_a_token_that_closes_the_conversation_is_not_part_of_the_end_of_turn():
-    closes = MARKED_WITHOUT_ITS_END + "{{ eos_token }}"
-    template = template_of(closes)
-    text = trained_text(closes, HELLO)
-    assert text.endswith(f"[[Hello.<|end|>]]{template.tokenizer.eos_token}")
-
-
 def test_marks_that_cannot_be_told_apart_are_refused_if_not_all_answers_are_trained_on():
     rewrites = "{{ messages | length }}" + MARKED_TWICE
     assert trained_text(rewrites, with_weights(1, 1)).endswith("[[No. 1<|end|>]]")
@@ -127,11 +110,6 @@ def test_a_marked_turn_that_loses_its_reasoning_is_not_trained_on(template):
     reasoned = [HELLO[0], HELLO[1] | {"reasoning_content": "hm"}]
     text = trained_text(drops, reasoned * 2)
     assert text.count("[[") == 1 and text.endswith("[[(hm) Hello.<|end|>]]")
-
-
-def test_settings_are_variables_of_the_template():
-    greets = "{{ greeting }}" + PLAIN
-    assert trained_text(greets, HELLO, greeting="Ciao").startswith("Ciao<|user|>")
 
 
 def test_a_template_that_generation_would_prompt_otherwise_says_what_to_do():
@@ -189,34 +167,12 @@ def test_a_content_that_others_repeat_is_not_missed_where_it_is_written():
     assert trained_text(twice, HELLO).startswith("Hi.<|user|>Hi.")
 
 
-def test_all_that_was_said_may_be_written():
-    reasoned = [HELLO[0], HELLO[1] | {"reasoning_content": "hm"}]
-    assert "[[(hm)Hello.<|end|>]]" in trained_text(WRITES_ALL, reasoned)
-    assert '[[weather{"city": "Rome"}<|end|>]]' in trained_text(WRITES_ALL, CALL, [WEATHER])
-
-
-def test_a_content_that_is_written_in_another_way_is_not_lost():
-    quotes = PLAIN.replace("m.content", "(m.content | tojson)")
-    said = [said_by("user", 'Say "a".'), HELLO[1]]
-    assert '\\"a\\"' in trained_text(quotes, said)
-
-
-def test_the_name_in_a_result_is_that_of_the_call():
-    assert "Sun" in trained_text(WRITES_ALL, CALL, [WEATHER])
-
-
 def test_dropped_keys_that_describe_a_message_are_noted_in_the_row():
     row = TrackedRow({"source": "web"})
     conversation = make_conversation([HELLO[0] | {"id": "x7", "time": 12}, HELLO[1]], [])
     template = template_of(PLAIN)
     check_other_keys(row, conversation, template.render(conversation), template)
     assert row.unread() == ["id (of messages)", "time (of messages)", "source"]
-
-
-def test_a_template_that_needs_a_key_uses_it():
-    template = PLAIN.replace("m.content", "m.content + m.mood.upper()")
-    said = [message | {"mood": "glad"} for message in HELLO]
-    assert "[[Hello.GLAD<|end|>]]" in trained_text(template, said)
 
 
 # ---- Arguments of calls ----
@@ -231,8 +187,3 @@ def test_a_template_that_needs_a_key_uses_it():
 def test_arguments_become_json_whatever_the_template_expects(written, expected):
     template = WRITES_ALL.replace(ARGUMENTS, written)
     assert f"[[weather{expected}<|end|>]]" in trained_text(template, CALL, [WEATHER])
-
-
-def test_a_conversation_without_arguments_stays_as_it_is():
-    conversation = make_conversation(HELLO, [])
-    assert fit_arguments(conversation, template_of(PLAIN)) is conversation

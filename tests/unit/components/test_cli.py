@@ -8,7 +8,7 @@ import json
 
 import pytest
 
-from components.cli import RecipeParser, find_out_of_bounds, may_change, parse_arguments
+from components.cli import find_out_of_bounds, may_change, parse_arguments
 from components.status import Status
 from proof.jobs import MAKERS
 
@@ -46,13 +46,6 @@ def test_trls_name_of_a_flag_is_understood_too(name, tmp_path):
     assert parse("--config", path).modules_to_save == ["lm_head"]
 
 
-@pytest.mark.parametrize(
-    ("given", "dtype"), [("bf16", "bfloat16"), ("fp32", "float32"), ("float16", "float16")]
-)
-def test_accelerates_names_of_dtypes_are_understood(given, dtype):
-    assert parse("--dtype", given).dtype == dtype
-
-
 def test_a_config_gives_arguments_and_the_command_line_overrides_them(tmp_path):
     path = tmp_path / "run.yaml"
     path.write_text("learning_rate: 2e-4\npacking: true\nlora_target_modules: [q_proj, v_proj]\n")
@@ -70,27 +63,6 @@ def test_settings_of_a_schedule_are_json_or_a_mapping_of_a_config(tmp_path, caps
     for wrong in ("min_lr=1e-6", "3"):
         [line] = refused(capsys, "--lr_scheduler_kwargs", wrong)
         assert f"{wrong} is not a JSON object" in line
-
-
-def test_a_default_of_several_words_is_shown_as_it_is_typed():
-    kind = importlib.import_module("llama").Arguments
-    shown = " ".join(RecipeParser(kind).format_help().split())
-    assert "(default: all-linear)" in shown and "['all-linear']" not in shown
-
-
-def test_the_help_calls_a_value_by_the_noun_in_its_name():
-    kind = importlib.import_module("llama").Arguments
-    shown = " ".join(RecipeParser(kind).format_help().split())
-    assert "--metric_for_best_model METRIC " in shown and "--modules_to_save MODULES [" in shown
-    assert "--learning_rate RATE " in shown and "--save_total_limit LIMIT " in shown
-
-
-@pytest.mark.parametrize("recipe", MAKERS)
-def test_a_run_json_gives_the_arguments_of_that_run(recipe, tmp_path):
-    before = parse("--seed", 7, "--use_peft", "--max_steps", 5, recipe=recipe)
-    path = tmp_path / "run.json"
-    path.write_text(json.dumps({"summary": {}, "arguments": vars(before)}))
-    assert parse(f"--config={path}", recipe=recipe) == before
 
 
 @pytest.mark.parametrize("recipe", MAKERS)
@@ -124,58 +96,39 @@ def test_values_of_a_config_are_read_as_on_the_command_line(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "says"),
+    ("name", "content", "word"),
     [
-        ("a.yaml", "config: b.yaml", "config is not an argument"),
-        ("a.yaml", "help: yes", "help is not an argument"),
-        ("a.yaml", "output_dir: {a: 1}", "needs a value or a list, not a mapping"),
-        (
-            "a.yaml",
-            "learning_rat: 1",
-            "learning_rat is not an argument; did you mean learning_rate?",
-        ),
-        ("a.yaml", "epochs: 1", "epochs is not an argument; did you mean num_train_epochs?"),
-        ("a.yaml", "push_to_hub: yes", "push_to_hub is not an argument: nothing is uploaded"),
-        ("a.yaml", "distributed_type: FSDP", "a.yaml to accelerate launch, before the recipe"),
+        ("a.yaml", "config: b.yaml", "config"),
+        ("a.yaml", "help: yes", "help"),
+        ("a.yaml", "output_dir: {a: 1}", "mapping"),
+        ("a.yaml", "learning_rat: 1", "learning_rate"),
+        ("a.yaml", "distributed_type: FSDP", "accelerate launch"),
         ("a.yaml", "a: [", "cannot be read"),
         ("a.json", "{", "cannot be read"),
-        ("a.yaml", "- 1", "has no arguments"),
-        ("a.yaml", "lora_r: x", "invalid int value: 'x'"),
+        ("a.yaml", "- 1", "no arguments"),
+        ("a.yaml", "lora_r: x", "'x'"),
     ],
 )
-def test_a_wrong_config_is_one_line(name, content, says, tmp_path, capsys):
+def test_a_wrong_config_is_one_line(name, content, word, tmp_path, capsys):
     (tmp_path / name).write_text(content)
     [line] = refused(capsys, "--config", tmp_path / name)
-    assert says in line
-
-
-def test_a_config_that_is_not_there_is_one_line(tmp_path, capsys):
+    assert word in line
     [line] = refused(capsys, "--config", tmp_path / "none.yaml")
-    assert "No such file" in line
-    [line] = refused(capsys, "--config")
-    assert "expected one argument" in line
-    [line] = refused(capsys, "--config", "--seed", 3)
-    assert "expected one argument" in line
+    assert "none.yaml" in line
 
 
-def test_an_abbreviation_is_refused_with_the_flag_that_is_near(capsys):
-    lines = refused(capsys, "--learning_rat", 3)
-    assert lines == [
-        "error: unrecognized arguments: --learning_rat 3",
-        "error: --learning_rat: did you mean --learning_rate?",
-    ]
-
-
-def test_each_flag_that_does_not_exist_gets_its_own_hint(capsys):
-    words = ["--lr", 3, "--nonsense", "--bf16", "--num-processes=2", "--lr", 4]
-    first, *hints = refused(capsys, *words)
-    assert first.startswith("error: unrecognized arguments: --lr 3 --nonsense --bf16 ")
-    assert hints == [
-        "error: --lr: did you mean --learning_rate?",
-        "error: --bf16: the YAML owns precision: pass --mixed_precision bf16 to accelerate launch, "
-        "before the recipe",
-        "error: --num-processes: goes before the recipe, to accelerate launch",
-    ]
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        (["--learning_rat", 3], "--learning_rate"),
+        (["--bf16"], "YAML"),
+        (["--num-processes=2"], "accelerate launch"),
+        (["--dtype", "int8"], "int8"),
+        (["--config", "--seed", 3], "--config"),
+    ],
+)
+def test_a_flag_that_does_not_exist_ends_with_64(words, named, capsys):
+    assert named in refused(capsys, *words)[-1]
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,6 @@ import importlib
 import shutil
 import sys
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -170,72 +169,6 @@ def test_what_a_function_imports_itself_is_seen(project, recipe):
     assert prepared_fingerprint("rows", recipe.prepare_lazily) != before
 
 
-def test_what_is_imported_with_a_star_is_seen(project, recipe):
-    before = prepared_fingerprint("rows", recipe.prepare_with_star)
-    project.edit("stars.py", "return text", "return text[1:]")
-    assert prepared_fingerprint("rows", recipe.prepare_with_star) != before
-
-
-# ---- Functions ----
-def doubled(row, factor=2):
-    return row * factor
-
-
-def call_doubled(row):
-    return doubled(row)
-
-
-def closing_over(value):
-    def prepare(row):
-        return row, value
-
-    return prepare
-
-
-PREPARE = {"lambda": lambda row: doubled(row)}
-
-
-class Callable:
-    def __call__(self, row):
-        return row
-
-
-def test_functions_are_known_by_what_they_do():
-    kinds = [
-        doubled,
-        call_doubled,
-        partial(doubled, factor=2),
-        partial(doubled, factor=3),
-        partial(doubled, 3),
-        closing_over(1),
-        closing_over(2),
-        closing_over(doubled),
-        PREPARE["lambda"],
-    ]
-    found = [prepared_fingerprint("rows", kind) for kind in kinds]
-    assert len(set(found)) == len(kinds)
-    assert all(len(fingerprint) == 32 for fingerprint in found)
-    assert [prepared_fingerprint("rows", kind) for kind in kinds] == found
-    assert prepared_fingerprint("other rows", doubled) != found[0]
-    assert prepared_fingerprint("rows", closing_over(1)) == found[5]
-
-
-@pytest.mark.parametrize("prepare", [Callable(), partial(Callable()), "a".join, len])
-def test_what_has_no_code_of_its_own_is_refused(prepare):
-    """Only the name of its class would be known."""
-    with pytest.raises(TypeError, match="neither a function nor"):
-        prepared_fingerprint("rows", prepare)
-
-
-def test_a_function_without_a_file_is_known_by_its_byte_code():
-    found = []
-    for number in (1, 1, 2):
-        names = {}
-        exec(f"def prepare(row): return {number}", names)
-        found.append(prepared_fingerprint("rows", names["prepare"]))
-    assert found[0] == found[1] != found[2]
-
-
 # ---- Tokenizers ----
 @pytest.fixture
 def tokenizer(tiny):
@@ -248,13 +181,6 @@ def test_a_tokenizer_is_known_by_its_content_not_by_its_place(tokenizer, tiny, t
     assert identify_tokenizer(AutoTokenizer.from_pretrained(copied)) == known
     tokenizer.save_pretrained(tmp_path / "saved")
     assert identify_tokenizer(AutoTokenizer.from_pretrained(tmp_path / "saved")) == known
-
-
-def test_calls_do_not_change_what_a_tokenizer_is(tokenizer):
-    known = identify_tokenizer(tokenizer)
-    tokenizer(["a", "a b c"], truncation=True, max_length=2, padding=True, return_tensors="pt")
-    tokenizer("a" * 3000)  # longer than the model: a warning that is given once
-    assert identify_tokenizer(tokenizer) == known
 
 
 def change_template(tokenizer):

@@ -131,10 +131,6 @@ class TestModelAtRisk:
         # A hub id, which would be read as this folder once it is there
         assert "--model_name_or_path" in refused(tmp_path / "owner/name", tmp_path / "owner/name")
 
-    def test_not_even_if_a_run_has_left_it(self, model, refused):
-        (model / "run.json").write_text("{}")
-        assert "--model_name_or_path" in refused(model, model)
-
     @pytest.mark.parametrize(
         "name",
         [
@@ -159,16 +155,6 @@ class TestModelAtRisk:
         (model / name).parent.mkdir(exist_ok=True)
         (model / name).write_text("{}")
         assert refused(model) is None
-
-    def test_other_folders_are_taken(self, model, refused, tmp_path):
-        (tmp_path / "notes.txt").touch()
-        (tmp_path / "rows.json").touch()
-        only_checkpoints = tmp_path / "run" / "checkpoint-3"
-        only_checkpoints.mkdir(parents=True)
-        (only_checkpoints / "state.safetensors").touch()
-        (tmp_path / "empty").mkdir()
-        for output_dir in ("", "run", "empty", "not there", "model/run"):
-            assert refused(tmp_path / output_dir, model) is None
 
 
 def test_only_the_predictions_after_a_step_are_removed(tmp_path):

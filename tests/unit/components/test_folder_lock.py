@@ -53,27 +53,6 @@ def test_the_folder_of_a_killed_run_is_free(other_run, tmp_path):
     assert FolderLock(tmp_path).take() is None
 
 
-def test_a_run_that_is_ending_is_waited_for(other_run, tmp_path):
-    lock = FolderLock(tmp_path)
-    other_run.stdin.close()
-    assert lock.take() is None
-
-
-def test_a_host_that_may_be_lost_is_waited_for_longer(other_run, tmp_path, monkeypatch, capsys):
-    (tmp_path / NAME).write_text('{"host": "gone", "process": 7}')
-    monkeypatch.setattr(folder_lock, "SECONDS_ON_THIS_HOST", 0)
-    monkeypatch.setattr(folder_lock, "SECONDS_ON_ANOTHER_HOST", 0.5)
-    assert "process 7 on gone" in FolderLock(tmp_path).take()
-    assert "waiting up to 0.5 s" in capsys.readouterr().out
-
-
-def test_a_folder_that_is_not_there_yet_is_locked_once_it_is(tmp_path):
-    lock = FolderLock(tmp_path / "run")
-    assert lock.take() is None and not (tmp_path / "run").exists()
-    (tmp_path / "run").mkdir()
-    assert lock.take() is None and (tmp_path / "run" / NAME).is_file()
-
-
 @pytest.mark.parametrize("number", [errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP])
 def test_that_a_file_system_has_no_locks_is_said_once(number, tmp_path, monkeypatch, capsys):
     def refuse(*arguments):
@@ -86,9 +65,3 @@ def test_that_a_file_system_has_no_locks_is_said_once(number, tmp_path, monkeypa
     assert said.count("\n") == 1
     assert said.startswith(f"warning: --output_dir {tmp_path}: its file system has no locks ")
     assert os.strerror(number) in said
-
-
-def test_a_lock_that_names_nobody_is_still_a_lock(other_run, tmp_path, monkeypatch):
-    monkeypatch.setattr(folder_lock, "SECONDS_ON_THIS_HOST", 0)
-    (tmp_path / NAME).write_text("damaged")
-    assert ": another run is writing there" in FolderLock(tmp_path).take()

@@ -7,17 +7,13 @@ import time
 import pytest
 import torch.distributed as dist
 
-from components import host_checks, hosts
-from components.host_checks import compare_clocks
+from components import hosts
 from components.hosts import (
     HostWatch,
     hosts_of,
-    is_address_of_this_host,
-    is_broken_connection,
     words_of_ranks,
 )
 from components.status import Ending, Status
-from fakes import fake_accelerator
 
 MEMBERS = [
     (2, ("b", "1"), False),
@@ -106,46 +102,3 @@ def test_other_hosts_learn_how_a_rank_ended_and_where(watches):
     assert a.report.exit_code == 73 and b.report is None
     text = f"error: rank 1 on {hosts.HOST} ended in step 3: the disk of {hosts.HOST}2 is full"
     assert a.report.text == text
-
-
-def test_a_text_that_names_the_place_is_told_as_it_is(watches):
-    a, b = watches([(0, ("a", ""), True), (1, ("b", ""), False)])
-    with b.telling(Ending.failed(1, "gone", "error: rank 2 is gone in step 3", has_place=True)):
-        b._status.state = "failed"
-    wait_for(lambda: a.report)
-    assert a.report.text == "error: rank 2 is gone in step 3"
-
-
-@pytest.mark.parametrize(
-    ("address", "is_here"),
-    [("127.0.0.1", True), ("::1", True), ("localhost", True), ("192.0.2.1", False), ("", False)],
-)
-def test_the_host_of_the_store_is_known_by_its_address(address, is_here):
-    assert is_address_of_this_host(address) == is_here
-
-
-def test_on_one_host_nobody_is_told():
-    watch = HostWatch(Status())
-    with watch.telling(Ending.failed(1, "why")):
-        assert watch._to_tell is None
-
-
-def test_only_errors_of_connections_make_it_impatient():
-    gloo = "[../third_party/gloo/gloo/transport/tcp/pair.cc:547] Connection closed by peer"
-    assert is_broken_connection(RuntimeError(gloo)) and is_broken_connection(dist.DistError())
-    assert not is_broken_connection(RuntimeError("CUDA out of memory"))
-    assert not is_broken_connection(ValueError(gloo))
-
-
-@pytest.mark.parametrize("apart", [0.5, 3600])
-def test_clocks_that_are_far_apart_are_named_and_no_report_is_missed(apart, monkeypatch, capsys):
-    status = Status()
-    status.began = "2026-01-01 01:00:00"
-    clocks = [(1000.0 + apart, "a", status.began), (1000.0, "b", "2026-01-01 00:00:00")]
-    monkeypatch.setattr(host_checks, "gather_object", lambda _: clocks)
-    monkeypatch.setattr(host_checks, "process_status", lambda: status)
-    compare_clocks(fake_accelerator(wait_for_everyone=lambda: None))
-    said = capsys.readouterr().err
-    assert status.began == "2026-01-01 00:00:00"
-    assert said.startswith("warning: the clock of a is 3600 s ahead of that of b") == (apart > 5)
-    assert bool(said) == (apart > 5)

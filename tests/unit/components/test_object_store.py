@@ -4,23 +4,20 @@
 tests/object_store trains beside a real server.
 """
 
-import errno
 import json
 import shutil
 import threading
 import time
 from concurrent.futures import wait
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 import fsspec
 import pytest
 
-from components import resuming, store_protocol
+from components import resuming
 from components.checkpoint import find_damage
-from components.folder import MANIFEST, has_result
+from components.folder import has_result
 from components.object_store import ObjectStore
-from components.store_protocol import CHECKSUMS, RUN_ID
-from components.store_transport import FILES_AT_ONCE
 from object_memory import URL
 from proof.damage import make_checkpoint
 
@@ -77,32 +74,6 @@ class TestContinuing:
         assert found == made and find_damage(found) is None
         assert {path.name: path.read_bytes() for path in found.iterdir()} == before
 
-    def test_a_newer_one_in_the_folder_is_preferred(self, store, tmp_path):
-        upload(store, make_checkpoint(tmp_path, 5))
-        newer = make_checkpoint(tmp_path, 7)
-        assert choose(store, "auto") == newer
-
-    def test_a_damaged_one_in_the_folder_is_fetched_again(self, store, tmp_path):
-        make_checkpoint(tmp_path, 3)
-        made = make_checkpoint(tmp_path, 5)
-        upload(store, made)
-        (made / "progress.json").write_text("{")
-        found = choose(store, "auto")
-        assert found == made and find_damage(found) is None
-
-    @pytest.mark.parametrize("stored_step", [3, 5])
-    def test_the_store_replaces_the_only_one_of_the_folder_if_that_is_damaged(
-        self, store, tmp_path, stored_step
-    ):
-        upload(store, make_checkpoint(tmp_path, stored_step))
-        shutil.rmtree(tmp_path / f"checkpoint-{stored_step}")
-        damaged = make_checkpoint(tmp_path, 5)
-        (damaged / "progress.json").write_text("{")
-        found = choose(store, "auto")
-        assert found == tmp_path / f"checkpoint-{stored_step}" and find_damage(found) is None
-        [aside] = tmp_path.glob("checkpoint-5.damaged-*")
-        assert (aside / "progress.json").read_text() == "{"
-
     def test_if_all_are_damaged_here_and_there_the_run_does_not_start_over(
         self, store, files, tmp_path, capsys
     ):
@@ -113,48 +84,6 @@ class TestContinuing:
         with pytest.raises(SystemExit, match="65"):
             choose(store, "auto")
         assert f"all checkpoints there and in {URL} are damaged" in capsys.readouterr().err
-
-    def test_an_error_of_this_hosts_disk_is_not_blamed_on_the_store(
-        self, store, tmp_path, monkeypatch, capsys
-    ):
-        made = make_checkpoint(tmp_path, 5)
-        upload(store, made)
-        shutil.rmtree(made)
-
-        def refuse(path, text):
-            raise OSError(errno.ENOSPC, "No space left on device", str(path))
-
-        monkeypatch.setattr(store_protocol, "write_file", refuse)
-        with pytest.raises(SystemExit, match="73"):
-            choose(store, "auto")
-        error = capsys.readouterr().err
-        assert "error: cannot read or write: [Errno 28]" in error and "--output_url" not in error
-
-    def test_a_damaged_checkpoint_that_was_asked_for_is_not_replaced_by_another(
-        self, store, tmp_path, capsys
-    ):
-        made = make_checkpoint(tmp_path, 5)
-        upload(store, made)
-        (made / "progress.json").write_text("{")
-        with pytest.raises(SystemExit, match="65"):
-            choose(store, str(made))
-        assert "no checkpoint can be trusted" in capsys.readouterr().err
-
-    def test_files_of_a_checkpoint_are_fetched_at_the_same_time(
-        self, store, files, tmp_path, monkeypatch
-    ):
-        made = make_checkpoint(tmp_path, 5)
-        upload(store, made)
-        shutil.rmtree(made)
-        together = threading.Barrier(FILES_AT_ONCE)
-        get_file = files.get_file
-
-        def get_with_others(path, to):
-            together.wait(30)
-            get_file(path, to)
-
-        monkeypatch.setattr(files, "get_file", get_with_others)
-        assert find_damage(choose(store, "auto")) is None
 
     def test_a_damaged_one_in_the_store_ends_with_65(self, store, files, tmp_path, capsys):
         made = make_checkpoint(tmp_path, 5)
@@ -178,24 +107,6 @@ class TestContinuing:
         assert f"warning: {URL}/{damaged.name} cannot be trusted" in capsys.readouterr().err
         upload(store, make_checkpoint(tmp_path, 5))  # with the same bytes as before the damage
         assert files.cat_file(f"{damaged.path}/progress.json") == progress
-
-    def test_a_damaged_result_in_the_store_is_left_out(self, store, files, tmp_path, capsys):
-        (tmp_path / "model.safetensors").write_text("weights")
-        (tmp_path / "status.json").write_text('{"state": "done"}')
-        assert store.upload_result() is None
-        files.pipe_file(f"{store._transport.root}/model.safetensors", b"Weights")
-        (tmp_path / "model.safetensors").unlink()
-        choose(store, "auto")
-        assert not (tmp_path / "model.safetensors").exists()
-        assert "model.safetensors cannot be trusted" in capsys.readouterr().err
-
-    def test_starting_over_beside_later_checkpoints_is_refused(self, store, tmp_path, capsys):
-        made = make_checkpoint(tmp_path, 5)
-        upload(store, made)
-        shutil.rmtree(made)
-        with pytest.raises(SystemExit, match="64"):
-            choose(store, "none")
-        assert "of a run that went further" in capsys.readouterr().err
 
     def test_the_result_of_a_run_that_is_done_is_fetched(self, store, tmp_path):
         contents = {
@@ -245,36 +156,6 @@ class TestContinuing:
         assert find_damage(tmp_path / "checkpoint-2") is None
         assert (tmp_path / "latest").read_text() == "checkpoint-6"
 
-    def test_a_fetch_that_is_cut_leaves_nothing_that_passes_as_the_result(
-        self, store, files, tmp_path, monkeypatch, capsys
-    ):
-        (tmp_path / "model.safetensors").write_text("weights")
-        (tmp_path / "status.json").write_text('{"state": "done"}')
-        assert store.upload_result() is None
-        (tmp_path / "model.safetensors").unlink()
-        with monkeypatch.context() as patched:
-            patched.setattr(files, "get_file", lambda path, to: Path(to).write_text("wei"))
-            with pytest.raises(SystemExit):
-                choose(store, "auto")
-        assert "not all of 7 bytes" in capsys.readouterr().err
-        assert not (tmp_path / "model.safetensors").exists()
-        choose(store, "auto")
-        assert (tmp_path / "model.safetensors").read_text() == "weights"
-
-    def test_weights_of_an_earlier_result_do_not_stay_beside_others(self, store, files, tmp_path):
-        """from_pretrained prefers model.safetensors to an index."""
-        status = tmp_path / "status.json"
-        status.write_text('{"state": "done"}')
-        (tmp_path / "model.safetensors").write_text("weights")
-        assert store.upload_result() is None
-        (tmp_path / "model.safetensors").unlink()
-        now = {"model-00001-of-00001.safetensors", "model.safetensors.index.json", "status.json"}
-        for name in now:
-            (tmp_path / name).write_text("{}")
-        assert store.upload_result() is None
-        there = {PurePosixPath(path).name for path in files.ls(store._transport.root, detail=False)}
-        assert there == now | {CHECKSUMS}
-
     def test_an_upload_that_is_cut_leaves_no_mixture_of_two_results(
         self, store, files, tmp_path, monkeypatch
     ):
@@ -300,13 +181,6 @@ class TestContinuing:
         assert cut_at > 5  # what is deleted, two shards, index and status
 
 
-def test_a_folder_of_this_machine_is_made(tmp_path):
-    store = ObjectStore(f"file://{tmp_path}/new/store", tmp_path / "run")
-    store.connect(dry_run=False)
-    upload(store, make_checkpoint(tmp_path / "run", 3))
-    assert stored_steps(store) == [3]
-
-
 class TestTwoRuns:
     def test_the_copy_of_another_run_is_refused(self, files, tmp_path, capsys):
         folders = [tmp_path / name for name in ("first", "second", "returned")]
@@ -317,21 +191,6 @@ class TestTwoRuns:
         assert "has the copy of another run" in capsys.readouterr().err
         ObjectStore(URL, folders[0]).connect(dry_run=False)
         ObjectStore(URL, folders[2]).connect(dry_run=False)  # A new folder continues the run.
-
-    def test_a_run_that_began_at_the_same_time_overwrites_nothing(self, files, tmp_path, capsys):
-        folders = [tmp_path / name for name in ("first", "second")]
-        first, second = (ObjectStore(URL, folder) for folder in folders)
-        first.connect(dry_run=False)
-        files.rm_file(
-            f"{first._transport.root}/{RUN_ID}"
-        )  # The second one looked before it was there.
-        second.connect(dry_run=False)
-        upload(second, make_checkpoint(folders[1], 3))
-        upload(first, make_checkpoint(folders[0], 5))
-        assert "checkpoint-5 is only in" in capsys.readouterr().err
-        code, problem = first.upload_result()
-        assert code == 64 and "has the copy of another run" in problem
-        assert stored_steps(second) == [3]
 
 
 class TestLongUploads:
@@ -351,22 +210,6 @@ class TestLongUploads:
         yield event, begun
         event.set()
 
-    def test_the_newest_is_uploaded_next_and_what_is_skipped_is_said(
-        self, store, tmp_path, held_back, capsys
-    ):
-        event, begun = held_back
-        for step in (1, 2, 3):
-            store.start_upload(make_checkpoint(tmp_path, step, limit=3), limit=3)
-            wait_until(lambda: begun == ["checkpoint-1"])
-        assert store.steps_to_upload() == {1, 3}
-        event.set()
-        finish_uploads(store)
-        assert store.steps_to_upload() == set() and stored_steps(store) == [1, 3]
-        assert capsys.readouterr().err == (
-            f"warning: checkpoint-2 is only in {tmp_path}: an upload was still under way when "
-            "checkpoint-3 was whole\n"
-        )
-
     def test_one_that_is_replaced_meanwhile_never_has_a_manifest(self, store, tmp_path, held_back):
         event, begun = held_back
         store.start_upload(make_checkpoint(tmp_path, 5, numbers=10), limit=2)
@@ -379,18 +222,6 @@ class TestLongUploads:
         shutil.rmtree(replacement)
         assert len(store.stored.checkpoints()) == 1
         assert find_damage(choose(store, "auto")) is None
-
-    def test_the_status_of_a_stopped_run_follows_its_last_checkpoint(
-        self, store, files, tmp_path, held_back
-    ):
-        event, begun = held_back
-        store.start_upload(make_checkpoint(tmp_path, 5), limit=2)
-        wait_until(lambda: begun)
-        (tmp_path / "status.json").write_text('{"state": "stopped"}')
-        threading.Timer(0.2, event.set).start()
-        assert store.upload_the_rest(is_done=False) is None
-        assert files.cat_file(f"{store._transport.root}/status.json") == b'{"state": "stopped"}'
-        assert stored_steps(store) == [5]
 
 
 def wait_until(is_so):
@@ -406,27 +237,11 @@ class TestKeeping:
             upload(store, make_checkpoint(tmp_path, step), kept_step=1)
         assert stored_steps(store) == [1, 3, 4]
 
-    def test_one_that_replaces_another_of_its_step_is_taken(self, store, tmp_path):
-        upload(store, make_checkpoint(tmp_path, 5, numbers=10))
-        upload(store, make_checkpoint(tmp_path, 5, numbers=20), limit=1)
-        assert len(store.stored.checkpoints()) == 1
-        shutil.rmtree(tmp_path / "checkpoint-5")
-        assert choose(store, "auto").is_dir()
-
-    def test_the_same_checkpoint_is_uploaded_once(
+    def test_there_is_a_whole_one_after_each_change(
         self, store, files, tmp_path, monkeypatch, capsys
     ):
-        made = make_checkpoint(tmp_path, 5)
-        upload(store, made)
-        monkeypatch.setattr(files, "put_file", None)
-        upload(store, made)
-        assert capsys.readouterr().err == ""
-
-    @pytest.mark.parametrize("limit", [1, 2])
-    def test_there_is_a_whole_one_after_each_change(
-        self, store, files, tmp_path, monkeypatch, capsys, limit
-    ):
         """The upload is cut before its first, second, ... change of the store, like by kill -9."""
+        limit = 1
         cut_at = 0
         is_complete = False
         while not is_complete:
@@ -444,14 +259,6 @@ class TestKeeping:
             cut_at += 1
         assert cut_at > 5  # two parts, progress, manifest, and what is deleted
         assert len(store.stored.checkpoints()) == limit
-
-    def test_what_a_killed_upload_left_is_deleted_and_not_counted(self, store, files, tmp_path):
-        upload(store, make_checkpoint(tmp_path, 3))
-        files.rm_file(f"{store.stored.newest().path}/{MANIFEST}")
-        assert store.stored.newest() is None
-        upload(store, make_checkpoint(tmp_path, 1))
-        upload(store, make_checkpoint(tmp_path, 2))
-        assert stored_steps(store) == [1, 2]
 
 
 def cut(files, monkeypatch, number):

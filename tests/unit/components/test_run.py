@@ -4,18 +4,13 @@
 import dataclasses
 import importlib
 import json
-import shutil
 import sys
-import time
 from types import SimpleNamespace
 
 import pytest
 
-from components import shuffling
-from components.base_files import fingerprint_of_weights
 from components.cli import may_change
 from components.ending import end_all_ranks
-from components.run import describe_maker
 from components.status import Ending, fail, process_status
 from fakes import alone
 from launching import read_json
@@ -103,51 +98,6 @@ class TestChanges:
         before = vars(arguments) | FACTS | dict.fromkeys(may_change(type(arguments)), "another")
         resumed(3, before).check_plan(9, **FACTS)
 
-    @pytest.mark.parametrize(
-        ("ranks", "fix"),
-        [
-            (1, "_size 8 --gradient_accumulation_steps 3"),
-            (5, "divides 24"),
-            (3, "_size 8 --gradient_accumulation_steps 1"),
-        ],
-    )
-    def test_other_rows_a_step_are_refused_with_what_fits(
-        self, ranks, fix, arguments, resumed, capsys
-    ):
-        run = resumed(3, vars(arguments) | {"rows_per_step": 24, "data": "abc"}, ranks)
-        with pytest.raises(SystemExit, match="64"):
-            run.check_plan(9, rows_per_step=7, data="abc")
-        assert fix in capsys.readouterr().err
-
-    def test_adapters_of_another_base_are_refused(self, arguments, resumed, tiny, tmp_path, capsys):
-        base = shutil.copytree(tiny / "model", tmp_path / "base")
-        arguments.use_peft = True
-        arguments.model_name_or_path = str(base)
-        recorded = fingerprint_of_weights(str(tiny / "model"), "main")
-        run = resumed(3, vars(arguments) | FACTS | {"base_weights": recorded})
-        run.check_plan(9, **FACTS)
-        assert run._identity["base_weights"] == recorded is not None
-        (base / "model.safetensors").write_bytes(b"other weights")
-        with pytest.raises(SystemExit, match="64"):
-            run.check_plan(9, **FACTS)
-        assert "--allow_change base_weights" in capsys.readouterr().err
-
-    def test_a_checkpoint_keeps_the_order_of_rows_that_its_run_began_with(self, arguments, resumed):
-        run = resumed(3, {})
-        assert run.row_order == shuffling.NEWEST  # as a new run
-        run._keep_row_order()
-        assert run.row_order == shuffling.LISTED  # The first version did not name it
-        run._restored["row_order"] = shuffling.NEWEST
-        run._keep_row_order()
-        assert run.row_order == shuffling.NEWEST
-
-    def test_an_order_of_rows_that_is_not_known_is_refused(self, arguments, resumed, capsys):
-        run = resumed(3, {})
-        run._restored["row_order"] = shuffling.NEWEST + 1
-        with pytest.raises(SystemExit, match="64"):
-            run._keep_row_order()
-        assert "an order that these do not know (3)" in capsys.readouterr().err
-
 
 class TestFinishedRun:
     DONE = {"state": "done", "exit_code": 0, "why": None, "step": 9}
@@ -179,19 +129,6 @@ class TestFinishedRun:
                 fail(code, "no such argument")
             status = read_json(folder / "status.json")
             assert status["state"] == "done" and status["later_call"]["exit_code"] == code
-
-    def test_a_call_that_starts_forgets_what_the_one_before_met(self, folder, arguments, start_run):
-        process_status().end(Ending.failed(64, "wrong"))
-        process_status().state = "starting"
-        arguments.output_dir = str(folder)
-        start_run(arguments)
-        assert read_json(folder / "status.json") == self.DONE
-
-    def test_once_it_trains_again_it_is_no_longer_done(self, folder):
-        process_status().set("running")
-        process_status().end(Ending.failed(70, "not finite"))
-        status = read_json(folder / "status.json")
-        assert status["state"] == "failed" and "later_call" not in status
 
     @pytest.mark.parametrize("name", ["model.safetensors", "adapter_model.safetensors"])
     @pytest.mark.parametrize(
@@ -236,35 +173,6 @@ class TestFinishedRun:
             '{"state": "running"}'
         )  # killed while it wrote the model
         run.check_plan(9, **FACTS)
-
-
-class TestWords:
-    @pytest.mark.parametrize(
-        ("strategy", "ranks", "words"),
-        [
-            ("one process", 1, "made with one process"),
-            ("DeepSpeed ZeRO-2", 1, "made with DeepSpeed ZeRO-2 on 1 rank"),
-            ("DDP", 4, "made with DDP on 4 ranks"),
-        ],
-    )
-    def test_what_made_a_checkpoint_is_told(self, strategy, ranks, words):
-        assert describe_maker({"strategy": strategy, "ranks": ranks}) == words
-
-    @pytest.mark.parametrize(("step", "since"), [(0, ""), (7, " since step 7")])
-    def test_the_time_of_a_resumed_run_is_that_of_its_last_part(
-        self, step, since, folder, arguments, start_run, capsys
-    ):
-        arguments.output_dir = str(folder)
-        run = start_run(arguments)
-        run._accelerator = alone(1)
-        run._metrics = SimpleNamespace(start=time.perf_counter() - 3)
-        if step:
-            run._checkpoint = folder / f"checkpoint-{step}"
-            run._restored = {"step": step}
-        run.finish("Ask it.")
-        assert capsys.readouterr().out == (
-            f"Trained in 3 s{since}; the model is in {folder}. Ask it.\n"
-        )
 
 
 class TestTrainedSeconds:

@@ -1,28 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """A checkpoint is written by the threads of all ranks, and is whole once all of them are done."""
 
-import errno
 import threading
 import time
-from datetime import timedelta
-from functools import partial
 from types import SimpleNamespace
 
 import pytest
 import torch
-import torch.distributed as dist
 from accelerate import Accelerator
 
-from components import checkpoint, long_calls, saving
+from components import checkpoint, saving
 from components.exits import Exit
-from components.object_store import ObjectStore
 from components.saving import Saver
 from components.state import gather_state
 from components.watch import Watch
-from components.write_errors import CURES, WriteError
 from fakes import fake_accelerator
-from object_memory import URL
-from proof.damage import make_checkpoint
 from ranks import on_ranks
 
 
@@ -83,31 +75,6 @@ def test_a_run_goes_on_while_its_checkpoint_is_written(saver, held_back, tmp_pat
     assert checkpoint.find_damage(tmp_path / "checkpoint-3") is None
 
 
-def test_finishing_waits_for_it(saver, held_back, tmp_path):
-    start(saver, 3)
-    threading.Timer(0.1, held_back.set).start()
-    assert saver.finish(fake_accelerator()) is None
-    assert checkpoint.find_damage(tmp_path / "checkpoint-3") is None
-
-
-def test_without_one_under_way_nothing_is_waited_for(saver):
-    assert saver.finish(fake_accelerator()) is None
-    assert saver.advance(fake_accelerator(), saver.vote()) is None
-
-
-def test_votes_of_an_earlier_phase_do_not_end_a_later_one(saver, held_back):
-    """On a GPU the sums are those of the votes one step before."""
-    accelerator = fake_accelerator()
-    held_back.set()
-    start(saver, 3)
-    advance_until_done(saver, accelerator)
-    earlier = saver.vote()
-    held_back.clear()
-    start(saver, 6)
-    assert saver.advance(accelerator, earlier) is None
-    assert saver._pending.phase == saving.Phase.WRITING
-
-
 def test_what_it_records_is_the_progress_of_its_own_step(saver, held_back, tmp_path):
     progress = {"step": 3, "position": {"row": 7}}
     saver.start(fake_accelerator(), {"weight": torch.ones(2)}, progress)
@@ -116,19 +83,6 @@ def test_what_it_records_is_the_progress_of_its_own_step(saver, held_back, tmp_p
     saver.finish(fake_accelerator())
     found = checkpoint.read_progress(tmp_path / "checkpoint-3")
     assert found == {"step": 3, "position": {"row": 7}}
-
-
-def test_old_checkpoints_are_deleted_once_the_new_one_is_whole(tmp_path, held_back):
-    saver = Saver(tmp_path, limit=1, store=None, show_life=do_nothing)
-    held_back.set()
-    start(saver, 3)
-    saver.finish(fake_accelerator())
-    held_back.clear()
-    start(saver, 6)
-    assert [*checkpoint.checkpoints_in(tmp_path)] == [3]
-    held_back.set()
-    saver.finish(fake_accelerator())
-    assert [*checkpoint.checkpoints_in(tmp_path)] == [6]
 
 
 def test_a_write_that_fails_ends_the_run_at_the_next_vote(saver, tmp_path, monkeypatch):
@@ -149,115 +103,7 @@ def test_a_write_that_fails_ends_the_run_at_the_next_vote(saver, tmp_path, monke
     assert saver.finish(fake_accelerator()) is None  # The ending of the run has nothing to wait for
 
 
-def test_a_weight_that_is_not_finite_is_found_before_the_run_goes_on(saver, tmp_path):
-    share = {"weight": torch.tensor([1.0, float("nan")])}
-    code, why = saver.start(fake_accelerator(), share, {"step": 3})
-    assert code == Exit.NOT_FINITE and "weight is not finite after step 3" in why
-    assert saver.vote() == (0, 0) and not any(tmp_path.iterdir())
-
-
-def test_saves_do_not_wait_for_an_upload_whose_checkpoint_is_kept(tmp_path, monkeypatch):
-    event = threading.Event()
-    begun = threading.Event()
-
-    def upload(self, path, limit, kept_step):
-        begun.set()
-        event.wait(60)
-        uploaded.append(path.name)
-
-    uploaded = []
-    monkeypatch.setattr(ObjectStore, "_upload_checkpoint", upload)
-    saver = Saver(tmp_path, limit=1, store=ObjectStore(URL, tmp_path), show_life=do_nothing)
-    for step in (3, 6, 9):
-        start(saver, step)
-        saver.finish(fake_accelerator())
-        assert begun.wait(60)
-    # The first is being uploaded, the second was skipped, and the third comes next.
-    assert [*checkpoint.checkpoints_in(tmp_path)] == [9, 3]
-    event.set()
-    assert saver.finish_uploads(is_done=False) is None
-    assert uploaded == ["checkpoint-3", "checkpoint-9"]
-    assert [*checkpoint.checkpoints_in(tmp_path)] == [9]
-
-
-def test_the_best_checkpoint_of_an_earlier_call_is_kept_though_nothing_is_saved(tmp_path):
-    """The call resumes, and is stopped before its first save."""
-    for step in (2, 4, 6):
-        make_checkpoint(tmp_path, step, limit=3)
-    saver = Saver(tmp_path, limit=1, store=ObjectStore(URL, tmp_path), show_life=do_nothing)
-    saver.keep(2)
-    assert saver.finish_uploads(is_done=False) is None
-    assert [*checkpoint.checkpoints_in(tmp_path)] == [6, 2]
-
-
-def test_an_upload_that_failed_is_a_warning(tmp_path, monkeypatch, capsys):
-    def fail(*arguments):
-        raise ConnectionError("cut")
-
-    monkeypatch.setattr(ObjectStore, "_upload_checkpoint", fail)
-    store = ObjectStore(URL, tmp_path)
-    store.start_upload(tmp_path / "checkpoint-3", limit=1)
-    assert store.upload_the_rest(is_done=False) is None
-    assert capsys.readouterr().err.startswith(f"warning: checkpoint-3 is only in {tmp_path}: ")
-
-
-# ---- Slow disks ----
-@pytest.fixture
-def signs_of_life(monkeypatch):
-    """When they were shown."""
-    monkeypatch.setattr(long_calls, "SECONDS_BETWEEN_WORDS", 0.01)
-    return []
-
-
-@pytest.fixture
-def slow_save(tmp_path, held_back, signs_of_life):
-    """A function that saves 2 MB, which takes 0.5 seconds."""
-
-    def save():
-        show_life = partial(signs_of_life.append, 1)
-        saver = Saver(tmp_path, limit=2, store=None, show_life=show_life)
-        start(saver, 3)
-        threading.Timer(0.5, held_back.set).start()
-        return saver.finish(fake_accelerator())
-
-    return save
-
-
-def test_a_rank_that_waits_for_a_slow_disk_does_not_seem_to_hang(
-    slow_save, signs_of_life, monkeypatch
-):
-    monkeypatch.setattr(saving, "SLOWEST_DISK", 1_000)
-    assert slow_save() is None
-    assert len(signs_of_life) > 10
-
-
-def test_a_rank_whose_disk_does_not_answer_seems_to_hang(slow_save, signs_of_life, monkeypatch):
-    monkeypatch.setattr(saving, "SLOWEST_DISK", 1e12)
-    assert slow_save() is None
-    assert len(signs_of_life) == 0
-
-
 # ---- Several ranks ----
-def test_a_save_may_take_longer_than_a_collective_call(tmp_path):
-    limit = 2  # seconds
-
-    def save():
-        dist.distributed_c10d._set_pg_timeout(timedelta(seconds=limit))
-        long_calls.SECONDS_BETWEEN_WORDS = limit / 8
-        saving.SLOWEST_DISK = 1_000
-        accelerator = Accelerator()
-        event = threading.Event()
-        if accelerator.process_index == 1:
-            saving.write_share = after(event)
-            threading.Timer(3 * limit, event.set).start()
-        watch = Watch("runs")
-        saver = Saver(tmp_path, limit=2, store=None, show_life=watch.show_life)
-        start(saver, 3, accelerator)
-        problem = saver.finish(accelerator)
-        return problem, time.monotonic() - watch.sign_of_life < limit
-
-    assert on_ranks(save, 2) == [(None, True), (None, True)]
-    assert checkpoint.find_damage(tmp_path / "checkpoint-3") is None
 
 
 def test_a_checkpoint_is_whole_once_the_slowest_rank_has_written(tmp_path):
@@ -285,40 +131,6 @@ def test_a_checkpoint_is_whole_once_the_slowest_rank_has_written(tmp_path):
     assert sorted(state) == ["weight0", "weight1"]
 
 
-def test_if_one_rank_cannot_write_all_end_alike(tmp_path):
-    def save():
-        accelerator = Accelerator()
-        if accelerator.process_index == 1:
-            saving.write_share = lambda *arguments: ({}, WriteError("broken", errno.EIO))
-        saver = Saver(tmp_path, limit=2, store=None, show_life=do_nothing)
-        start(saver, 3, accelerator)
-        code, why = advance_until_done(saver, accelerator)
-        return int(code), why, saver.finish(accelerator)
-
-    why = (
-        f"the checkpoint after step 3 could not be finished: broken: {CURES[errno.EIO]}; older "
-        "checkpoints, if there are any, were not touched"
-    )
-    expected = (73, why, None)
-    assert on_ranks(save, 2) == [expected, expected]
-    assert not any(tmp_path.iterdir())
-
-
-def test_free_bytes_are_those_before_the_rest_of_the_checkpoint_is_deleted(tmp_path):
-    def save():
-        saving.write_share = lambda *arguments: ({}, WriteError("full", errno.ENOSPC))
-        calls = []
-        saving.WriteError.describe = lambda *arguments: calls.append("describe") or "full"
-        saving.discard = lambda *arguments: calls.append("discard")
-        accelerator = Accelerator()
-        saver = Saver(tmp_path, limit=2, store=None, show_life=do_nothing)
-        start(saver, 3, accelerator)
-        advance_until_done(saver, accelerator)
-        return calls
-
-    assert on_ranks(save, 2) == [["describe", "discard"], ["describe"]]
-
-
 # ---- Copies ----
 def trained():
     """A model on the host after a step, and a function that does another."""
@@ -344,13 +156,6 @@ def test_a_copy_of_the_state_is_not_changed_by_the_steps_that_follow():
     after_step = gather_state(fake_accelerator(), model, optimizer)
     changed = [name for name in before if not torch.equal(after_step[name], before[name])]
     assert changed == list(before)  # Each one would have been wrong
-
-
-def test_without_a_copy_the_state_of_a_process_on_the_host_is_its_own():
-    """Why --async_save has to copy, and why saving takes no memory without it."""
-    model, optimizer, _ = trained()
-    state = gather_state(fake_accelerator(), model, optimizer)
-    assert state["0.weight"].data_ptr() == model[0].weight.data_ptr()
 
 
 def test_the_bytes_are_those_that_a_waiting_run_writes(tmp_path):

@@ -4,7 +4,7 @@
 import numpy as np
 import pytest
 
-from components.shuffling import NEWEST, ShuffledOrder, numbers_from, shuffled
+from components.shuffling import NEWEST, ShuffledOrder, shuffled
 
 
 @pytest.mark.parametrize("number", [1, 2, 3, 64, 65, 1000, 4097, 100_000])
@@ -31,14 +31,6 @@ def test_an_order_never_changes():
     ]
 
 
-def test_a_place_is_computed_without_those_before_it():
-    order = ShuffledOrder(10_000, (1, 2))
-    whole = order.at(np.arange(10_000))
-    few = np.array([9_999, 0, 5_000])
-    assert np.array_equal(order.at(few), whole[few])
-    assert list(numbers_from(order, 700, 9_000)) == whole[700:9_000].tolist()
-
-
 def deviations(counts):
     """By how many standard deviations chi-square of equally likely counts is off."""
     degrees = counts.size - 1
@@ -46,9 +38,9 @@ def deviations(counts):
     return (((counts - expected) ** 2).sum() / expected - degrees) / np.sqrt(2 * degrees)
 
 
-@pytest.mark.parametrize("number", [5, 10, 33])
-def test_over_seeds_every_pair_of_places_gets_every_pair_of_numbers_equally_often(number):
-    """With four rounds it is off by 9 and 25 deviations for 10 and 5 numbers."""
+def test_over_seeds_every_pair_of_places_gets_every_pair_of_numbers_equally_often():
+    """With four rounds it is off by 25 deviations."""
+    number = 5
     places = np.arange(number)
     orders = np.stack([ShuffledOrder(number, (seed, 0)).at(places) for seed in range(2_000)])
     for first, second in ((0, 1), (0, number // 2), (number - 2, number - 1)):
@@ -56,12 +48,3 @@ def test_over_seeds_every_pair_of_places_gets_every_pair_of_numbers_equally_ofte
         different = ~np.eye(number, dtype=bool).ravel()
         counts = np.bincount(pairs, minlength=number**2)[different]
         assert abs(deviations(counts)) < 4
-
-
-def test_neighbors_of_the_file_are_no_neighbors_of_the_order():
-    """In 100,000 numbers about 2 of 100,000 neighbors differ by 1 in a list drawn at random."""
-    order = ShuffledOrder(100_000, (0, 0)).at(np.arange(100_000))
-    assert (np.abs(np.diff(order)) == 1).sum() < 12  # Poisson of mean 2: once in a million seeds
-    halves = order.reshape(10, -1) < 50_000
-    # 5,000 expected of 10,000 in each tenth, by chance +- 47
-    assert np.abs(halves.sum(axis=1) - 5_000).max() < 5 * 47

@@ -8,21 +8,10 @@ import sys
 import psutil
 import pytest
 
-from components import status
-from components.status import HOST, Ending, fail, process_status
+from components.status import HOST, fail, process_status
 from launching import read_json
 
 pytestmark = pytest.mark.usefixtures("new_process")
-
-
-def test_a_full_disk_does_not_hide_how_the_run_ended(tmp_path, monkeypatch):
-    def full(path, text):
-        raise OSError(28, os.strerror(28))
-
-    process_status().open(tmp_path)
-    monkeypatch.setattr(status, "write_file", full)
-    with pytest.raises(SystemExit, match="73"):
-        fail(73, "no room")
 
 
 @pytest.mark.parametrize(
@@ -79,17 +68,3 @@ def test_a_wrong_dry_run_leaves_no_trace(dry_run, tmp_path, monkeypatch):
     with pytest.raises(SystemExit):
         fail(64, "no such argument: --sed")
     assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize(("state", "code"), [("stopped", 75), ("done", 0), ("failed", 70)])
-def test_a_rank_that_is_lost_during_the_last_upload_does_not_change_how_the_run_ended(
-    state, code, tmp_path
-):
-    run = process_status()
-    run.open(tmp_path)
-    run.set("running")
-    run.decide(Ending(state, code, "why"))
-    assert run.is_training  # The ranks still watch each other.
-    run.end(Ending.failed(1, "no answer from host-b"))
-    found = read_json(tmp_path / "status.json")
-    assert (found["state"], found["exit_code"], found["why"]) == (state, code, "why")
