@@ -21,12 +21,8 @@ ZERO3 = ZERO + "  zero_stage: 3\n  zero3_save_16bit_model: true\n"
 # Without a precision, as beside a DeepSpeed JSON, which has its own
 ZERO_WITHOUT_PRECISION = ZERO.replace("mixed_precision: bf16\n", "")
 DDP = "distributed_type: MULTI_GPU\nnum_processes: 8\nmixed_precision: bf16\n"
-# A key that accelerate ignores, and what is said of it
+# A key that accelerate ignores
 TYPO = FSDP2 + "  fsdp_reshard_after_foward: false\n"
-TYPO_SAID = (
-    "config.yaml:7: fsdp_config.fsdp_reshard_after_foward: no such key: accelerate ignores it "
-    "silently; fix: fsdp_reshard_after_forward"
-)
 # The number of shards follows.
 MESH_OF = (
     "parallelism_config:\n  parallelism_config_{first}_size: 2\n"

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from components.batches import Batches, BatchPlan
-from components.shuffling import NEWEST, SortedInParts, shuffled
+from components.shuffling import LISTED, NEWEST, SortedInParts, shuffled
 from example_arguments import language_model_arguments
 from fakes import fake_accelerator
 
@@ -104,3 +104,10 @@ def test_a_step_has_the_same_rows_on_any_number_of_ranks_and_after_any_step():
     four = dealt("--per_device_train_batch_size 2 --max_steps 9", 24, 4, first_step=2)
     steps = [sorted(sum(batches, [])) for batches in zip(*four, strict=True)]
     assert steps == [sorted(batch) for batch in one[2:]]
+
+
+def test_a_run_that_began_with_the_listed_order_goes_on_with_it():
+    """The first version's: numpy's permutation for (seed, epoch)."""
+    flags = "--per_device_train_batch_size 24 --max_steps 3 --seed 7"
+    for epoch, batch in enumerate(dealt(flags, 24, 1, order=LISTED)[0]):
+        assert batch == np.random.default_rng((7, epoch)).permutation(24).tolist()

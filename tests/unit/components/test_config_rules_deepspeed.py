@@ -13,8 +13,7 @@ from deepspeed.runtime.config import DeepSpeedConfig
 from accelerate_judge import deepspeed_run, write
 from broken_configs import DEEPSPEED_JSON, ZERO_WITHOUT_PRECISION
 from components import accelerate_keys, config_rules, deepspeed_keys
-from components.config_files import find_faults, load
-from components.config_findings import RECIPE, STOPS, UNTESTED, split
+from components.config_findings import split
 from components.config_rules_deepspeed_json import rules_of_json
 
 pytestmark = pytest.mark.usefixtures("pretended_gpu")
@@ -63,37 +62,6 @@ def test_auto_is_what_the_rules_say(tmp_path):
     }
 
 
-@pytest.mark.parametrize(("size", "paths"), [(1, []), (2, ["tensor_parallel.autotp_size"])])
-def test_tensor_parallelism_of_deepspeed_is_refused_by_the_recipes_alone(size, paths):
-    data = copy.deepcopy(DEEPSPEED_JSON)
-    data["tensor_parallel"] = {"autotp_size": size}
-    before = list(rules_of_json(DEEPSPEED_JSON))
-    found = [item for item in rules_of_json(data) if item not in before]
-    assert [(item.dotted_path, item.kind) for item in found] == [(path, RECIPE) for path in paths]
-
-
-@pytest.mark.parametrize(("size", "kinds"), [(1, []), (4, [UNTESTED])])
-def test_deepspeeds_own_size_of_sequence_parallelism_is_no_unknown_key(size, kinds):
-    data = {**DEEPSPEED_JSON, "sequence_parallel_size": size}
-    found = [item for item in rules_of_json(data) if item.path == ("sequence_parallel_size",)]
-    assert [item.kind for item in found] == kinds
-
-
-def test_an_auto_that_accelerate_does_not_fill_in_is_found():
-    data = copy.deepcopy(DEEPSPEED_JSON)
-    data["zero_optimization"]["sub_group_size"] = "auto"
-    reasons = [item.reason for item in rules_of_json(data)]
-    assert any("accelerate has no value" in reason for reason in reasons)
-
-
-@pytest.mark.parametrize("key", ["stage3_max_reuse_distance", "max_reuse_distance"])
-def test_a_number_that_deepspeed_refuses_is_found(key):
-    data = copy.deepcopy(DEEPSPEED_JSON)
-    data["zero_optimization"][key] = -1
-    reasons = {item.path[-1]: item.reason for item in rules_of_json(data) if item.kind == STOPS}
-    assert reasons[key] == "-1: must be 0 or more"
-
-
 @pytest.mark.parametrize("value", ["cpu", True, None])
 @pytest.mark.parametrize("path", deepspeed_keys.MUST_BE_SECTIONS)
 def test_a_section_that_is_none_stops_where_the_rules_say_so(path, value):
@@ -119,12 +87,3 @@ def test_a_section_that_is_none_stops_where_the_rules_say_so(path, value):
         assert found, error
     else:
         assert not found
-
-
-def test_nothing_runs_with_a_section_that_is_none(tmp_path):
-    data = {"zero_optimization": {"stage": 2, "offload_optimizer": "cpu"}, "bf16": True}
-    text = yaml_for(write(tmp_path, json.dumps(data), "ds.json"))
-    findings, _ = find_faults(load(write(tmp_path, text)))
-    assert STOPS in [item.kind for item in findings]
-    with pytest.raises(AttributeError):
-        deepspeed_run(tmp_path, text)

@@ -6,21 +6,16 @@ from dataclasses import dataclass
 
 import pytest
 import yaml
-from accelerate.commands.config import cluster
 
 from accelerate_judge import (
-    GPUS,
     deepspeed_run,
     fsdp_run,
     launched,
-    questionnaire,
-    write,
 )
-from broken_configs import DDP, DEEPSPEED_JSON, FSDP2, FULL2, ZERO, ZERO2
+from broken_configs import DDP, DEEPSPEED_JSON, FSDP2, FULL2, ZERO
 from components import accelerate_keys as keys
 from components import config_rules
 from components.accelerate_keys import full_name
-from components.config_files import find_faults, load
 from components.config_findings import rename
 from components.config_rules_deepspeed_json import names_in_json
 from launching import CONFIGS
@@ -123,13 +118,6 @@ def test_every_misspelling_in_a_deepspeed_json_is_refused_and_put_right():
     assert share >= 0.95
 
 
-def test_a_deepspeed_key_at_the_top_level_has_accelerates_reason(tmp_path):
-    text = ZERO2.replace("deepspeed_config:", "gradient_clipping: 1.0\ndeepspeed_config:")
-    findings, _ = find_faults(load(write(tmp_path, text)))
-    (item,) = [item for item in findings if item.severity == "error"]
-    assert item.reason == "accelerate refuses unknown keys here; its place is deepspeed_config"
-
-
 def test_accelerate_says_nothing_to_unknown_keys(tmp_path):
     misspelt = FULL2 + "  fsdp_reshard_after_forwrd: false\n"
     assert fsdp_run(tmp_path, misspelt) == fsdp_run(tmp_path, FULL2)
@@ -145,14 +133,3 @@ def test_accelerate_completes_names_in_three_sections(tmp_path):
     assert (args.dynamo_mode, args.fp8_margin) == ("max-autotune", 3)
     args = launched(tmp_path, FULL2 + "parallelism_config:\n  dp_shard_size: 8\n").args
     assert args.parallelism_config_dp_shard_size == 1
-
-
-def test_the_fp8_keys_of_the_questionnaire_that_nothing_reads_are_found(monkeypatch, tmp_path):
-    for name in ("is_fp8_available", "is_transformer_engine_available"):
-        monkeypatch.setattr(cluster, name, lambda: True)
-    answers = GPUS | {"mixed precision": "fp8", "FP8 backend": "te"}
-    findings, _ = find_faults(load(questionnaire(monkeypatch, tmp_path, answers)))
-    assert {item.path[-1]: item.fix for item in findings if item.severity == "error"} == {
-        "amax_history_length": "fp8_amax_history_len",
-        "amax_compute_algorithm": "fp8_amax_compute_algo",
-    }

@@ -6,12 +6,9 @@ import yaml
 
 from components.config_reading import as_read
 from components.config_strategy import (
-    MESH_KINDS,
-    how_to_fit_mesh,
     shards_of,
     strategy_of,
     strategy_run,
-    words_of_mesh,
 )
 from launching import CONFIGS
 
@@ -60,62 +57,3 @@ def test_the_strategy_of_a_shipped_file(name):
     assert strategy_run(config) == strategy
     assert " ".join(map(str, counts)) == expected
     assert shards["master"] == shards["optimizer"]
-
-
-@pytest.mark.parametrize(
-    ("name", "offload"),
-    [
-        ("fsdp2_full_shard", ()),
-        ("fsdp2_cpu_offload", ("fsdp_offload_params",)),
-        ("deepspeed_zero2_offload", ("offload_optimizer_device",)),
-        ("deepspeed_zero3_offload", ("offload_optimizer_device", "offload_param_device")),
-    ],
-)
-def test_the_keys_that_offload_are_named(name, offload):
-    config = as_read(yaml.safe_load((CONFIGS / f"{name}.yaml").read_text()))
-    assert sorted(strategy_of(config).offload) == sorted(offload)
-
-
-@pytest.mark.parametrize(
-    ("sizes", "processes", "words", "fix"),
-    [
-        ({"tp": 2}, 3, "TP 2", "launch 2 processes"),
-        (
-            {"tp": 4},
-            8,
-            "TP 4",
-            "launch 4 processes, or use fsdp2_tp.yaml of the recipes with "
-            "parallelism_config_dp_shard_size 2 and parallelism_config_tp_size 4",
-        ),
-        ({"sp": 2}, 8, "SP 2", "set parallelism_config_dp_shard_size to 4"),
-        ({"cp": 4}, 6, "CP 4", "launch 4 processes"),
-        (
-            {"cp": 4},
-            10,
-            "CP 4",
-            "launch 8 processes and set parallelism_config_dp_shard_size to 2",
-        ),
-        (
-            {"dp_shard": 2, "cp": 2},
-            8,
-            "2 shards x CP 2",
-            "set parallelism_config_dp_replicate_size to 2",
-        ),
-        (
-            {"dp_shard": 2, "cp": 2},
-            6,
-            "2 shards x CP 2",
-            "set parallelism_config_dp_shard_size to 3",
-        ),
-        (
-            {"dp_replicate": 2, "dp_shard": 2, "tp": 2},
-            6,
-            "2 replicas x 2 shards x TP 2",
-            "launch 8 processes",
-        ),
-    ],
-)
-def test_a_mesh_for_other_processes_comes_with_what_to_change(sizes, processes, words, fix):
-    sizes = dict.fromkeys(MESH_KINDS, 1) | sizes
-    assert words_of_mesh(sizes) == words
-    assert how_to_fit_mesh(sizes, processes) == fix

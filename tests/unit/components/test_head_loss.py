@@ -12,7 +12,6 @@ import pytest
 import torch
 from datasets import Dataset
 from peft import LoraConfig, get_peft_model
-from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import (
     AutoModelForCausalLM,
@@ -33,9 +32,7 @@ from components.head_loss import (
     LossInHead,
     LossInPieces,
     changes_logits_after_head,
-    logits_mib,
     replaced_forward,
-    tokens_per_piece,
 )
 from components.packing import TokenCollator
 from components.tokens import NOT_TRAINED_ON
@@ -211,55 +208,6 @@ def test_a_rank_without_rows_adds_nothing_and_still_has_a_gradient():
     assert all(not weight.grad.any() for weight in model.parameters())
 
 
-def test_a_loss_in_which_nothing_is_asked_for_leaves_the_logits_as_they_are(batch):
-    model = model_of("llama")
-    wanted = model(**batch["inputs"]).logits
-    token_loss = LossInHead(model, None, CPU)
-    assert model(**batch["inputs"]).logits.equal(wanted)
-    token_loss(model, batch)
-    token_loss.forget_batch()
-    assert model(**batch["inputs"]).logits.equal(wanted)
-
-
-@pytest.mark.parametrize("mib", [256, 0.02], ids=["at once", "in pieces"])
-def test_two_models_do_not_take_each_others_tokens(mib, batch):
-    """What is asked for belongs to one object, not to the process."""
-    models = [model_of("llama"), model_of("tied")]
-    losses = [LossInHead(model, mib, CPU) for model in models]
-    alone = losses[0](models[0], batch)
-    fewer = batch | {"positions": batch["positions"][:5], "targets": batch["targets"][:5]}
-    losses[0](models[0], fewer)
-    again = losses[0](models[0], batch)
-    losses[1](models[1], fewer)
-    again.backward()
-    assert again.equal(alone)
-
-
-def test_a_head_that_the_backward_pass_computes_again_has_the_same_gradient(batch):
-    """FSDP's activation checkpointing can wrap the head."""
-    gradients = []
-    for is_wrapped in (False, True):
-        model = model_of("llama")
-        token_loss = LossInHead(model, 0.02, CPU)
-        if is_wrapped:
-            model.lm_head = checkpoint_wrapper(model.lm_head)
-        token_loss(model, batch).backward()
-        gradients.append([weight.grad for weight in model.parameters()])
-    for plain, wrapped in zip(*gradients, strict=True):
-        assert plain.equal(wrapped)
-
-
-def test_a_compiled_head_gives_the_same_loss(batch):
-    """accelerate's regional compilation compiles the head by itself."""
-    model = model_of("llama")
-    token_loss = LossInHead(model, 0.02, CPU)
-    wanted = token_loss(model, batch)
-    model.lm_head = torch.compile(model.lm_head, backend="eager")
-    fewer = batch | {"positions": batch["positions"][:5], "targets": batch["targets"][:5]}
-    token_loss(model, fewer)
-    assert token_loss(model, batch).equal(wanted)
-
-
 # ---- Models that change their logits ----
 FEW = SHAPE | {"num_hidden_layers": 1}
 ROUTED = FEW | {"num_local_experts": 2}
@@ -293,36 +241,7 @@ def test_models_that_change_their_logits_after_the_head_are_found(name):
     assert changes_logits_after_head(adapted) == changes
 
 
-@pytest.mark.parametrize("is_replaced", [False, True])
-def test_a_forward_is_put_back_also_after_an_error(is_replaced):
-    layer = torch.nn.Linear(2, 2)
-    if is_replaced:
-        layer.forward = lambda hidden: hidden + 1
-    before = vars(layer).get("forward")
-    with pytest.raises(RuntimeError), replaced_forward(layer, lambda hidden: hidden):
-        assert layer(1) == 1
-        raise RuntimeError
-    assert vars(layer).get("forward") is before
-
-
 # ---- How many at a time ----
-def test_the_pieces_of_the_loss_grow_with_the_whole_memory_of_a_gpu(monkeypatch):
-    """Free memory does not count, so that a run that resumes beside others uses the same size."""
-    monkeypatch.setattr(
-        torch.cuda, "get_device_properties", lambda device: SimpleNamespace(total_memory=80 * 2**30)
-    )
-    gpu = torch.device("cuda:0")
-    assert (logits_mib(None, gpu), logits_mib(None, CPU)) == (1280, 256)
-    assert (logits_mib(7, gpu), logits_mib(7, CPU)) == (7, 7)
-
-
-def test_a_piece_is_what_fits_and_never_nothing():
-    assert tokens_per_piece(1, 16384) == 16  # each token takes 4 x 16,384 bytes
-    assert tokens_per_piece(0.001, 16384) == 1
-    model = model_of("llama")
-    assert str(LossInHead(model, 256, CPU)) == (
-        "logits only of tokens that are trained on, 209,715 at a time"
-    )
 
 
 class LargestTensor(TorchDispatchMode):
@@ -427,10 +346,6 @@ def test_pieces_give_bit_for_bit_what_recomputation_gives(options):
         head_gradients(16, **options), head_gradients(16, Recomputed, **options), strict=True
     ):
         assert (ours is None and recomputed is None) or ours.equal(recomputed)
-
-
-def test_a_frozen_head_gets_no_gradient():
-    assert head_gradients(16, frozen=True)[2] is None
 
 
 @pytest.mark.parametrize("targets", ["all-linear", ["q_proj", "lm_head"]], ids=str)

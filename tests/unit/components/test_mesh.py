@@ -11,13 +11,10 @@ from accelerate.big_modeling import _attach_context_parallel_hooks
 from transformers import (
     AutoModelForCausalLM,
     BloomConfig,
-    DeepseekV3Config,
-    FalconConfig,
     Gemma2Config,
     GPT2Config,
     GPTBigCodeConfig,
     GPTJConfig,
-    GPTNeoConfig,
     GPTNeoXConfig,
     LlamaConfig,
     MistralConfig,
@@ -78,12 +75,6 @@ def test_each_target_of_a_pair_is_on_one_rank_at_its_place_in_the_whole_lines(sp
     assert found == dict(zip(batch["cells"].tolist(), batch["targets"].tolist(), strict=True))
 
 
-def test_evaluation_under_ulysses_sees_whole_rows():
-    batch = batch_of_pairs(2)
-    with mesh.part_of(sharing_rows(2), batch, is_training=False) as part:
-        assert part is batch
-
-
 def batch_of_shared_lines(sp):
     """Lines of 8 tokens: two rows and padding, and one row and padding."""
     rows = [{"input_ids": ids, "labels": ids, "row": ids[0]} for ids in ([1, 2, 3], [4, 5], [6])]
@@ -105,21 +96,6 @@ def test_evaluation_under_ulysses_is_told_the_rows_of_whole_lines():
     batch = batch_of_shared_lines(2)
     with mesh.part_of(sharing_rows(2), batch, is_training=False) as part:
         assert part["inputs"] == batch["inputs"] | {"row_lengths": [[3, 2], [1]]}
-
-
-def test_arguments_of_the_model_that_are_not_split_are_refused():
-    batch = batch_of_shared_lines(2)
-    batch["inputs"]["cu_seq_lens_q"] = torch.tensor([0, 3, 5])
-    with pytest.raises(ValueError, match="cu_seq_lens_q"), mesh.part_of(sharing_rows(2), batch):
-        pass
-
-
-def test_the_lines_of_a_batch_of_pairs_are_filled_up_to_a_length_that_ranks_share():
-    batch = batch_of_pairs(4)
-    assert batch["inputs"]["input_ids"].shape == (4, 8)
-    whole = batch_of_pairs(1)
-    assert batch["counts"].equal(whole["counts"]) and batch["lengths"].equal(whole["lengths"])
-    assert batch["targets"].equal(whole["targets"])
 
 
 # ---- Sums ----
@@ -167,12 +143,6 @@ OUT_OF = {
 }
 
 
-@pytest.mark.parametrize("config", [GPT2Config, DeepseekV3Config])
-def test_heads_that_cannot_be_exchanged_are_refused_under_sequence_parallelism(config):
-    (problem,) = mesh_checks.find_misfits_of_config(config(), mesh.Mesh(sp=2))
-    assert "exchanges whole heads" in problem and OUT_OF["sp"] in problem
-
-
 @pytest.mark.parametrize("kind", ["cp", "sp"])
 @pytest.mark.parametrize(
     ("config", "fits"),
@@ -214,12 +184,6 @@ def test_attention_whose_mask_accelerate_does_not_drop_is_refused_in_a_ring(conf
     assert all(OUT_OF["cp"] in problem and "self_attn" in problem for problem in problems)
 
 
-@pytest.mark.parametrize("config", [BloomConfig(), FalconConfig(), GPTNeoConfig()])
-def test_attention_that_no_ring_replaces_is_refused_whatever_its_positions(config):
-    (problem,) = mesh_checks.find_misfits_of_config(config, mesh.Mesh(cp=2))
-    assert "does not attend by transformers' sdpa" in problem and OUT_OF["cp"] in problem
-
-
 @pytest.mark.parametrize("kind", ["cp", "sp"])
 def test_a_window_is_refused_where_masks_are_dropped(kind):
     config = MistralConfig(num_attention_heads=4, num_key_value_heads=4, sliding_window=8)
@@ -227,18 +191,6 @@ def test_a_window_is_refused_where_masks_are_dropped(kind):
     assert OUT_OF[kind] in problem
     config.sliding_window = None
     assert not list(mesh_checks.find_misfits_of_config(config, mesh.Mesh(**{kind: 2})))
-
-
-@pytest.mark.parametrize(
-    ("sizes", "refused"), [({"tp": 2}, 0), ({"cp": 2}, 0), ({"tp": 2, "cp": 2}, 1)]
-)
-def test_tensor_and_context_parallelism_together_are_refused(sizes, refused):
-    ranks = fake_accelerator(num_processes=4, parallelism_config=parallelism(dp_shard=2, **sizes))
-    args = parse_arguments(llama.Arguments, words=[])
-    strategy = Strategy("a mesh", fsdp_version=2)
-    found = list(mesh_checks.find_mesh_misfits(args, ranks, strategy))
-    told = f"{mesh_checks.NOT_TOGETHER}: set cp_size to 1 and dp_shard_size to 4, or use"
-    assert sum(line.startswith(told) for line in found) == refused
 
 
 @pytest.mark.parametrize("flag", ["--packing", "--padding_free"])
@@ -252,14 +204,6 @@ def test_rows_share_lines_under_sequence_but_not_under_context_parallelism(kind,
     found = list(mesh_checks.find_mesh_misfits(args, ranks, strategy))
     assert len(found) == refused
     assert all(line.endswith("or use deepspeed_ulysses.yaml") for line in found)
-
-
-@pytest.mark.parametrize("name", ["flash_attention_2", "varlen"])
-def test_attention_that_takes_all_rows_in_one_line_is_refused(name):
-    args = language_model_arguments("--attn_implementation", name)
-    assert f"--attn_implementation {name} takes all rows of a batch in one line" in " ".join(
-        mesh_checks.find_misfits_of_parts(args)
-    )
 
 
 @pytest.mark.parametrize(

@@ -41,10 +41,6 @@ def names_of(rows):
 
 
 # ---- Joined ----
-def test_without_weights_each_row_is_there_once_in_order(mix):
-    rows, _ = mix({"a": 3, "b": 2})
-    assert names_of(rows) == ["a1", "a2", "a3", "b1", "b2"]
-    assert rows.notes.startswith("5 in 2 data sets; ")
 
 
 def test_rows_are_numbered_as_one_and_found_in_their_files(mix, tmp_path):
@@ -52,12 +48,6 @@ def test_rows_are_numbered_as_one_and_found_in_their_files(mix, tmp_path):
     assert f"{tmp_path / 'b.jsonl'} (numbered from 4): 2, 0 truncated" in rows.notes
     for index, name in enumerate(names_of(rows)):
         assert rows.place(index) == f"{tmp_path / name[0]}.jsonl, line {name[1:]}"
-
-
-def test_a_single_data_set_is_as_it_is_without_a_mixture(mix, tmp_path):
-    rows, _ = mix({"a": 3}, weights=[7])
-    assert names_of(rows) == ["a1", "a2", "a3"]
-    assert rows.notes == "3, 0 truncated to --max_length, 0 left out"
 
 
 def test_a_bad_row_is_named_with_its_own_file(mix, tmp_path, capsys):
@@ -90,12 +80,6 @@ def test_the_mixture_is_a_function_of_the_seed(mix):
     assert first.fingerprint == again.fingerprint != other.fingerprint
 
 
-def test_the_order_is_mixed_too(mix):
-    rows, _ = mix({"a": 50, "b": 50}, weights=[1, 1])
-    first_half = Counter(name[0] for name in names_of(rows)[:50])
-    assert 10 < first_half["a"] < 40
-
-
 @pytest.mark.parametrize(
     ("total", "weights", "shares"),
     [(10, [1, 1, 1], [4, 3, 3]), (100, [3, 1], [75, 25]), (5, [0.1, 0.9], [1, 4]), (0, [1], [0])],
@@ -110,17 +94,6 @@ def test_the_same_data_set_twice_is_refused(tmp_path, capsys):
     with pytest.raises(SystemExit, match="64"):
         read_splits(args, take_name, evaluate=False)
     assert "given twice; --dataset_weights repeats rows" in capsys.readouterr().err
-
-
-def test_a_data_set_of_which_all_rows_are_held_out_is_named(mix, capsys):
-    for seed in range(20):  # One of these holds out the only row of b
-        try:
-            mix({"a": 20, "b": 1}, weights=[1, 1], eval_split=0.5, seed=seed)
-        except SystemExit as end:
-            assert end.code == 65
-            assert "b.jsonl: --eval_split leaves none of its rows" in capsys.readouterr().err
-            return
-    pytest.fail("b kept its row for each seed")
 
 
 # ---- Rows to evaluate on ----
@@ -141,16 +114,3 @@ def test_each_data_set_brings_its_test_split(tmp_path, monkeypatch):
     rows, eval_rows = read_splits(args, take_name, evaluate=True)
     assert names_of(rows) == ["a train", "b train", "c train"]
     assert names_of(eval_rows) == ["a test", "c test"]
-
-
-def test_one_eval_data_set_is_read_once(mix, tmp_path):
-    (tmp_path / "held_out.jsonl").write_text('{"name": "x"}')
-    file = str(tmp_path / "held_out.jsonl")
-    _, eval_rows = mix({"a": 3, "b": 2}, evaluate=True, eval_dataset_name=file)
-    assert names_of(eval_rows) == ["x"]
-
-
-def test_a_configuration_is_for_one_data_set(mix, capsys):
-    with pytest.raises(SystemExit, match="64"):
-        mix({"a": 3, "b": 2}, dataset_config="small")
-    assert "--dataset_config is for one data set" in capsys.readouterr().err

@@ -11,7 +11,7 @@ from huggingface_hub import ModelCard
 
 from components.folder import CARD
 from components.launch_command import Launch
-from components.model_card import CardNotes, write_card
+from components.model_card import write_card
 
 STUB = "# Model Card for Model ID\n\n[More Information Needed]\n"
 
@@ -97,53 +97,6 @@ def test_a_stub_of_peft_and_an_older_card_are_replaced(before, arguments):
     arguments.learning_rate = 0.25
     card = card_of(arguments)
     assert "| --learning_rate | 0.25 |" in card.text and "More Information" not in card.text
-
-
-def test_a_card_that_cannot_be_written_is_one_line(arguments):
-    Path(arguments.output_dir, "run.json").write_text("{")
-    problem = write_card(arguments)
-    assert problem.startswith("the model card is not written") and "\n" not in problem
-    assert not Path(arguments.output_dir, CARD).exists()
-
-
-def test_the_last_evaluation_and_the_last_step_are_told_apart(arguments):
-    lines = [
-        {"step": 0, "eval_loss": 9.5},
-        {"step": 2, "loss": 4.5, "elapsed_seconds": 1.5},
-        {"step": 2, "eval_loss": 4.25},
-        {"step": 3, "loss": 3.5, "elapsed_seconds": 2.5},
-    ]
-    text = "\n".join(json.dumps(line) for line in lines)
-    Path(arguments.output_dir, "metrics.jsonl").write_text(text)
-    results = card_of(arguments).text.split("## Results")[1].split("## Loss")[0].split("\n\n")
-    assert results[1] == "Evaluation after step 2:" and "| eval_loss | 4.25 |" in results[2]
-    assert results[3] == "Training after step 3:" and "| loss | 3.5 |" in results[4]
-    assert "elapsed_seconds" not in "".join(results)
-
-
-def test_a_card_says_what_the_recipe_and_the_run_told_it(arguments):
-    notes = CardNotes("The loss is per pair.", ["dpo"], seconds=61.7, resumed_after=2)
-    assert write_card(arguments, notes) is None
-    card = ModelCard.load(Path(arguments.output_dir, CARD))
-    assert "\n\nThe loss is per pair.\n\n" in card.text and "dpo" in card.data.tags
-    assert "| training time | 62 s |" in card.text
-    assert "| resumed | the last time after step 2 |" in card.text
-
-
-def test_the_kind_of_training_is_the_docstring_of_the_arguments(arguments):
-    class Tuning(Arguments):
-        """Preference tuning."""
-
-    tuning = Tuning(**vars(arguments))
-    assert "\n\nPreference tuning. The loss is per pair.\n\n" in card_text(
-        tuning, CardNotes("The loss is per pair.")
-    )
-    assert "Arguments(" not in card_text(arguments, CardNotes())
-
-
-def card_text(args, notes):
-    assert write_card(args, notes) is None
-    return ModelCard.load(Path(args.output_dir, CARD)).text
 
 
 def test_an_address_of_another_machine_is_masked_in_the_command(arguments, monkeypatch):

@@ -1,27 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """What decays and what does not; a schedule that does not advance at skipped steps."""
 
-import dataclasses
 import typing
 from types import SimpleNamespace
 
 import pytest
 import torch
-import torch.distributed as dist
-from bitsandbytes.optim import AdamW8bit, GlobalOptimManager, PagedAdamW8bit, PagedAdamW32bit
+from bitsandbytes.optim import GlobalOptimManager
 from peft import LoraConfig, get_peft_model
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import Shard, distribute_tensor
 from transformers import AutoModelForCausalLM, BloomConfig, GPT2Config, LlamaConfig
-from transformers import TrainingArguments as TheirArguments
 
 from components import upstream
-from components.arguments import LearningRateSchedule, Optimizer, TrainingArguments
+from components.arguments import Optimizer, TrainingArguments
 from components.optimizer import (
-    find_schedule_problem,
     make_adamw,
     make_optimizer,
-    settings_of_schedule,
     warmup_steps,
 )
 from fakes import fake_accelerator
@@ -43,39 +36,11 @@ def test_biases_and_norms_do_not_decay(config):
     assert {weight.dim() for weight in kept["params"]} == {1}
 
 
-@pytest.fixture
-def one_rank(tmp_path):
-    store = dist.FileStore(str(tmp_path / "store"), 1)
-    dist.init_process_group("gloo", store=store, rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
-
-
-def test_split_weights_and_whole_ones_are_in_groups_of_their_own(one_rank):
-    """torch's fused kernel takes either."""
-    model = torch.nn.Sequential(torch.nn.Linear(2, 2, bias=False), torch.nn.Linear(2, 2))
-    mesh = init_device_mesh("cpu", (1,), mesh_dim_names=("tp",))
-    model[0].weight = torch.nn.Parameter(distribute_tensor(model[0].weight, mesh, [Shard(0)]))
-    optimizer = make_adamw(model, TrainingArguments(weight_decay=0.1))
-    groups = [(len(group["params"]), group["weight_decay"]) for group in optimizer.param_groups]
-    assert groups == [(1, 0.1), (1, 0.1), (1, 0.0)]
-    for weight in model.parameters():
-        weight.grad = torch.ones_like(weight)
-    optimizer.step()
-
-
 @pytest.mark.parametrize("optim", typing.get_args(Optimizer))
 def test_every_optimizer_gets_the_moments_decays_and_epsilon(optim):
     args = TrainingArguments(optim=optim, adam_beta1=0.8, adam_beta2=0.95, adam_epsilon=1e-6)
     for group in make_adamw(AutoModelForCausalLM.from_config(LLAMA), args).param_groups:
         assert (tuple(group["betas"]), group["eps"]) == ((0.8, 0.95), 1e-6)
-
-
-def test_by_default_they_are_those_of_transformers():
-    ours = TrainingArguments()
-    theirs = {field.name: field.default for field in dataclasses.fields(TheirArguments)}
-    for name in ("adam_beta1", "adam_beta2", "adam_epsilon", "lr_scheduler_kwargs"):
-        assert getattr(ours, name) == theirs[name]
 
 
 def names_of(model, optimizer):
@@ -92,37 +57,6 @@ def test_with_adapters_they_are_stepped_and_nothing_else(use_dora):
     )
     stepped = names_of(model, make_adamw(model, TrainingArguments()))
     assert stepped == [name for name, _ in model.named_parameters() if "lora_" in name]
-
-
-def test_without_adapters_every_weight_is_stepped():
-    model = AutoModelForCausalLM.from_config(LLAMA)
-    stepped = names_of(model, make_adamw(model, TrainingArguments()))
-    assert stepped == [name for name, _ in model.named_parameters()]
-
-
-def test_there_is_no_group_of_nothing():
-    """DeepSpeed drops an empty one, and the schedule then fails."""
-    model = torch.nn.Linear(2, 2, bias=False)
-    (group,) = make_adamw(model, TrainingArguments()).param_groups
-    assert group["params"] == [model.weight]
-
-
-KINDS = {
-    "adamw_torch": torch.optim.AdamW,
-    "adamw_torch_fused": torch.optim.AdamW,
-    "adamw_8bit": AdamW8bit,
-    "paged_adamw_8bit": PagedAdamW8bit,
-    "paged_adamw_32bit": PagedAdamW32bit,
-}
-
-
-@pytest.mark.parametrize("optim", KINDS)
-def test_each_name_is_its_optimizer(optim):
-    args = TrainingArguments(optim=optim, learning_rate=1e-3)
-    optimizer = make_adamw(torch.nn.Linear(2, 2), args)
-    assert type(optimizer) is KINDS[optim]
-    assert [group["lr"] for group in optimizer.param_groups] == [1e-3, 1e-3]
-    assert bool(optimizer.defaults.get("fused")) == (optim == "adamw_torch_fused")
 
 
 def types_of_state():
@@ -208,33 +142,6 @@ def test_it_stays_at_the_one_step_for_which_it_is_held():
     assert schedule.steps == 1
 
 
-@pytest.mark.usefixtures("new_process")
-@pytest.mark.parametrize(("optim", "counted"), [("adamw_torch_fused", 1), ("adamw_torch", 0)])
-def test_it_counts_a_step_that_is_not_finite_only_where_the_device_leaves_it_out(
-    optim, counted, arguments, start_run, tmp_path
-):
-    arguments.output_dir = str(tmp_path)
-    accelerator = fake_accelerator(
-        sync_gradients=True, optimizer_step_was_skipped=False, scaler=None
-    )
-    model = torch.nn.Linear(2, 2)
-    args = TrainingArguments(optim=optim)
-    inner, schedule = make_optimizer(model, args, accelerator, total_steps=10)
-    run = start_run(arguments)
-    run._accelerator = accelerator
-    run._schedule = schedule
-    run._optimizer = SimpleNamespace(
-        optimizer=inner, param_groups=inner.param_groups, zero_grad=inner.zero_grad
-    )
-    before = model.weight.clone()
-    for weight in model.parameters():
-        weight.grad = torch.full_like(weight, float("nan"))
-    run.skip_if_not_finite(torch.tensor(float("nan")), [torch.tensor(1.0)], [{"row": [1]}])
-    inner.step()
-    schedule.step()
-    assert model.weight.equal(before) and schedule.steps == counted
-
-
 def test_a_resumed_schedule_has_the_rates_of_one_that_was_not_stopped():
     _, first = made(warmup_steps=2, lr_scheduler_type="cosine")
     for _ in range(4):
@@ -282,35 +189,3 @@ def test_cosine_with_min_lr_ends_at_the_smallest_rate(settings):
     rates, last = rates_of(args, steps=10)
     assert rates[0] == 1e-3 and last == pytest.approx(1e-4)
     assert rates == sorted(rates, reverse=True) and min(rates) > 1e-4
-
-
-def test_a_resumed_cosine_with_min_lr_has_the_same_rates():
-    args = TrainingArguments(
-        lr_scheduler_type="cosine_with_min_lr", lr_scheduler_kwargs={"min_lr_rate": 0.1}
-    )
-    rates, _ = rates_of(args, steps=10)
-    _, resumed = make_optimizer(torch.nn.Linear(2, 2), args, fake_accelerator(), 10)
-    resumed.advance(4)
-    assert resumed.learning_rate == rates[4]
-
-
-@pytest.mark.parametrize(
-    ("schedule", "settings", "says"),
-    [
-        ("cosine_with_min_lr", None, "needs one of min_lr and min_lr_rate"),
-        ("cosine_with_min_lr", {"min_lr": 1e-6, "min_lr_rate": 0.1}, "needs one of"),
-        ("cosine_with_min_lr", {"min_lr": 1.0}, "min_lr 1.0: must be at most 2e-05"),
-        ("cosine_with_min_lr", {"min_lr_rate": "x"}, "min_lr_rate 'x': must be a number"),
-        ("cosine", {"min_lr": 1e-6}, "cosine has no setting min_lr: it takes num_cycles"),
-        ("linear", {"min_lr": 1e-6}, "linear has no setting min_lr: it takes none"),
-    ],
-)
-def test_settings_that_a_schedule_cannot_have_are_refused(schedule, settings, says):
-    args = TrainingArguments(lr_scheduler_type=schedule, lr_scheduler_kwargs=settings)
-    problem = find_schedule_problem(args)
-    assert problem is not None and says in problem
-
-
-@pytest.mark.parametrize("schedule", typing.get_args(LearningRateSchedule))
-def test_every_schedule_is_one_that_transformers_knows(schedule):
-    assert "num_warmup_steps" not in settings_of_schedule(schedule)

@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 
 from components.head_loss import LossInHead
 from components.lines import best_fit
-from components.packing import TokenCollator, describe_packing, takes_one_line
+from components.packing import TokenCollator
 
 CPU = torch.device("cpu")
 WIDTH = 64
@@ -95,21 +95,6 @@ def test_a_batch_in_one_line_tells_flash_attention_where_rows_end(rows):
     assert (inputs["position_ids"] == 0).sum() == len(lengths)
 
 
-@pytest.mark.parametrize(
-    ("kernel", "in_one_line"),
-    [
-        ("eager", False),
-        ("sdpa", False),
-        ("flash_attention_2", True),
-        ("kernels-community/flash-attn2", True),
-        ("varlen", True),
-    ],
-)
-def test_every_flash_run_is_free_of_padding(kernel, in_one_line):
-    """Otherwise each layer would read the ends of rows from the device and wait for it."""
-    assert takes_one_line(kernel) == in_one_line
-
-
 # ---- The loss ----
 def make_model():
     torch.manual_seed(0)
@@ -157,9 +142,3 @@ def test_the_loss_is_that_of_the_rows_one_by_one(layout, one_line, rows, one_by_
     loss, norm = loss_and_norm(LossInHead(model, 256, CPU)(model, batch), model)
     assert loss == pytest.approx(one_by_one[0], rel=1e-6)
     assert norm == pytest.approx(one_by_one[1], rel=1e-5)
-
-
-def test_the_summary_tells_how_full_the_lines_are():
-    lengths = np.array([60, 30, 30])
-    told = describe_packing(best_fit(lengths, WIDTH), lengths, WIDTH)
-    assert told == "3 rows in 2 lines of 64 tokens, 93.8% full"

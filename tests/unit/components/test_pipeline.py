@@ -15,16 +15,13 @@ from datasets import Dataset
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 import llama_pipeline
-from components import head_loss, state, upstream
+from components import head_loss, upstream
 from components.cli import parse_arguments
 from components.packing import TokenCollator
 from components.pipeline import Pipeline
 from components.pipeline_batches import PipelineCollator
 from components.pipeline_mesh import PipelineMesh
 from components.pipeline_stages import cut_into_stages, keep_only
-from components.saved_state import SavedState
-from components.shards import gather_share
-from components.strategy import Strategy
 from harm import shows_harm_without
 
 SEVERAL_STAGES = ["interleaved", "interleaved_zero_bubble", "zbv"]
@@ -132,48 +129,6 @@ def test_an_infinite_loss_gives_gradients_that_are_not_finite(
     assert pipeline.step(batches[0], torch.tensor(1)).isnan()
     pipeline.reduce_gradients()
     assert not pipeline.clip_gradients(math.inf).isfinite()
-
-
-def test_dropout_is_only_drawn_in_training(accelerator, whole, batches):
-    whole.config.attention_dropout = 0.5
-    for layer in whole.model.layers:
-        layer.self_attn.attention_dropout = 0.5
-    pipeline = make_pipeline(accelerator, whole, "interleaved")
-    pipeline.eval()
-    quiet = [pipeline.evaluate(batches[0]) for _ in range(2)]
-    assert quiet[0] == quiet[1]
-    pipeline.train()
-    assert pipeline.step(batches[0], torch.tensor(1)) != quiet[0]
-
-
-def test_the_names_of_the_parts_are_those_of_the_whole(accelerator, whole):
-    pipeline = make_pipeline(accelerator, whole, "zbv")
-    found = gather_share(accelerator, pipeline.model, pipeline.model)
-    expected = {name: weight.detach() for name, weight in whole.named_parameters()}
-    torch.testing.assert_close(found, expected, rtol=0, atol=0)
-
-
-def test_a_checkpoint_is_restored_if_and_only_if_the_stages_have_all_of_its_names(
-    accelerator, whole, batches, monkeypatch
-):
-    monkeypatch.setattr(state.Strategy, "of", lambda _: Strategy("PP 2", pipeline=2))
-    pipeline = make_pipeline(accelerator, whole, "zbv")
-    model = pipeline.model
-    optimizer = accelerator.prepare(torch.optim.AdamW(model.parameters()))
-    pipeline.step(batches[0], torch.tensor(1))
-    optimizer.step()
-    saved = state.gather_state(accelerator, model, optimizer)
-    assert {name for name in saved if not name.startswith("state.")} == set(gradients_of(whole))
-
-    pipeline.step(batches[1], torch.tensor(1))
-    optimizer.step()
-    assert state.restore_state(accelerator, model, optimizer, SavedState(accelerator, saved))
-    again = state.gather_state(accelerator, model, optimizer)
-    torch.testing.assert_close(again, saved, rtol=0, atol=0)
-    more = saved | {"model.layers.9.input_layernorm.weight": torch.ones(1)}
-    assert not state.restore_state(accelerator, model, optimizer, SavedState(accelerator, more))
-    del saved["model.norm.weight"]
-    assert not state.restore_state(accelerator, model, optimizer, SavedState(accelerator, saved))
 
 
 @shows_harm_without("run_only_forward")

@@ -38,13 +38,6 @@ def test_a_number_of_micro_batches_is_refused_if_and_only_if_torch_refuses_it(na
         assert bool(reason) == bool(refusal), (number, reason, refusal)
 
 
-def test_a_refused_number_comes_with_its_reason():
-    assert why_not_scheduled("1f1b", 4, 3) == "1f1b needs at least 4, one for each stage"
-    reason = why_not_scheduled("interleaved", 2, 5)
-    assert reason == "interleaved runs them in equal rounds of at least 2"
-    assert why_not_scheduled("interleaved", 2, 4) == why_not_scheduled("interleaved", 2, 6) == ""
-
-
 def test_stages_are_dealt_in_turn_or_folded():
     assert [KINDS["1f1b"].stages_of(rank, 2) for rank in range(2)] == [[0], [1]]
     assert [KINDS["interleaved"].stages_of(rank, 2) for rank in range(2)] == [[0, 2], [1, 3]]

@@ -3,17 +3,13 @@
 
 import pytest
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, core_model_loading
+from transformers import AutoConfig, AutoModelForCausalLM
 
-import llama_pipeline
-from components.cli import parse_arguments
 from components.pipeline_kinds import KINDS
 from components.pipeline_stages import (
     Elsewhere,
     PartOfModel,
-    check_stages,
     cut_into_stages,
-    describe_pipeline,
     view_of,
     why_not_cut,
 )
@@ -110,34 +106,6 @@ def test_a_part_holds_no_weight_of_another_rank(tmp_path):
     assert sum(sizes) == sum(weight.numel() for weight in whole.parameters())
 
 
-def test_a_part_reads_no_weight_of_another_rank_from_the_files(tmp_path, monkeypatch):
-    whole = save_model(tmp_path, "llama")
-    read = []
-    copy_of = core_model_loading._materialize_copy
-
-    def note_and_copy(tensor, *options):
-        copied = copy_of(tensor, *options)
-        read.append(copied.numel())
-        return copied
-
-    monkeypatch.setattr(core_model_loading, "_materialize_copy", note_and_copy)
-    stage = cut_into_stages(5, 2)[0]
-    part = PartOfModel([stage]).from_pretrained(tmp_path, **OPTIONS)
-    assert sum(read) == sum(weight.numel() for weight in part.parameters())
-    assert sum(read) < sum(weight.numel() for weight in whole.parameters())
-
-
-def test_a_new_part_has_the_weights_of_its_stages(tmp_path):
-    save_model(tmp_path, "llama")
-    config = AutoConfig.from_pretrained(tmp_path)
-    part = PartOfModel(cut_into_stages(5, 5)[1:2]).from_config(config, **OPTIONS)
-    assert {name.partition(".self_attn")[0].partition(".mlp")[0] for name in names_of(part)} == {
-        "model.layers.1",
-        "model.layers.1.input_layernorm.weight",
-        "model.layers.1.post_attention_layernorm.weight",
-    }
-
-
 @pytest.mark.parametrize("kind", FAMILIES)
 def test_models_of_the_family_can_be_cut(kind, tmp_path):
     save_model(tmp_path, kind)
@@ -155,49 +123,3 @@ def test_a_model_with_other_modules_is_found(tmp_path):
     AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
     reason = why_not_cut(make_skeleton(AutoModelForCausalLM, tmp_path, OPTIONS))
     assert reason == "it has no embed_tokens, layers, norm, model"
-
-
-@pytest.mark.parametrize(
-    ("flags", "cure"),
-    [
-        ("--pp_size 4 --pipeline_schedule zbv", "use --pipeline_schedule 1f1b, which has one"),
-        ("--pp_size 6", "use --pp_size 3\n"),
-        ("--pp_size 7", "use --pp_size 5 and pass --num_processes 5 to accelerate launch\n"),
-    ],
-)
-def test_more_stages_than_layers_are_refused(flags, cure, tmp_path, capsys):
-    save_model(tmp_path, "llama")
-    args = parse_arguments(llama_pipeline.Arguments, words=flags.split())
-    outline = make_skeleton(AutoModelForCausalLM, tmp_path, OPTIONS)
-    capsys.readouterr()  # The progress of writing the model
-    with pytest.raises(SystemExit, match="64"):
-        check_stages(args, outline)
-    error = capsys.readouterr().err
-    assert f"and the model has 5 layers: {cure}" in error and error.count("\n") == 1
-
-
-@pytest.mark.parametrize(
-    ("flags", "says"),
-    [
-        ("--attn_implementation flash_attention_2", "use sdpa"),
-        ("--shard_stages --pipeline_schedule zbv", "use --pipeline_schedule interleaved_zero"),
-    ],
-)
-def test_what_a_pipeline_cannot_do_with_a_model_is_refused(flags, says, tmp_path, capsys):
-    save_model(tmp_path, "llama", tie_word_embeddings=True)
-    args = parse_arguments(llama_pipeline.Arguments, words=flags.split())
-    outline = make_skeleton(AutoModelForCausalLM, tmp_path, OPTIONS)
-    capsys.readouterr()  # The progress of writing the model
-    with pytest.raises(SystemExit, match="64"):
-        check_stages(args, outline)
-    error = capsys.readouterr().err
-    assert says in error and error.count("\n") == 1
-
-
-def test_a_model_that_fits_is_cut(tmp_path):
-    save_model(tmp_path, "llama", tie_word_embeddings=True)
-    args = parse_arguments(llama_pipeline.Arguments, words=["--shard_stages"])
-    stages = check_stages(args, make_skeleton(AutoModelForCausalLM, tmp_path, OPTIONS))
-    assert [list(stage.layers) for stage in stages] == [[0, 1, 2], [3, 4]]
-    says = "2 stages of 3 + 2 layers on 2 ranks, 1f1b, each batch in 8 micro-batches of 1 row"
-    assert describe_pipeline(args, stages) == says

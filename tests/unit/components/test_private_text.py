@@ -3,7 +3,7 @@
 
 import pytest
 
-from components.private_text import Cleaner, names_of_this_machine
+from components.private_text import Cleaner
 
 
 @pytest.fixture
@@ -45,12 +45,3 @@ def test_a_name_that_many_machines_have_is_no_secret(monkeypatch):
     monkeypatch.setattr("getpass.getuser", lambda: "root")
     monkeypatch.setattr("socket.gethostname", lambda: "gpu")
     assert Cleaner({})("the root of the mean on one gpu") == "the root of the mean on one gpu"
-
-
-def test_a_user_without_an_entry_is_no_error(monkeypatch):
-    def missing():
-        raise KeyError("uid not found: 12345")
-
-    monkeypatch.setattr("getpass.getuser", missing)
-    monkeypatch.setenv("HOME", "/home/bob")
-    assert names_of_this_machine()["user"] == ["bob"]

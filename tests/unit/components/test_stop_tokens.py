@@ -7,12 +7,9 @@ from types import SimpleNamespace
 import pytest
 
 from chat_templates import tokenizer_of
-from components.chat import DEFAULT_CHAT_TEMPLATE
 from components.stop_tokens import (
     add_stop_tokens,
     end_of_turn,
-    listed_stop_tokens,
-    stop_tokens_of_texts,
     stop_tokens_of_turns,
 )
 
@@ -59,20 +56,6 @@ def test_a_template_without_an_end_of_turn_adds_no_other_token(template):
     tokenizer.chat_template = template
     assert end_of_turn(tokenizer) is None
     assert stop_tokens_of_turns(tokenizer) == {tokenizer.eos_token_id}
-
-
-def test_the_template_for_tokenizers_without_one_ends_a_turn_with_the_end_of_a_text():
-    tokenizer = tokenizer_of(DEFAULT_CHAT_TEMPLATE)
-    assert end_of_turn(tokenizer) == tokenizer.eos_token_id
-
-
-def test_a_tokenizer_without_an_end_of_a_text_adds_none():
-    assert stop_tokens_of_texts(SimpleNamespace(eos_token_id=None)) == set()
-
-
-@pytest.mark.parametrize(("listed", "ends"), [(None, set()), (2, {2}), ([3, 2], {2, 3})])
-def test_a_generation_config_lists_none_one_or_several(listed, ends):
-    assert listed_stop_tokens(SimpleNamespace(eos_token_id=listed)) == ends
 
 
 @pytest.mark.parametrize(

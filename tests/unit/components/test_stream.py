@@ -136,31 +136,12 @@ def test_the_first_blocks_are_in_the_order_of_the_documents(corpus, args):
     assert second[0].tolist() == tokens[LENGTH : 2 * LENGTH + 1]
 
 
-def test_empty_documents_are_passed_over(tmp_path, args):
-    (tmp_path / "train.jsonl").write_text('{"text": ""}\n\n{"text": " \\n"}\n' + GOOD)
-    ((first, position),) = blocks_of(tmp_path / "train.jsonl", args)
-    assert first[0, :4].tolist() == [11, 12, 13, END] and position.left_out == 0
-
-
 # ---- Order ----
 def test_the_next_pass_has_the_same_documents_in_another_order(corpus, args):
     path, texts = corpus
     numbers = [number for number, *_ in read(opened(path, args), args, passes=2)]
     first, second = numbers[: len(texts)], numbers[len(texts) :]
     assert sorted(first) == sorted(second) == list(range(1, len(texts) + 1)) and first != second
-
-
-def test_another_seed_is_another_order(corpus, args):
-    documents = opened(corpus[0], args)
-    other = replace(args, seed=4)
-    assert not equal(blocks_from(documents, args), list(blocks_from(documents, other)))
-
-
-def test_documents_held_out_are_not_trained_on(corpus, args):
-    path, texts = corpus
-    args = replace(args, num_eval_documents=5)
-    numbers = [number for number, *_ in read(opened(path, args), args)]
-    assert sorted(numbers) == list(range(6, len(texts) + 1))
 
 
 # ---- After a stop ----

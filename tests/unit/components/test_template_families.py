@@ -41,18 +41,6 @@ SWITCHED = {  # {family: a setting that changes the generation prompt}
     "glm4_5": {"enable_thinking": False},
     "deepseek_v3_1": {"thinking": True},
 }
-# Each kind of difference, and why it is right
-KINDS = {
-    "closed": "the template leaves the last turn open, so the end-of-sequence token is appended",
-    "rewritten": "a turn is not trained on: as the template writes it, it does not follow from its "
-    "prompt, or lacks its reasoning",
-    "no answer": "that is so of all turns",
-    "drops tool": "the template does not write the tools",
-    "drops tool_calls": "the template does not write a call, or not which tool it calls",
-    "drops content": "the template does not write the text of a turn that calls a tool",
-    "drops reasoning_content": "the template does not write reasoning, not even of the last turn",
-    "both refuse": "the template raises an error: it cannot write the conversation",
-}
 DROPPED = re.compile(r"has (?:the )?(\w+).*, which the chat template drops")
 
 
@@ -164,57 +152,6 @@ def texts_of(family, ids, runs):
     return [tokenizer.decode(ids[start:end]) for start, end in runs]
 
 
-# ---- The templates ----
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("variant", VARIANTS)
-def test_a_template_names_its_family_and_has_marks_only_where_they_belong(family, variant):
-    template = template_of(family, variant)
-
-    assert template.startswith("{#- SPDX-License-Identifier: Apache-2.0\n")
-    assert len(MARK.findall(template)) in ([0] if variant == "plain" else [2, 4])
-    assert max(len(line) for line in template.splitlines()) <= 100
-
-
-def text_of(family, variant, case, **settings):
-    """Return the text that a template writes, or the error that it raises."""
-    conversation = conversation_of(case)
-    if family in TAKES_JSON:
-        conversation = with_json_arguments(conversation)
-    try:
-        return ChatTemplate(tokenizer_of(template_of(family, variant))).render(
-            conversation, **settings
-        )
-    except TemplateError as error:
-        return repr(error)
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_marks_do_not_change_the_text(family):
-    for case in CASES:
-        for add_generation_prompt in (False, True):
-            marked = text_of(family, "marked", case, add_generation_prompt=add_generation_prompt)
-            plain = text_of(family, "plain", case, add_generation_prompt=add_generation_prompt)
-            assert plain == marked, case
-
-
-@pytest.mark.parametrize(
-    "template",
-    [
-        "a {%- generation -%} b {%- endgeneration -%} c",
-        "a {% generation %} b {% endgeneration %} c",
-        "a\n  {% generation %}\n  b\n  {% endgeneration %}\n  c",
-        "a\n  {%- generation %}\n  b\n  {%endgeneration-%}\n  c",
-    ],
-)
-def test_white_space_around_marks_stays_as_it_is(template):
-    conversation = conversation_of("one turn")
-    marked = ChatTemplate(tokenizer_of(template))
-    plain = ChatTemplate(tokenizer_of(without_marks(template)))
-
-    assert marked.render_marked(conversation)[1] and plain.render_marked(conversation)[1] is None
-    assert plain.render(conversation) == marked.render(conversation)
-
-
 @pytest.mark.parametrize("family", FAMILIES)
 def test_marks_are_around_what_the_model_has_to_write(family):
     texts = json.loads((FOLDER / "trained_texts.json").read_text())[family]
@@ -286,7 +223,7 @@ def test_what_is_trained_on_differs_from_the_marks_only_where_it_is_pinned():
 
 
 # ---- Some answers only ----
-def trained_answers(family, variant, conversation):
+def trained_answers(family, conversation):
     """Return which of the answers, from 0, are trained on as a whole; none if the row is refused.
 
     That nothing else is trained on is checked.
@@ -295,7 +232,7 @@ def trained_answers(family, variant, conversation):
     answers = runs_of(mask)
     assert len(answers) == len([m for m in conversation.messages if m["role"] == "assistant"])
     try:
-        trained = trained_in(row_of(family, variant, conversation))
+        trained = trained_in(row_of(family, "plain", conversation))
     except ValueError:
         return set()
     if trained[-1][1] == len(mask) + 1:  # the end-of-sequence token is appended
@@ -318,12 +255,11 @@ def cases_of(family):
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("variant", VARIANTS)
-def test_an_answer_with_weight_0_is_left_out_and_no_other_one(family, variant):
+def test_an_answer_with_weight_0_is_left_out_and_no_other_one(family):
     refused = 0
     for case in cases_of(family):
         conversation = conversation_of(case)
-        whole = trained_answers(family, variant, conversation)
+        whole = trained_answers(family, conversation)
         if not whole:
             refused += 1
             continue
@@ -333,45 +269,8 @@ def test_an_answer_with_weight_0_is_left_out_and_no_other_one(family, variant):
             weighted = list(messages)
             weighted[place] = {**messages[place], "weight": 0}
             fewer = make_conversation(weighted, tools)
-            assert trained_answers(family, variant, fewer) == whole - {number}, (case, number)
+            assert trained_answers(family, fewer) == whole - {number}, (case, number)
     assert refused < len(cases_of(family))
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("variant", VARIANTS)
-def test_on_request_the_last_answer_is_the_only_one_trained_on(family, variant):
-    for case in cases_of(family):
-        conversation = conversation_of(case)
-        whole = trained_answers(family, variant, conversation)
-        if not whole:
-            continue
-        last = len([m for m in conversation.messages if m["role"] == "assistant"]) - 1
-        only = trained_answers(family, variant, conversation.with_last_answer_only())
-        assert only == whole & {last}, case
-
-
-# ---- Calls ----
-@pytest.mark.parametrize("variant", VARIANTS)
-@pytest.mark.parametrize(
-    ("family", "case"),
-    [
-        ("smollm3", "tool"),  # writes no calls
-        ("gpt_oss", "several calls"),  # writes the first call of a turn
-        ("kimi_k2", "several calls"),  # writes the ids of calls, here without the tool's name
-    ],
-)
-def test_a_dropped_call_is_refused_though_the_tool_is_named_elsewhere(family, case, variant):
-    with pytest.raises(ValueError, match=r"message 2 \(assistant\) has tool_calls, which the chat"):
-        row_of(family, variant, conversation_of(case))
-
-
-def test_every_kind_of_difference_is_explained():
-    found = set()
-    for variants in json.loads(PINNED.read_text()).values():
-        for kinds in variants.values():
-            for kind in kinds.values():
-                found.update(kind.split(", "))
-    assert found == set(KINDS)
 
 
 # ---- The short ways to a row ----
@@ -413,7 +312,7 @@ def test_texts_and_tokens_are_those_of_the_tokenizers_own_methods(family, varian
     settings = SWITCHED.get(family, {})
     template = ChatTemplate(tokenizer, settings)
     num_written = 0
-    for number in range(60):
+    for number in range(20):
         conversation = random_conversation(chance)
         if number % 2:
             conversation = with_json_arguments(conversation)
@@ -436,7 +335,7 @@ def test_texts_and_tokens_are_those_of_the_tokenizers_own_methods(family, varian
         assert encoded.ids == called["input_ids"]
         assert encoded.offsets == called["offset_mapping"]
         num_written += "Error" not in text
-    assert num_written >= 10
+    assert num_written >= 3
 
 
 if __name__ == "__main__":

@@ -1,18 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Weights are in host memory as rarely as possible: which rank reads them, and where to."""
 
-import gc
 import os
-import weakref
-from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
 import torch
-import torch.distributed as dist
 from accelerate import DistributedType
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import Shard, distribute_tensor
 from transformers import (
     AutoModelForCausalLM,
     AutoModelForSeq2SeqLM,
@@ -22,9 +16,9 @@ from transformers import (
     LlamaConfig,
 )
 
-from components import upstream, weights
+from components import weights
 from components.weights import load_pretrained
-from fakes import fake_accelerator, parallelism
+from fakes import fake_accelerator
 
 GPU = torch.device("cuda", 1)
 
@@ -52,17 +46,6 @@ def with_engine(stage=None, fsdp=None, **settings):
 def test_weights_that_stay_whole_go_straight_to_the_gpu(stage):
     assert options_of(with_engine(stage, device=GPU))["device_map"] == {"": GPU}
     assert "device_map" not in options_of(with_engine(stage))
-
-
-def test_a_report_of_missing_weights_comes_with_split_weights_too(monkeypatch):
-    model = torch.nn.Linear(1, 1)
-    model.config = SimpleNamespace(distributed_config="over two ranks")
-    auto_class = SimpleNamespace(from_pretrained=lambda name, **options: (model, "a report"))
-    monkeypatch.setattr(upstream, "splitting_over", lambda accelerator: nullcontext())
-    monkeypatch.setattr(upstream, "keep_gradients_split", lambda model: None)
-    ranks = fake_accelerator(num_processes=2, parallelism_config=parallelism(tp=2))
-    loaded = load_pretrained(auto_class, ranks, "model", output_loading_info=True)
-    assert loaded == (model, "a report") and not hasattr(model.config, "distributed_config")
 
 
 def test_weights_that_are_split_do_not():
@@ -182,35 +165,3 @@ def test_quantized_weights_keep_the_type_that_was_asked_for():
     accelerator = with_engine(2, device=GPU, mixed_precision="bf16")
     options = options_of(accelerator, dtype="float32", quantization_config=object())
     assert options["dtype"] == "float32"
-
-
-def test_every_rank_is_told_which_weights_are_new(folder, monkeypatch):
-    """What rank 0 has found out while it loaded decides what all of them do next."""
-    told = []
-    monkeypatch.setattr(
-        weights, "broadcast_object_list", lambda objects: told.append(objects[0]) or told[:1]
-    )
-    options = {"dtype": "float32", "attn_implementation": "sdpa", "output_loading_info": True}
-    plugin = SimpleNamespace(cpu_ram_efficient_loading=True, ignored_modules=None)
-    for rank in (0, 1):
-        accelerator = with_engine(fsdp=plugin, num_processes=2, is_main_process=rank == 0)
-        model, info = load_pretrained(AutoModelForCausalLM, accelerator, str(folder), **options)
-        assert not info["missing_keys"] and model.config.vocab_size == 64
-
-
-def test_split_weights_that_fsdp_replaces_are_freed_at_once(tmp_path):
-    """A cycle would keep them until Python's garbage collector runs."""
-    store = dist.FileStore(str(tmp_path / "store"), 1)
-    dist.init_process_group("gloo", store=store, rank=0, world_size=1)
-    try:
-        mesh = init_device_mesh("cpu", (1,), mesh_dim_names=("tp",))
-        model = torch.nn.Linear(2, 2, bias=False)
-        model.weight = torch.nn.Parameter(distribute_tensor(model.weight, mesh, [Shard(0)]))
-        upstream.keep_gradients_split(model)
-        replaced = weakref.ref(model.weight)
-        gc.disable()
-        model.weight = torch.nn.Parameter(torch.zeros(2, 2))
-        assert replaced() is None
-    finally:
-        gc.enable()
-        dist.destroy_process_group()
