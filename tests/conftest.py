@@ -75,8 +75,16 @@ def tiny_of(once):
 
 @pytest.fixture(scope="session")
 def net_tiny(once):
-    """A function from a recipe's name to the tiny model and rows of the golden runs (net.py)."""
-    return lambda recipe: once(f"net_{recipe}", partial(net.make_tiny, recipe))
+    """A function from a recipe's name to the tiny model and rows of the golden runs (net.py).
+
+    Further words, those of Cell.shape, make a model of another shape.
+    """
+
+    def folder_of(recipe, *shape):
+        name = "_".join(["net", recipe, *shape]).replace("--", "")
+        return once(name, partial(net.make_tiny, recipe, shape))
+
+    return folder_of
 
 
 @pytest.fixture(scope="session")

@@ -65,6 +65,7 @@ class Cell:
         ranks: all of them; `sharing` of these have the same rows.
         flags: those that may change a figure; they name the golden row.
         riding: flags that may not.
+        shape: words of make_tiny.py by which the model differs from that of the other cells.
     """
 
     config: str = "single"
@@ -75,14 +76,21 @@ class Cell:
     precision: str = "no"
     flags: tuple[str, ...] = ()
     riding: tuple[str, ...] = ()
+    shape: tuple[str, ...] = ()
+
+    @property
+    def model(self):
+        """The recipe whose tiny model and rows it has."""
+        return self.recipe.removesuffix("_pipeline")
 
     @property
     def row(self):
         """The name of its golden row: what its figures depend on."""
-        words = [self.recipe.removesuffix("_pipeline"), self.weights, *self.flags]
+        words = [self.model, *self.shape, self.weights, *self.flags]
         if self.precision != "no":
             words.append(self.precision)
-        if self.weights == "dropout" and self.ranks > 1:  # each rank draws masks of its own
+        # Ranks with rows of their own draw masks of their own
+        if self.weights == "dropout" and self.ranks > self.sharing:
             words.append(f"{self.ranks} ranks")
         return " ".join(words)
 
@@ -133,10 +141,15 @@ def run(words, env=None, **options):
     return done.returncode, done.stdout
 
 
-def make_tiny(recipe, folder):
-    """Make the tiny model of a recipe, and rows of which a third has two answers."""
+def make_tiny(recipe, shape, folder):
+    """Make the tiny model of a recipe, and rows of which a third has two answers.
+
+    Args:
+        shape: further words of make_tiny.py, as in Cell.shape.
+    """
     script = REPO / "scripts" / "make_tiny.py"
-    code, output = run([sys.executable, script, recipe, folder, *MAKERS[recipe], "--quiet"])
+    words = [recipe, folder, *MAKERS[recipe], *shape, "--quiet"]
+    code, output = run([sys.executable, script, *words])
     assert code == 0, output
     if recipe in ("llama", "mixtral"):
         for split in ("train", "test"):
@@ -213,6 +226,15 @@ def figures(folder):
     return lines
 
 
+def answers(folder):
+    """{name of the file with the answers of an evaluation: its lines}."""
+    found = {}
+    for path in sorted(Path(folder).glob("predictions-*.jsonl")):
+        lines = path.read_text(encoding="utf-8").splitlines()
+        found[path.name] = [json.loads(line) for line in lines]
+    return found
+
+
 def checkpoints(folder):
     return sorted(path.name for path in Path(folder).glob("checkpoint-*"))
 
@@ -255,9 +277,14 @@ def load_result(folder, tiny):
     base = tiny / "model" if is_adapter else folder
     name = read_json(base / "config.json")["architectures"][0]
     options = {}
-    if is_adapter and read_json(folder / "adapter_config.json")["task_type"] == "SEQ_CLS":
+    adapters = read_json(folder / "adapter_config.json") if is_adapter else {}
+    if adapters.get("task_type") == "SEQ_CLS":
         name = "AutoModelForSequenceClassification"
+    elif adapters.get("auto_mapping"):
+        name = adapters["auto_mapping"]["base_model_class"]
+    if is_adapter and (folder / "config.json").exists():  # The base has no head
         options["config"] = transformers.AutoConfig.from_pretrained(folder)
+        vars(options["config"]).pop("quantization_config", None)
     model = getattr(transformers, name).from_pretrained(base, dtype="float32", **options)
     if is_adapter:
         model = PeftModel.from_pretrained(model, folder)

@@ -14,15 +14,31 @@ import net
 from net import Cell
 
 PIECES = ("--max_logits_mib", "0.02")
+# Nine rows in batches of four leave the second of two ranks without rows in its last batch
+ANSWERS = (
+    *("--predict_with_generate", "--num_predictions", "9", "--generation_max_new_tokens", "12"),
+    *("--per_device_eval_batch_size", "4"),
+)
+
+
+def cut(batch, accumulation):
+    """Flags that cut the rows of a step otherwise."""
+    sizes = str(batch), str(accumulation)
+    return "--per_device_train_batch_size", sizes[0], "--gradient_accumulation_steps", sizes[1]
+
+
 RIDING = {
-    "ddp": ("--padding_free",),
-    "fsdp1_full_shard": ("--async_save",),
+    "ddp": ("--padding_free", *cut(6, 1), *ANSWERS),
+    "fsdp1_full_shard": ("--async_save", *ANSWERS),
     "fsdp1_hybrid_shard": ("--attn_implementation", "eager"),
-    "fsdp2_full_shard": PIECES,
+    "fsdp2_full_shard": (*PIECES, *ANSWERS),
+    "fsdp2_hybrid_shard": cut(1, 3),
     "fsdp2_cpu_offload": ("--gradient_checkpointing",),
-    "deepspeed_zero1": ("--dataloader_num_workers", "2"),
+    "deepspeed_zero1": ("--dataloader_num_workers", "2", "--dataset_num_proc", "2"),
+    "deepspeed_zero2": (*cut(1, 6), *ANSWERS),
+    "deepspeed_zero3": ("--padding_free", *PIECES, *ANSWERS),
 }
-WHOLE = [Cell()]
+WHOLE = [Cell(), Cell(riding=ANSWERS), Cell(riding=(*cut(1, 12), "--optim", "adamw_torch"))]
 for config in (
     *("ddp", "fsdp1_full_shard", "fsdp1_shard_grad_op", "fsdp1_no_shard", "fsdp2_full_shard"),
     *("fsdp2_shard_grad_op", "fsdp2_cpu_offload", "deepspeed_zero0", "deepspeed_zero1"),
@@ -33,8 +49,8 @@ for config in ("fsdp1_hybrid_shard", "fsdp2_hybrid_shard"):
     WHOLE.append(Cell(config, ranks=4, riding=RIDING.get(config, ())))
 
 MESHES = [
-    Cell("tp", ranks=2, sharing=2),
-    Cell("deepspeed_ulysses", ranks=2, sharing=2),
+    Cell("tp", ranks=2, sharing=2, riding=ANSWERS),
+    Cell("deepspeed_ulysses", ranks=2, sharing=2, riding=ANSWERS),
     Cell("fsdp2_tp", ranks=4, sharing=2),
     Cell("fsdp2_cp", ranks=4, sharing=2),
     Cell("hsdp_tp", ranks=8, sharing=2),
@@ -45,36 +61,66 @@ ENGINES = ("ddp", "fsdp1_full_shard", "fsdp2_full_shard", "deepspeed_zero2", "de
 ADAPTERS = [Cell(weights="LoRA"), Cell(weights="dropout")]
 ADAPTERS += [Cell(config, weights="dropout", ranks=2) for config in ENGINES]
 ADAPTERS += [
+    Cell(weights="dropout", riding=ANSWERS),  # Answers take no random number from training
     Cell("tp", weights="LoRA", ranks=2, sharing=2),
+    Cell("tp", weights="dropout", ranks=2, sharing=2),  # They drop what one process drops
+    Cell("fsdp2_tp", weights="LoRA", ranks=4, sharing=2),
     Cell("deepspeed_ulysses", weights="LoRA", ranks=2, sharing=2),
     Cell("fsdp2_cp", weights="LoRA", ranks=4, sharing=2),
 ]
 
 QUANTIZED = [Cell(weights="nf4"), Cell(weights="int8")]
-for config in ("ddp", "fsdp2_full_shard", "deepspeed_zero2", "deepspeed_zero3"):
+for config in ENGINES:
     QUANTIZED.append(Cell(config, weights="nf4", ranks=2))
-for config in ("ddp", "deepspeed_zero2"):
+for config in ("ddp", "deepspeed_zero2", "deepspeed_zero3"):
     QUANTIZED.append(Cell(config, weights="int8", ranks=2))
+QUANTIZED += [
+    Cell("deepspeed_ulysses", weights="int8", ranks=2, sharing=2),
+    Cell("deepspeed_ulysses", weights="nf4", ranks=2, sharing=2),
+    Cell("fsdp2_cp", weights="nf4", ranks=4, sharing=2),
+]
 
 OTHERS = ("llama_dpo", "mistral_pretrain", "mixtral", "t5", "bert", "bert_ner", "vit")
 RECIPES = [Cell(recipe=recipe) for recipe in OTHERS]
-RECIPES += [Cell("fsdp2_full_shard", recipe=recipe, ranks=2) for recipe in OTHERS]
+RECIPES += [Cell("fsdp2_full_shard", recipe=recipe, ranks=2) for recipe in OTHERS[1:]]
+RECIPES.append(Cell("fsdp2_full_shard", recipe="llama_dpo", ranks=2, riding=PIECES))
 for recipe in ("llama_dpo", "mixtral", "bert"):
     RECIPES.append(Cell(recipe=recipe, weights="LoRA"))
     RECIPES.append(Cell("deepspeed_zero3", recipe=recipe, weights="LoRA", ranks=2))
+REFERENCE_FIRST = ("--precompute_ref_log_probs",)
+RECIPES.append(Cell(recipe="llama_dpo", weights="LoRA", riding=REFERENCE_FIRST))
 
 EXPERTS = [
     Cell("ep", recipe="mixtral", ranks=2),
+    Cell("ep", recipe="mixtral", ranks=4, riding=("--ep_size", "2")),
     Cell("fsdp2_ep", recipe="mixtral", ranks=4, riding=("--ep_size", "2")),
+    Cell("fsdp2_ep", recipe="mixtral", ranks=4, riding=("--ep_size", "4")),
 ]
 PIPELINES = [
     Cell("pp", recipe="llama_pipeline", ranks=2, sharing=2, riding=riding)
     for riding in ((), ("--pipeline_schedule", "gpipe"), ("--gradient_checkpointing",))
 ]
+# One matrix for embedding and output, which the first and the last stage share, and which is
+# gathered for a loss in pieces; as many layers as four stages need
+TIED = ("--tie_word_embeddings", "--num_hidden_layers", "4")
+PIPELINES.append(Cell(shape=TIED))
+for config in ("fsdp2_full_shard", "deepspeed_zero3"):
+    PIPELINES.append(Cell(config, shape=TIED, ranks=2, riding=PIECES))
+for sharing, riding in (
+    (4, ("--pp_size", "4")),
+    (2, ()),
+    (2, ("--pipeline_schedule", "interleaved")),
+    (2, ("--shard_stages", "--pipeline_schedule", "interleaved_zero_bubble")),
+    (2, ("--shard_stages", "--pipeline_schedule", "zbv")),
+):
+    cell = Cell("pp", "llama_pipeline", ranks=4, sharing=sharing, riding=riding, shape=TIED)
+    PIPELINES.append(cell)
 
 PACKING = ("--packing", "--max_length", "128")
 HEAD = ("--modules_to_save", "lm_head")
+CHECKPOINTING = ("--gradient_checkpointing",)
 DORA = ("--use_dora",)
+BFLOAT16 = ("--dtype", "bfloat16")
 ADAM_8BIT = ("--optim", "adamw_8bit")
 OWN = [
     Cell(flags=PACKING),
@@ -87,22 +133,55 @@ OWN = [
     Cell("fsdp2_full_shard", weights="LoRA", flags=HEAD, ranks=2),
     Cell(weights="dropout", flags=DORA),
     Cell(flags=ADAM_8BIT),
+    Cell("ddp", flags=PACKING, ranks=2, riding=("--torch_compile",)),
+    Cell("deepspeed_zero0", precision="bf16", ranks=2),  # It steps before the first step
+    Cell(flags=("--no_completion_only_loss", "--no_assistant_only_loss")),
+    Cell(flags=(*BFLOAT16, "--no_master_weights")),
+    Cell(weights="LoRA", flags=("--use_rslora", "--lora_target_modules", "q_proj", "v_proj")),
+    Cell(weights="nf4", flags=("--bnb_4bit_quant_type", "fp4", *CHECKPOINTING)),
 ]
-CELLS = [*WHOLE, *MESHES, *ADAPTERS, *QUANTIZED, *RECIPES, *EXPERTS, *PIPELINES, *OWN]
+# Modules that are trained whole beside adapters: copies of embedding and head, and a module of each
+# other kind of model; the reference of DPO has the original head
+COPIES = ("--modules_to_save", "lm_head", "embed_tokens")
+OWN.append(Cell(weights="LoRA", flags=COPIES))
+for config in ("ddp", "fsdp1_full_shard", "deepspeed_zero3"):
+    OWN.append(Cell(config, weights="LoRA", flags=COPIES, ranks=2, riding=PIECES))
+OWN.append(Cell("tp", weights="LoRA", flags=COPIES, ranks=2, sharing=2))
+for recipe, module, config in (
+    ("t5", "final_layer_norm", "fsdp2_full_shard"),
+    ("bert", "pooler", "deepspeed_zero3"),
+    ("vit", "layernorm", "fsdp1_full_shard"),
+    ("llama_dpo", "lm_head", "fsdp1_full_shard"),
+):
+    flags = ("--modules_to_save", module)
+    OWN.append(Cell(recipe=recipe, weights="LoRA", flags=flags))
+    OWN.append(Cell(config, recipe=recipe, weights="LoRA", flags=flags, ranks=2))
+# A new head beside adapters has their type: FSDP2 wants one in a unit, and DeepSpeed casts nothing
+NEW_HEADS = [
+    Cell("fsdp2_full_shard", "bert", "nf4", 2, precision="bf16", flags=BFLOAT16),
+    Cell("deepspeed_zero3", "bert", "LoRA", 2, precision="bf16"),
+]
+STREAM = ("--streaming", "--shuffle_buffer_size", "16", "--max_length", "48")
+OWN.append(Cell(recipe="mistral_pretrain", flags=STREAM))
+CELLS = [*WHOLE, *MESHES, *ADAPTERS, *QUANTIZED, *RECIPES, *EXPERTS, *PIPELINES, *OWN, *NEW_HEADS]
 # The row of two ranks with dropout is that of DDP
-REFERENCES = [cell for cell in CELLS if cell.ranks == 1]
-REFERENCES.append(Cell("ddp", weights="dropout", ranks=2))
+REFERENCES = [cell for cell in CELLS if cell.ranks == 1 and not cell.riding]
+REFERENCES += [Cell("ddp", weights="dropout", ranks=2), *NEW_HEADS]
 
 
 def bound_of(cell):
-    if cell.precision == "bf16":
+    if cell.precision == "bf16" or "bfloat16" in cell.flags:
         return "bf16"
     return "int8" if cell.weights == "int8" else "fp32"
 
 
 def row_of(done, tiny):
+    figures = net.figures(done.folder)
+    if (done.folder / "predictions-2.jsonl").exists():
+        for line in figures:
+            line.pop("eval_exact_match", None)  # Training is the same without answers
     return {
-        "figures": net.figures(done.folder),
+        "figures": figures,
         "checkpoints": net.checkpoints(done.folder),
         "tensors": net.tensors(done.folder),
         "saved_loss": net.saved_loss(done.folder, tiny),
@@ -116,7 +195,7 @@ def test_every_shipped_yaml_has_a_cell():
 
 @pytest.mark.parametrize("cell", CELLS, ids=lambda cell: cell.name.replace(" ", "-"))
 def test_a_cell_gives_its_recorded_figures(cell, net_tiny, golden, tmp_path):
-    tiny = net_tiny(cell.recipe.removesuffix("_pipeline"))
+    tiny = net_tiny(cell.model, *cell.shape)
     done = net.launch(cell, tiny, tmp_path / "run").expect(0)
     if done.report:
         assert done.report["verdict"] == "ok", done.report
@@ -127,3 +206,7 @@ def test_a_cell_gives_its_recorded_figures(cell, net_tiny, golden, tmp_path):
     if cell.config.startswith("deepspeed") and cell.precision == "bf16":
         without.append("tensors")  # They are in 16 bits, as the model is there
     golden.check("cells", cell.row, row_of(done, tiny), bound_of(cell), own_name, without)
+    answers = net.answers(done.folder)
+    if answers:
+        own_name = None if cell.ranks == 1 else cell.name
+        golden.check("answers", cell.row, answers, own_name=own_name)

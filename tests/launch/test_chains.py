@@ -58,8 +58,27 @@ ADAPTERS = [
     on("fsdp1_full_shard", weights="LoRA"),
 ]
 ADAM_8BIT = [Cell(flags=("--optim", "adamw_8bit"))] * 2
-EXPERTS = [on("ep", recipe="mixtral"), Cell(recipe="mixtral")]
-PIPELINE = [on("pp", sharing=2, recipe="llama_pipeline")] * 2
+EXPERTS = [
+    on("ep", recipe="mixtral"),
+    on("fsdp2_ep", 4, recipe="mixtral", riding=("--ep_size", "2")),
+    on("fsdp2_full_shard", recipe="mixtral"),
+]
+# Blocks of a stream of texts, read through a window that a step ends within
+STREAM = ("--streaming", "--shuffle_buffer_size", "16", "--max_length", "48")
+TEXTS = [
+    Cell(recipe="mistral_pretrain", flags=STREAM),
+    on("ddp", recipe="mistral_pretrain", flags=STREAM),
+]
+PIPELINE = [
+    on("pp", sharing=2, recipe="llama_pipeline"),
+    on("fsdp2_full_shard"),
+    on("pp", sharing=2, recipe="llama_pipeline", riding=("--pipeline_schedule", "gpipe")),
+]
+# What draws random numbers, and a schedule with settings of its own
+NOISE = (
+    *("--neftune_noise_alpha", "5", "--lr_scheduler_type", "cosine_with_min_lr"),
+    *("--lr_scheduler_kwargs", '{"min_lr_rate": 0.1}', "--adam_beta2", "0.95"),
+)
 CHAINS = {
     "engines": ENGINES,
     "meshes": MESHES,
@@ -69,6 +88,7 @@ CHAINS = {
     "8-bit": ADAM_8BIT,
     "experts": EXPERTS,
     "pipeline": PIPELINE,
+    "stream": TEXTS,
 }
 for recipe in ("llama_dpo", "mistral_pretrain", "mixtral", "t5", "bert", "bert_ner", "vit"):
     CHAINS[recipe] = [Cell(recipe=recipe), on("deepspeed_zero3", recipe=recipe)]
@@ -104,7 +124,7 @@ def test_a_run_continues_under_another_yaml(name, net_tiny, golden, tmp_path):
     "cell",
     [
         Cell(),
-        Cell(weights="dropout"),
+        Cell(weights="dropout", flags=NOISE),
         Cell(weights="int8"),
         Cell(precision="bf16"),
         *(on(config) for config in ("ddp", "fsdp1_full_shard", "fsdp2_full_shard")),
