@@ -8,7 +8,8 @@ import shutil
 import pytest
 
 from adapter_folders import SMALL
-from launching import data_of, recipe
+from launching import recipe
+from net import data_of
 from tiny import makers
 
 OF_BASE = "I am the base."

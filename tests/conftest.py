@@ -1,12 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Fixtures of all tests: tiny models and runs that are made once a test run, and real rows."""
+"""Fixtures of all tests: tiny models and runs that are made once a test run."""
 
 import gc
 import json
 import logging
 import os
 import shutil
-import subprocess
 import sys
 from functools import partial
 from logging.handlers import BufferingHandler
@@ -33,7 +32,7 @@ import short_jobs  # noqa: E402
 from bench import machine  # noqa: E402  from evidence/
 from golden import Golden  # noqa: E402
 from proof import launch as launching_jobs  # noqa: E402
-from proof.jobs import MAKERS, Run  # noqa: E402
+from proof.jobs import MAKERS  # noqa: E402
 from tiny import makers  # noqa: E402  from scripts/
 
 
@@ -95,7 +94,7 @@ def golden(request):
 
 @pytest.fixture(scope="session")
 def short_of(once):
-    """The same with the fewer rows of the short job (tests/short_jobs.py)."""
+    """The same with fewer rows (tests/short_jobs.py)."""
     fewer = ["--num_train_rows", str(short_jobs.ROWS)]
     return lambda recipe: once(f"short_{recipe}", partial(make_tiny, [*MAKERS[recipe], *fewer]))
 
@@ -113,29 +112,6 @@ def tiny(tiny_of):
 
 
 @pytest.fixture(scope="session")
-def one_process(tiny_of, once):
-    """A function from kind of weights, and recipe, to the folder of a finished run in one process.
-
-    The run is that of evidence/parity.py.
-    """
-
-    def folder_of(weights, recipe="llama"):
-        return run_once(once, reference(weights, recipe), tiny_of(recipe))
-
-    return folder_of
-
-
-@pytest.fixture(scope="session")
-def short_in_one_process(short_of, once):
-    """The same of the short job."""
-
-    def folder_of(weights, recipe="llama"):
-        return run_once(once, short_jobs.short(reference(weights, recipe)), short_of(recipe))
-
-    return folder_of
-
-
-@pytest.fixture(scope="session")
 def short_under(short_of, once):
     """A function from a YAML, and a kind of weights, to the folder of the short job under it."""
 
@@ -143,12 +119,6 @@ def short_under(short_of, once):
         return run_once(once, short_jobs.short_run(config, weights), short_of("llama"))
 
     return folder_of
-
-
-def reference(weights, recipe):
-    """The run of evidence/parity.py in one process."""
-    group = "strategies" if recipe == "llama" else recipe
-    return Run(group, "single", weights=weights, recipe=recipe)
 
 
 def run_once(once, run, tiny):
@@ -159,31 +129,6 @@ def run_once(once, run, tiny):
         assert code == 0, output[-3000:]
 
     return once(f"finished_{run.name}", launch)
-
-
-@pytest.fixture(scope="session")
-def gsm8k():
-    """Real rows (question, answer), which are not part of the project."""
-    folder = REPO.parent / "shared" / "data" / "gsm8k"
-    if not (folder / "train.jsonl").is_file():
-        pytest.skip("the GSM8K rows are not at hand (../shared/data/gsm8k)")
-    return folder
-
-
-@pytest.fixture(scope="session")
-def gsm8k_model(gsm8k, once):
-    """A 2M-parameter Llama with a tokenizer trained on the GSM8K rows."""
-    shape = (
-        "--vocab_size 4096 --hidden_size 192 --num_hidden_layers 3 --num_attention_heads 6 "
-        "--num_key_value_heads 6 --intermediate_size 512 --max_position_embeddings 1024"
-    ).split()
-
-    def make(folder):
-        script = REPO / "scripts" / "make_tiny.py"
-        command = [sys.executable, script, "llama", folder, "--text", gsm8k / "train.jsonl", *shape]
-        subprocess.run([str(word) for word in command], check=True, capture_output=True)
-
-    return once("gsm8k", make) / "model"
 
 
 def pytest_addoption(parser):

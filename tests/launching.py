@@ -8,7 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from proof.launch import data_of  # noqa: F401  for tests
+from net import data_of  # noqa: F401  for tests
 
 REPO = Path(__file__).resolve().parents[1]
 CONFIGS = REPO / "accelerate_configs"

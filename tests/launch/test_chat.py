@@ -14,7 +14,6 @@ from functools import partial
 import pytest
 
 from chatting_runs import OF_ADAPTERS, OF_BASE, environment, make_endless, train_runs
-from generation.questions import load_questions
 from launching import INTERPRETER, REPO, run
 
 CHAT = REPO / "scripts" / "chat.py"
@@ -42,21 +41,7 @@ def test_adapters_and_their_base_answer_side_by_side(runs):
     names = [runs / "first", runs / "second"]
     done = chat(*names, "--with_base", *SHORT, input="Who are you?\n")
     assert done.returncode == 0, done.output
-    assert done.output.splitlines()[:6] == [
-        f"1 {runs / 'first'}:",
-        OF_ADAPTERS[0],
-        f"2 {runs / 'second'}:",
-        OF_ADAPTERS[1],
-        f"3 {runs / 'base'} (before training):",
-        OF_BASE,
-    ]
-
-
-def test_a_full_run_answers_beside_the_model_before_training(runs, tiny):
-    done = chat(runs / "base", "--with_base", *SHORT, input="Who are you?\n")
-    lines = done.output.splitlines()
-    assert lines[1] == OF_BASE and lines[2] == f"2 {tiny / 'model'} (before training):"
-    assert OF_BASE not in lines[3:]
+    assert done.output.splitlines()[1:6:2] == [*OF_ADAPTERS, OF_BASE]
 
 
 def test_a_saved_conversation_is_a_row_that_the_recipe_trains_on(runs, tmp_path):
@@ -67,90 +52,55 @@ def test_a_saved_conversation_is_a_row_that_the_recipe_trains_on(runs, tmp_path)
     assert f"{rows} has 2 rows." in done.output, done.output
     saved = json.loads(rows.read_text().splitlines()[1])["messages"]
     assert [message["role"] for message in saved] == ["system"] + 2 * ["user", "assistant"]
-    assert [question.reference for question in load_questions(rows)] == ["b", OF_ADAPTERS[1]]
-    dry = run(
-        sys.executable,
-        REPO / "recipes" / "llama.py",
-        "--dry_run",
-        "--model_name_or_path",
-        runs / "base",
-        "--dataset_name",
-        rows,
-        "--output_dir",
-        tmp_path / "run",
-    )
-    assert dry.returncode == 0, dry.output
-
-
-def test_rows_go_to_the_folder_of_the_run_unless_told_otherwise(runs, tmp_path):
-    other = tmp_path / "other.jsonl"
-    chat(runs / "base", *SHORT, "--save_to", other, input="Who are you?\n/save\n")
-    assert len(other.read_text().splitlines()) == 1
-    done = chat(runs / "base", *SHORT, input="Who are you?\n/save\n")
-    assert f"{runs / 'base' / 'saved_rows.jsonl'} has " in done.output
-    assert not any(runs.glob("first/saved_rows.jsonl"))
+    assert saved[-1]["content"] == OF_ADAPTERS[1]
+    words = ["--model_name_or_path", runs / "base", "--dataset_name", rows, "--dry_run"]
+    recipe = [sys.executable, REPO / "recipes" / "llama.py", *words]
+    assert run(*recipe, "--output_dir", tmp_path / "run").returncode == 0
 
 
 def test_what_goes_wrong_in_a_conversation_is_a_line_and_does_not_end_it(runs):
     typed = [b"/nothing", b"word " * 500, b"\xff\xfe", b"/save /none/rows.jsonl", b"Who are you?"]
-    done = subprocess.run(
-        [sys.executable, CHAT, runs / "base", *SHORT],
-        input=b"\n".join(typed),
-        capture_output=True,
-        timeout=PATIENCE,
-        check=True,
-    )
+    command = [sys.executable, CHAT, runs / "base", *SHORT]
+    options = {"capture_output": True, "timeout": PATIENCE, "check": True}
+    done = subprocess.run(command, input=b"\n".join(typed), **options)
     errors = done.stderr.decode().splitlines()
     assert len([line for line in errors if line.startswith("error: ")]) == 3, errors
-    assert "tokens; the model is limited to" in errors[1]
     assert b"Traceback" not in done.stderr
     assert done.stdout.decode().splitlines()[-2] == OF_BASE
 
 
 @pytest.mark.parametrize(
-    ("arguments", "code", "says"),
+    ("arguments", "code", "word"),
     [
         (["{tmp}/none"], 64, "none"),
-        (["{runs}/base", "--temperature", "-1"], 64, "--temperature"),
-        (["{runs}/base", "--max_new_tokens", "0"], 64, "--max_new_tokens"),
-        (["{runs}/base", "{runs}/base"], 64, "a model is named twice"),
-        (["{runs}/base", "--port", "80"], 64, "--port needs --web"),
-        (["{runs}/base", "--web", "--port", "0"], 64, "--port must be from 1"),
-        (["{runs}/base", "--save_to", "rows.txt"], 64, "must end in .jsonl"),
-        (["{runs}/base", "--chat_template_kwargs", "1"], 64, "is not a JSON object"),
-        (["{runs}/base", "--chat_template_kwargs", '{{"tools": []}}'], 64, "leave it out"),
-        (["{tiny}/model", "--with_base"], 65, "leave out --with_base"),
+        (["{model}", "--temperature", "-1"], 64, "--temperature"),
+        (["{model}", "{model}"], 64, "twice"),
+        (["{model}", "--port", "80"], 64, "--web"),
+        (["{model}", "--save_to", "rows.txt"], 64, ".jsonl"),
+        (["{model}", "--chat_template_kwargs", "1"], 64, "JSON"),
+        (["{model}", "--with_base"], 65, "--with_base"),
     ],
 )
-def test_a_wrong_call_is_one_line(arguments, code, says, runs, tiny, tmp_path):
-    words = [word.format(tmp=tmp_path, runs=runs, tiny=tiny) for word in arguments]
+def test_a_wrong_call_is_one_line(arguments, code, word, tiny, tmp_path):
+    words = [each.format(tmp=tmp_path, model=tiny / "model") for each in arguments]
     done = chat(*words, input="")
-    assert done.returncode == code and says in done.output and "Traceback" not in done.output, (
-        done.output
-    )
+    assert done.returncode == code and word in done.output, done.output
     assert len(done.output.splitlines()) == 1
 
 
-def test_a_page_without_gradio_is_one_line_with_the_fix(runs, tmp_path):
+def test_a_page_without_gradio_is_one_line_with_the_fix(tiny):
     """An environment without it is one whose search for packages does not find it."""
     hide = (
         "import importlib.util, runpy, sys\n"
         "find = importlib.util.find_spec\n"
         "importlib.util.find_spec = lambda name, *rest: (\n"
         "    None if name == 'gradio' else find(name, *rest))\n"
-        f"sys.argv = ['chat.py', {str(runs / 'base')!r}, '--web']\n"
+        f"sys.argv = ['chat.py', {str(tiny / 'model')!r}, '--web']\n"
         f"sys.path.insert(0, {str(CHAT.parent)!r})\n"
         f"runpy.run_path({str(CHAT)!r}, run_name='__main__')\n"
     )
     done = run(sys.executable, "-c", hide)
-    assert done.returncode == 64
-    assert done.output == "error: --web needs gradio: pip install -r requirements-chat.txt\n"
-
-
-def test_generate_names_the_chat(runs):
-    done = run(sys.executable, REPO / "scripts" / "generate.py", runs / "base", input="Hi\n")
-    assert done.returncode == 64
-    assert f"python scripts/chat.py {runs / 'base'}" in done.output
+    assert done.returncode == 64 and "requirements-chat.txt" in done.output
     assert len(done.output.splitlines()) == 1
 
 
@@ -246,8 +196,7 @@ UP = "\x1b[A"
 
 def test_a_conversation_in_a_terminal(runs, typist):
     user = typist(runs / "base", *SHORT)
-    greeting = user.wait_for("> ")
-    assert str(runs / "base") in greeting and "/help" in greeting
+    assert "/help" in user.wait_for("> ")
     user.type("Who are you?\n")
     assert OF_BASE in user.wait_for("> ")
     user.type(UP + "\n")  # the line before, which only line editing brings back

@@ -5,10 +5,6 @@ import os
 import shutil
 import sys
 
-import pytest
-from transformers import AutoTokenizer
-
-from components.fingerprints import identify_tokenizer
 from launching import REPO, run
 
 COMPONENTS = REPO / "recipes" / "components"
@@ -92,17 +88,3 @@ def test_an_edit_prepares_the_rows_again_and_a_move_does_not(tmp_path):
     edit(moved / "components" / "data_files.py", reading, replaced)
     edit(moved / "letters.py", "upper", "lower")
     assert words_of(moved) == (["words [['a', 'x']]"], 2)
-
-
-@pytest.mark.cold("warm starts have the salt of the server's hashes")
-def test_a_tokenizer_is_the_same_in_every_process(tiny):
-    code = (
-        "import sys; from transformers import AutoTokenizer; "
-        "from components.fingerprints import identify_tokenizer as identify; "
-        "print('known as', identify(AutoTokenizer.from_pretrained(sys.argv[1])))"
-    )
-    environment = os.environ | {"PYTHONHASHSEED": "1"}
-    command = [sys.executable, "-c", code, tiny / "model"]
-    done = run(*command, cwd=REPO / "recipes", env=environment)
-    tokenizer = AutoTokenizer.from_pretrained(tiny / "model")
-    assert f"known as {identify_tokenizer(tokenizer)}" in done.output.splitlines(), done.output

@@ -1,223 +1,257 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Settings that accelerate would silently ignore, and those that cannot work, are refused before
-the model loads, with a fix."""
+"""What would be silently wrong, and what most users meet, is refused before the model is loaded.
+
+A line of a table is a call, its exit code, and one word that its message names: 64 is wrong usage,
+65 wrong data, 69 no hub, 73 no place to write. tests/golden/rows.json has all kinds of bad rows.
+"""
 
 import json
 import os
-import re
+import random
+import shutil
+import sys
 
 import pytest
 import yaml
+from transformers import BertConfig, GPT2Config
 
-from launching import CONFIGS, RECIPE, accelerate_launch, data_of, recipe, rehearse
+from launching import CONFIGS, RECIPE, REPO, accelerate_launch, recipe, rehearse, run
 
-SHARDING = ["fsdp1_full_shard", "fsdp2_full_shard", "deepspeed_zero1", "deepspeed_zero3"]
-
-
-@pytest.mark.parametrize(
-    ("config", "num_processes"), [*((config, 1) for config in SHARDING), ("fsdp2_full_shard", 2)]
-)
-def test_sharding_without_an_accelerator_refuses(config, num_processes, tiny, tmp_path):
-    launcher = ["--config_file", CONFIGS / f"{config}.yaml", "--num_processes", num_processes]
-    launcher += ["--mixed_precision", "no", "--main_process_port", 0]
-    done = accelerate_launch(*launcher, RECIPE, *data_of(tiny), "--output_dir", tmp_path / "run")
-    assert done.returncode != 0
-    # FSDP1 needs a device at once
-    not_started = "error: accelerate cannot run what the launch requests"
-    assert (
-        not_started in done.output
-        or "error: the launcher requested more than accelerate runs" in done.output
-    )
-    assert "rehearse: python scripts/rehearse.py" in done.output
-    what_it_does = f"python scripts/check_config.py {CONFIGS / config}.yaml"
-    assert not_started in done.output or what_it_does in done.output
-    assert "Loading weights" not in done.output and not (tmp_path / "run").exists()
-    assert (
-        "run the same command again" not in done.output
-    )  # from a rank that the launcher ended for the first one
-    if num_processes > 1:  # the launcher's report, which comes last, ends with the reason
-        assert (
-            "traceback : error: the launcher requested more" in done.output.split("Root Cause")[1]
-        )
-
-
-ASKED_FOR_MORE = (
-    "error: the launcher requested more than accelerate runs here, which is one process"
-)
-
-
-@pytest.mark.parametrize(
-    ("launcher", "says"),
-    [
-        (["--config_file", str(CONFIGS / "ddp.yaml"), "--main_process_port", "0"], ASKED_FOR_MORE),
-        (
-            ["--config_file", str(CONFIGS / "single.yaml")],
-            "one process runs, not 2; fix: MULTI_GPU",
-        ),
-        (["--cpu"], ASKED_FOR_MORE),
-        (["--cpu", "--main_process_port", "29511"], ASKED_FOR_MORE),
-    ],
-    ids=["ddp", "single", "cpu", "cpu with a port"],
-)
-def test_two_processes_that_become_one_refuse(launcher, says, tiny, tmp_path):
-    command = [*launcher, "--num_processes", 2, "--mixed_precision", "no", RECIPE, *data_of(tiny)]
-    done = accelerate_launch(*command, "--output_dir", tmp_path / "run")
-    assert done.returncode != 0
-    assert says in done.output
-    assert "Loading weights" not in done.output and not (tmp_path / "run").exists()
-
-
-def test_offload_without_a_compiler_says_what_to_install(tiny, tmp_path):
-    # What the launcher exports for deepspeed_zero2_offload.yaml; no ninja and no compiler on this
-    # PATH
-    environment = os.environ | {
-        "ACCELERATE_DEEPSPEED_OFFLOAD_OPTIMIZER_DEVICE": "cpu",
-        "PATH": str(tmp_path),
-    }
-    done = recipe(*data_of(tiny), "--output_dir", tmp_path / "run", env=environment)
-    assert done.returncode == 64
-    assert (
-        "pip install ninja" in done.output
-        and "g++" in done.output
-        and "Traceback" not in done.output
-    )
-
-
-@pytest.mark.parametrize(
-    ("size", "says"),
-    [("TP", "splits neither matrices nor rows"), ("DP_SHARD", "does not shard by a mesh")],
-)
-def test_meshes_that_nothing_would_shard_over_refuse(size, says, tiny, tmp_path):
-    # What the launcher exports for tp_size: 2, whose ranks would each take rows of their own, and
-    # for dp_shard_size: 2 with MULTI_GPU, where plain DDP runs
-    environment = os.environ | {f"PARALLELISM_CONFIG_{size}_SIZE": "2"}
-    done = recipe(*data_of(tiny), "--output_dir", tmp_path / "run", env=environment)
-    assert done.returncode == 64 and says in done.output, done.output
-
-
-@pytest.mark.parametrize(
-    ("config", "flags", "says"),
-    [
-        ("fsdp2_full_shard", ["--optim", "adamw_8bit"], "use adamw_torch_fused"),
-        ("deepspeed_zero2", ["--optim", "adamw_8bit"], "use adamw_torch_fused"),
-        ("fsdp1_full_shard", ["--use_peft", "--use_dora"], "use an fsdp2 YAML"),
-    ],
-    ids=lambda value: value if isinstance(value, str) else None,
-)
-def test_combinations_that_cannot_work_refuse(config, flags, says, tiny, tmp_path):
-    done = rehearse(config, *data_of(tiny), "--output_dir", tmp_path / "run", *flags)
-    assert done.returncode == 64, done.output[-2000:]
-    assert (
-        says in done.output
-        and "Traceback" not in done.output
-        and "Loading weights" not in done.output
-    )
-
-
-ZERO_3_FAULTS = {
-    "gradient_accumulation_steps": 4,
-    "gradient_clipping": 1.0,
+GOOD = '{"prompt": "Spell lamp.", "completion": "l-a-m-p"}'
+# Files of rows. The template of the tiny model writes no tools.
+CALL = {"type": "function", "function": {"name": "weather", "arguments": {"city": "Rome"}}}
+ASKED = {"role": "user", "content": "Is it sunny?"}
+CALLED = {"role": "assistant", "content": "", "tool_calls": [CALL]}
+FILES = {
+    "rows.jsonl": GOOD,
+    "two.jsonl": f"{GOOD}\n{GOOD}\n",
+    "torn.jsonl": f'{GOOD}\n{{"prompt": "a", \n{GOOD}\n',
+    "latin.jsonl": f"{GOOD}\n" * 8 + "caf\xe9\n",
+    "nothing.jsonl": "",
+    "spells.csv": "spell,letters\nlamp,l-a-m-p\nox,o-x\n",
+    "no_answer.jsonl": f'{GOOD}\n{{"prompt": "Spell.", "completion": ""}}\n',
+    "no_rejected.jsonl": '{"prompt": "a", "chosen": "b", "rejected": ""}\n',
+    "no_target.jsonl": '{"source": "the dog", "target": ""}\n',
+    "tools.jsonl": json.dumps({"messages": [ASKED, CALLED]}),
+    "torn.jinja": "{% if messages %}\n{{ messages",
 }
-FSDP1_FAULTS = {"fsdp_use_orig_params": False, "fsdp_reshard_after_forward": "NO_SHARD"}
+BEST = "--load_best_model_at_end --max_steps 2"
+ANSWERS = "--predict_with_generate --num_predictions 1"
+CALLS = [  # recipe, words, exit code, word
+    # Files and rows
+    ("llama", "--dataset_name {tmp}/rwos.jsonl", 65, "rwos.jsonl"),
+    ("llama", "--dataset_name {tmp}/none", 65, "none"),
+    ("llama", "--dataset_name {tmp}/rwos.jsonl --model_name_or_path owner/none", 65, "rwos.jsonl"),
+    ("llama", "--dataset_name {tmp}/nothing.jsonl", 65, "empty"),
+    ("llama", "--dataset_name {tmp}/torn.jsonl", 65, "line 2"),
+    ("llama", "--dataset_name {tmp}/latin.jsonl --dataset_num_proc 2", 65, "line 9"),
+    ("llama", "--dataset_name {tmp}/spells.csv", 65, "--columns"),
+    ("llama", "--columns promt=spell", 64, "prompt"),
+    ("llama", "--dataset_name {tmp}/spells.csv --columns prompt=spel", 65, "spel"),
+    ("llama", "--dataset_name {tmp}/two.jsonl --max_length 5", 65, "--max_length"),
+    ("llama", "--dataset_name {tiny}/data --dataset_train_split none", 65, "none"),
+    ("llama", "--dataset_name {tmp}/tools.jsonl", 65, "weather"),
+    ("llama", "--dataset_name a.jsonl b.jsonl --dataset_weights 1 0", 64, "--dataset_weights"),
+    ("llama_dpo", "--dataset_name {tmp}/no_rejected.jsonl", 65, "line 1"),
+    ("t5", "--dataset_name {tmp}/no_target.jsonl", 65, "line 1"),
+    ("mixtral", "--dataset_name {tmp}/no_answer.jsonl", 65, "line 2"),
+    ("vit", "--dataset_name {tmp}/images", 65, "00001.png"),
+    # Flags
+    ("llama", "--learning_rat 1", 64, "--learning_rate"),
+    ("llama", "--max_steps many", 64, "--max_steps"),
+    ("llama", "--learning_rate -1 --lora_r 0", 64, "--lora_r"),
+    ("llama", "--optim adam", 64, "adamw_torch_fused"),
+    ("llama", "--save_steps -1", 64, "--save_steps"),
+    ("llama", "--resume_from_checkpoint {tmp}/none", 64, "--resume_from_checkpoint"),
+    ("llama", "--allow_change sede", 64, "sede"),
+    ("llama", "--load_in_4bit", 64, "--use_peft"),
+    ("llama", "--use_peft --load_in_4bit --load_in_8bit", 64, "choose"),
+    ("llama", "--dtype float16", 64, "float32"),
+    ("llama", "--attn_implementation flash_attention_2", 64, "sdpa"),
+    ("llama", "--attn_implementation kernels-community/flash-attn2", 64, "sdpa"),
+    ("llama", "--use_peft --lora_target_modules q_prj", 64, "q_proj"),
+    ("llama", "--chat_template {tmp}/torn.jinja", 64, "line 2"),
+    ("llama", "--chat_template_kwargs 1", 64, "--chat_template_kwargs"),
+    ("llama", "--learn last --no_assistant_only_loss", 64, "--learn"),
+    ("llama", BEST, 64, "--eval_split"),
+    ("mistral_pretrain", f"--dataset_name {{tmp}}/text.txt {BEST}", 64, "--num_eval_documents"),
+    ("llama", ANSWERS, 64, "--predict_with_generate"),
+    ("llama", f"--eval_split 1 {ANSWERS} --no_completion_only_loss", 64, "prompt"),
+    ("llama", "--report_to swanlab", 64, "swanlab"),
+    ("llama_dpo", "--beta 0", 64, "--beta"),
+    # Models
+    ("llama", "--model_name_or_path {tmp}/none", 64, "none"),
+    ("llama", "--model_name_or_path {tmp}", 64, "config.json"),
+    ("llama", "--model_name_or_path {tmp}/model", 64, "tokenizer"),
+    ("llama", "--model_name_or_path {tmp}/short", 64, "weights"),
+    ("llama", "--model_name_or_path {tmp}/short --dry_run", 64, "--max_length 4"),
+    ("llama", "--model_name_or_path {tmp}/bert", 64, "recipes/bert.py"),
+    ("llama", "--model_name_or_path owner/none", 69, "make_tiny.py"),
+    # Output
+    ("llama", "--output_dir {tmp}/rows.jsonl", 64, "rows.jsonl"),
+    ("llama", "--output_dir {tmp}/rows.jsonl/run", 73, "rows.jsonl/run"),
+    ("llama", "--output_dir {tiny}/model --dry_run", 64, "--output_dir"),
+    ("llama", "--output_dir {tmp}/model", 64, "--output_dir"),
+]
 
 
-@pytest.mark.parametrize(
-    ("config", "section", "changes"),
-    [
-        ("deepspeed_zero3", "deepspeed_config", ZERO_3_FAULTS),
-        ("fsdp1_full_shard", "fsdp_config", FSDP1_FAULTS),
-        ("fsdp2_full_shard", "fsdp_config", {"fsdp_sharding_strategy": "NO_SHARD"}),
-    ],
-    ids=["ZeRO-3", "FSDP1", "FSDP2"],
-)
-def test_a_changed_file_of_the_launcher_refuses(config, section, changes, tiny, tmp_path):
-    path = tmp_path / "changed.yaml"
-    content = yaml.safe_load((CONFIGS / f"{config}.yaml").read_text())
-    content[section] |= changes
-    path.write_text(yaml.safe_dump(content))
-    launcher = ["--config_file", path, "--main_process_port", 0]
-    done = accelerate_launch(*launcher, RECIPE, *data_of(tiny), "--output_dir", tmp_path / "run")
-    assert re.search(r"exit(code +: | status )64\b", done.output), done.output[-2000:]
-    for key in changes:
-        assert re.search(rf"error: {path}:\d+: {section}\.{key}: ", done.output), done.output
-    assert not (tmp_path / "run").exists()
+@pytest.fixture
+def inputs(tiny, tmp_path):
+    """A folder with FILES, models that lack something, and the status of an earlier run."""
+    for name, text in FILES.items():
+        (tmp_path / name).write_bytes(text.encode("latin-1"))
+    (tmp_path / "text.txt").write_text("A text.\n")
+    shutil.copytree(tiny / "model", tmp_path / "model", ignore=shutil.ignore_patterns("*token*"))
+    no_weights = shutil.ignore_patterns("*.safetensors", "config.json")
+    for config in (GPT2Config(vocab_size=512, n_positions=4), BertConfig(vocab_size=512)):
+        folder = tmp_path / ("short" if config.model_type == "gpt2" else "bert")
+        shutil.copytree(tiny / "model", folder, ignore=no_weights)
+        config.save_pretrained(folder)
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "status.json").write_text('{"state": "stopped", "exit_code": 75}')
+    return tmp_path
 
 
-def test_a_misspelt_key_of_the_launchers_file_refuses_before_anything_is_made(tiny, tmp_path):
-    # accelerate ignores it without a word: FULL_SHARD would run
-    text = (CONFIGS / "fsdp2_shard_grad_op.yaml").read_text()
-    (tmp_path / "trap.yaml").write_text(
-        text.replace("fsdp_reshard_after_forward", "fsdp_reshard_after_foward")
-    )
-    launcher = [
-        "--config_file",
-        tmp_path / "trap.yaml",
-        "--num_processes",
-        2,
-        "--main_process_port",
-        0,
-    ]
-    done = accelerate_launch(
-        *launcher, RECIPE, *data_of(tiny), "--output_dir", tmp_path / "run", "--dry_run"
-    )
-    assert done.returncode != 0 and not (tmp_path / "run").exists(), done.output[-2000:]
-    line = 1 + text[: text.index("\n  fsdp_reshard_after_forward:") + 1].count("\n")
-    says = "no such key: accelerate ignores it silently; fix: fsdp_reshard_after_forward"
-    place = f"{tmp_path / 'trap.yaml'}:{line}: fsdp_config.fsdp_reshard_after_foward"
-    assert f"error: {place}: {says}" in done.output
-    assert "rehearse" not in done.output  # no Accelerator was made, which would look for a GPU
-
-
-def test_the_default_file_and_the_json_it_names_are_checked_too(tiny, tmp_path):
-    data = {
-        "zero_optimization": {"stage": 2},
-        "bf16": {"enabled": True},
-        "train_micro_batch_size_per_gpu": "auto",
-        "gradient_accumulation_steps": "auto",
-        "gradient_cliping": 1.0,
+@pytest.mark.parametrize(("name", "call", "code", "word"), CALLS)
+def test_a_call_is_refused(name, call, code, word, tiny, tiny_of, inputs):
+    if name == "vit":
+        shutil.copytree(tiny_of("vit") / "data" / "train", inputs / "images" / "train")
+        (inputs / "images" / "train" / "cross" / "00001.png").write_text("no image")
+    words = [word.format(tmp=inputs, tiny=tiny) for word in call.split()]
+    defaults = {
+        "--model_name_or_path": tiny_of(name) / "model",
+        "--dataset_name": inputs / "rows.jsonl",
+        "--output_dir": inputs / "run",
     }
-    (tmp_path / "ds.json").write_text(json.dumps(data))
-    zero = {"deepspeed_config_file": str(tmp_path / "ds.json")}
-    content = {"distributed_type": "DEEPSPEED", "num_processes": 1, "deepspeed_config": zero}
-    (tmp_path / "accelerate").mkdir()
-    (tmp_path / "accelerate" / "default_config.yaml").write_text(yaml.safe_dump(content))
-    done = accelerate_launch(
-        RECIPE,
-        *data_of(tiny),
-        "--output_dir",
-        tmp_path / "run",
-        env=os.environ | {"HF_HOME": str(tmp_path)},
-    )
-    assert done.returncode != 0 and not (tmp_path / "run").exists(), done.output[-2000:]
-    assert (
-        f"error: {tmp_path / 'ds.json'}:1: gradient_cliping: no such key: DeepSpeed ignores it "
-        "silently" in done.output
-    )
+    for flag, value in defaults.items():
+        if flag not in words:
+            words += [flag, value]
+    done = run(sys.executable, REPO / "recipes" / f"{name}.py", *words)
+    assert_refused(done, code, word)
+    if "--output_dir" not in call and "--dry_run" not in call:
+        status = json.loads((inputs / "run" / "status.json").read_text())
+        assert status["exit_code"] == code
+
+
+def assert_refused(done, code, word):
+    assert done.returncode == code, done.output[-3000:]
+    assert "Traceback" not in done.output and "Loading weights" not in done.output
+    message = done.output[done.output.index("error: ") :]
+    assert word in message and len(message.splitlines()) <= 8, message
+
+
+UNDER = [  # YAML, recipe, words, word
+    ("fsdp1_full_shard", "llama", "--use_peft --load_in_8bit", "--load_in_4bit"),
+    ("fsdp1_shard_grad_op", "llama", "--use_peft --load_in_4bit", "fsdp2_shard_grad_op.yaml"),
+    ("fsdp1_no_shard", "llama", "--use_peft", "ddp.yaml"),
+    ("fsdp1_full_shard", "llama", "--use_peft --use_dora", "fsdp2"),
+    ("fsdp2_full_shard", "llama", "--optim adamw_8bit", "adamw_torch_fused"),
+    ("deepspeed_zero2", "llama", "--optim adamw_8bit", "adamw_torch_fused"),
+    ("tp", "llama", "--use_peft --load_in_4bit", "--load_in_4bit"),
+    ("fsdp2_full_shard", "llama_pipeline", "", "pp.yaml"),
+    ("pp", "llama_pipeline", "--pp_size 3", "--pp_size"),
+    ("pp", "llama_pipeline", "--pipeline_schedule zbv", "1f1b"),  # Four stages of two layers
+]
+
+
+@pytest.mark.parametrize(("config", "name", "call", "word"), UNDER)
+def test_what_cannot_work_under_a_yaml_is_refused(config, name, call, word, tiny, inputs):
+    words = ["--model_name_or_path", tiny / "model", "--dataset_name", inputs / "rows.jsonl"]
+    words += [*call.split(), "--output_dir", inputs / "run"]
+    done = rehearse(config, *words, num_processes=2, script=REPO / "recipes" / f"{name}.py")
+    assert_refused(done, 64, word)
 
 
 @pytest.mark.parametrize("config", ["fsdp", "fsdp1_full_shard", "deepspeed_zero3"])
-def test_4_bit_weights_that_mixed_precision_would_cast_refuse(config, tiny, tmp_path):
-    # float32 storage (the default --dtype) under the YAML's bf16: a cast would change the packed
-    # bits
-    flags = ["--use_peft", "--load_in_4bit", "--output_dir", tmp_path / "run"]
-    done = rehearse(config, *data_of(tiny), *flags, mixed_precision="bf16")
-    assert done.returncode == 64, done.output[-2000:]
-    assert "use --dtype bfloat16" in done.output
+def test_4_bit_weights_that_mixed_precision_would_cast_are_refused(config, tiny, inputs):
+    words = ["--model_name_or_path", tiny / "model", "--dataset_name", inputs / "rows.jsonl"]
+    words += ["--use_peft", "--load_in_4bit", "--output_dir", inputs / "run"]
+    done = rehearse(config, *words, mixed_precision="bf16")
+    assert_refused(done, 64, "bfloat16")
 
 
-@pytest.mark.parametrize(
-    "address", [{"MASTER_ADDR": "node1"}, {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}]
-)
-def test_a_cluster_that_exports_its_address_does_not_refuse(address, tiny, tmp_path):
-    launcher = ["--config_file", CONFIGS / "single.yaml", "--mixed_precision", "no"]
-    command = [
-        *launcher,
-        RECIPE,
-        *data_of(tiny),
-        "--max_steps",
-        1,
-        "--output_dir",
-        tmp_path / "run",
-    ]
-    done = accelerate_launch(*command, env=os.environ | address)
-    assert done.returncode == 0, done.output[-2000:]
+# What a launcher exports: ranks that would each take rows of their own, plain DDP in place of a
+# sharded mesh, and an offload that needs a compiler, which is not on this PATH
+EXPORTED = [
+    ({"PARALLELISM_CONFIG_TP_SIZE": "2"}, "splits"),
+    ({"PARALLELISM_CONFIG_DP_SHARD_SIZE": "2"}, "shard"),
+    ({"ACCELERATE_DEEPSPEED_OFFLOAD_OPTIMIZER_DEVICE": "cpu", "PATH": "/none"}, "ninja"),
+]
+
+
+@pytest.mark.parametrize(("variables", "word"), EXPORTED)
+def test_what_a_launcher_asks_for_and_would_not_get_is_refused(variables, word, tiny, inputs):
+    words = ["--model_name_or_path", tiny / "model", "--dataset_name", inputs / "rows.jsonl"]
+    done = recipe(*words, "--output_dir", inputs / "run", env=os.environ | variables)
+    assert_refused(done, 64, word)
+
+
+def changed(config, **changes):
+    """The content of a shipped YAML with changes in its sections."""
+    content = yaml.safe_load((CONFIGS / f"{config}.yaml").read_text())
+    for section, values in changes.items():
+        content[section] |= values
+    return yaml.safe_dump(content)
+
+
+# What accelerate would not do or not tell: it shards nothing without a GPU, runs one process in the
+# place of two, and ignores a key that it does not know
+LAUNCHED = [  # file, words of the launcher, word
+    ("fsdp2_full_shard", ["--num_processes", 1], "rehearse.py"),
+    ("ddp", ["--num_processes", 2], "one process"),
+    ("single", ["--num_processes", 2], "MULTI_GPU"),
+    (changed("fsdp2_shard_grad_op", fsdp_config={"fsdp_ofload_params": 1}), [], "ofload_params"),
+    (changed("deepspeed_zero3", deepspeed_config={"gradient_clipping": 1.0}), [], "clipping"),
+]
+
+
+@pytest.mark.parametrize(("config", "launcher", "word"), LAUNCHED)
+def test_a_launch_that_would_run_something_else_is_refused(config, launcher, word, tiny, inputs):
+    path = CONFIGS / f"{config}.yaml"
+    if "\n" in config:
+        path = inputs / "changed.yaml"
+        path.write_text(config)
+    words = ["--model_name_or_path", tiny / "model", "--dataset_name", inputs / "rows.jsonl"]
+    launcher = [*launcher, "--config_file", path, "--mixed_precision", "no"]
+    done = accelerate_launch(
+        *launcher, "--main_process_port", 0, RECIPE, *words, "--output_dir", inputs / "run"
+    )
+    assert done.returncode != 0 and word in done.output, done.output[-3000:]
+    assert "Loading weights" not in done.output
+    assert os.listdir(inputs / "run") == ["status.json"]
+
+
+def test_the_json_that_the_default_file_names_is_checked_too(tiny, inputs):
+    zero = {"zero_optimization": {"stage": 2}, "bf16": {"enabled": True}, "gradient_cliping": 1.0}
+    for name in ("train_micro_batch_size_per_gpu", "gradient_accumulation_steps"):
+        zero[name] = "auto"
+    (inputs / "ds.json").write_text(json.dumps(zero))
+    content = {"distributed_type": "DEEPSPEED", "num_processes": 1}
+    content["deepspeed_config"] = {"deepspeed_config_file": str(inputs / "ds.json")}
+    (inputs / "accelerate").mkdir()
+    (inputs / "accelerate" / "default_config.yaml").write_text(yaml.safe_dump(content))
+    words = ["--model_name_or_path", tiny / "model", "--dataset_name", inputs / "rows.jsonl"]
+    words += ["--output_dir", inputs / "run"]
+    done = accelerate_launch(RECIPE, *words, env=os.environ | {"HF_HOME": str(inputs)})
+    assert done.returncode != 0 and "gradient_cliping" in done.output, done.output[-3000:]
+
+
+def test_bad_rows_are_left_out_on_request_and_mangled_ones_break_nothing(tiny, tmp_path):
+    seeds = [GOOD, json.dumps({"messages": [ASKED, {"role": "assistant", "content": "猫 \u2028"}]})]
+    tokens = '{ } [ ] : , " null -1 1e999 NaN "" \\ \\ud800 \\u0000 "role":"tool" "messages":[]'
+    chance = random.Random(0)
+    lines = []
+    for _ in range(2500):
+        line = chance.choice(seeds).encode()
+        start = chance.randrange(len(line))
+        end = start + chance.choice([0, 1, 1, 5, 20])
+        token = chance.choice(tokens.split()).encode()
+        put = chance.choice([b"", token, bytes([chance.randrange(256)]), b"[" * 3000])
+        lines.append(line[:start] + put + line[end:])
+    (tmp_path / "rows.jsonl").write_bytes(b"\n".join(lines))
+    words = ["--model_name_or_path", tiny / "model", "--dataset_name", tmp_path / "rows.jsonl"]
+    words += ["--output_dir", tmp_path / "run", "--max_length", 64, "--max_steps", 1]
+    done = recipe(*words, "--skip_bad_rows")
+    assert done.returncode == 0, done.output[-3000:]
+    left_out = int(done.output.split(" left out")[0].rpartition(" ")[2])
+    assert 1000 < left_out < 2400, left_out

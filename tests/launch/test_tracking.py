@@ -7,7 +7,8 @@ import sys
 
 import pytest
 
-from launching import data_of, rehearse, run
+from launching import rehearse, run
+from net import data_of
 
 JOB = [
     *"--max_steps 4 --eval_strategy steps --eval_steps 2 --save_steps 2".split(),
@@ -41,11 +42,6 @@ def noting_look_up(host, *rest, **more):
     return look_up(host, *rest, **more)
 socket.socket.connect, socket.getaddrinfo = noting_connect, noting_look_up
 """
-
-
-@pytest.fixture(scope="module")
-def tiny(short_of):
-    return short_of("llama")
 
 
 @pytest.fixture
@@ -102,26 +98,23 @@ def test_trackio_has_each_line_of_metrics_once_and_no_process_looks_outside(
     assert found["name"] == str(tmp_path / "run")
     assert found["config"]["eval_steps"] == "2" and found["config"]["max_steps"] == "4"
     expected = metrics_of(tmp_path / "run")
-    assert [line["step"] for line in expected] == [1, 2, 2, 3, 4, 4]  # with two evaluations
+    assert [line["step"] for line in expected] == [1, 2, 2, 3, 4, 4]  # With two evaluations
     assert logged(found) == expected
 
     call = "import socket, contextlib\nwith contextlib.suppress(OSError):\n"
     run(sys.executable, "-c", f"{call} socket.create_connection(('host.invalid', 1))")
-    assert (tmp_path / "noted").read_text() == "host.invalid\n"  # the guard would have seen it
+    assert (tmp_path / "noted").read_text() == "host.invalid\n"  # The guard would have seen it
 
 
-def test_a_run_that_is_continued_is_one_run_in_trackio(tiny, store, tmp_path):
+def test_a_continued_run_is_one_in_trackio_and_a_new_one_in_its_folder_another(
+    tiny, store, tmp_path
+):
     train(tiny, tmp_path / "run", "--max_steps", 2)
     train(tiny, tmp_path / "run", "--max_steps", 4, "--allow_change", "max_steps")
     (found,) = runs_in_store()
     assert logged(found) == metrics_of(tmp_path / "run")
-    assert [line["step"] for line in found["logs"]] == [1, 2, 2, 3, 4, 4]
-
-
-def test_a_new_run_in_the_same_folder_is_another_run_in_trackio(tiny, store, tmp_path):
-    train(tiny, tmp_path / "run")
     shutil.rmtree(tmp_path / "run")
-    train(tiny, tmp_path / "run", "--seed", 7)
-    first, second = runs_in_store()
-    assert first["name"] == second["name"] == str(tmp_path / "run")
-    assert {first["config"]["seed"], second["config"]["seed"]} == {"42", "7"}
+    train(tiny, tmp_path / "run", "--seed", 7, "--max_steps", 2)
+    names = [run["name"] for run in runs_in_store()]
+    assert names == [str(tmp_path / "run")] * 2
+    assert {run["config"]["seed"] for run in runs_in_store()} == {"42", "7"}

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A pipeline gives the loss and the gradients of the whole model, whatever its schedule.
 
-Here one rank has two stages; tests/launch/test_pipeline.py has several ranks.
+Here one rank has two stages; tests/launch/test_cells.py has several ranks.
 """
 
 import copy
