@@ -4,16 +4,13 @@ BASE_PYTHON ?= python3
 OUT ?= runs/quickstart
 RECIPE ?= llama
 PRECISION ?= no
-PROOF ?=
-PYTHON ?= 3.12
-CUDA ?= 130
 THREADS ?= $(shell getconf _NPROCESSORS_ONLN)
 export PATH := $(abspath $(VENV))/bin:$(PATH)
 export TOKENIZERS_PARALLELISM ?= false
 # Some containers set it. Without bytecode each process compiles all that it imports from here.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help install install-dev docs quickstart proof bench pictures test check fix test-export test-cluster test-hosts test-object-store test-gpu gpu-proof gpu-wheels clean
+.PHONY: help install install-dev docs quickstart proof pictures test check fix test-export test-cluster test-hosts test-object-store evidence-gpu clean
 .PHONY: quickstart-llama quickstart-mistral_pretrain quickstart-bert quickstart-bert_ner quickstart-t5 quickstart-llama_dpo quickstart-vit quickstart-mixtral
 
 help:  ## list these targets
@@ -177,8 +174,8 @@ fix: install-dev  ## apply the linter's fixes, and format
 	ruff check --fix .
 	ruff format .
 
-test: check  ## all tests that need no GPU; tests/gpu shows as skipped
-	python -m pytest -q -rs -n 3 --dist worksteal tests/launch tests/gpu
+test: check  ## all tests
+	python -m pytest -q -rs -n 3 --dist worksteal tests/launch
 
 test-export: install-dev  ## compile llama.cpp, for minutes, and run exported models in it
 	$(VENV)/bin/python -m pip install --quiet -r requirements-llama-cpp.txt
@@ -205,34 +202,17 @@ proof: install  ## measure every strategy and the planner; write the tables
 	python evidence/validate_planner.py --json results/planner.json
 	python evidence/track_ranks.py --json results/planner_ranks.json
 	python evidence/host_memory.py --json results/host_memory.json
-	python evidence/benchmark_loading.py --json results/loading.json
 	python evidence/checkpoint_memory.py --json results/checkpoint_memory.json
 	python evidence/activations.py --json results/activations.json
 	python evidence/model_families.py --warm --json results/model_families.json
-	python evidence/time_quickstarts.py --json results/quickstarts.json
+	python -m pytest -q evidence/test_quickstarts.py --all
 	python evidence/readme_tables.py
-
-bench: install-dev  ## speed against other trainers: hours; needs GSM8K's rows
-	python evidence/benchmark.py
-	python evidence/benchmark_rows.py
-	python evidence/benchmark_planning.py --json results/planning.json
-	python evidence/benchmark_start.py --json results/start.json
-	python evidence/benchmark_saving.py --json results/saving.json
-	python evidence/benchmark_tables.py
-	python evidence/readme_tables.py
-	python evidence/draw.py speed
 
 pictures: install  ## draw the pictures of README.md and docs/ from results/
 	python evidence/draw.py
 
-test-gpu: install-dev  ## the tests that need a GPU
-	python -m pytest -q -rs tests/gpu
-
-gpu-proof: install  ## what only a GPU can show; PROOF="--minutes 10" limits it
-	python evidence/gpu_proof.py $(PROOF)
-
-gpu-wheels: install  ## download packages for a GPU machine without a network
-	python evidence/gpu_wheels.py --python_version $(PYTHON) --cuda $(CUDA)
+evidence-gpu: install-dev  ## what only a GPU can show: about an hour
+	python -m pytest -q -rs evidence/gpu --all
 
 clean:  ## remove the environment, the runs and the site
 	rm -rf .venv .venv-clusters runs site

@@ -5,8 +5,9 @@
     pytest evidence/test_parity.py --all -n 2 -k fsdp2   # of one module, all that fits the words
 
 Choosing, listing, limits, retries and jobs are pytest's own (-k, --collect-only, --timeout, --lf,
--n). A test that passed under --all has its facts as a row of results/MODULE.json, in place of the
-row that it had; one that failed leaves the row as it was.
+-n). A test that passed under --all has its facts as a row of results/MODULE.json (of a module of
+gpu/: results/gpu/MODULE.json), in place of the row that it had; one that failed leaves the row as
+it was.
 """
 
 import json
@@ -18,13 +19,15 @@ import pytest
 from filelock import FileLock
 
 REPO = Path(__file__).resolve().parents[1]
+EVIDENCE = REPO / "evidence"
 sys.path[:0] = [str(REPO / room) for room in ("recipes", "scripts", "evidence")]
-LIBRARIES = ("torch", "transformers", "accelerate", "peft", "deepspeed")
+LIBRARIES = "torch transformers accelerate peft deepspeed bitsandbytes datasets trl".split()
 
 
 def pytest_addoption(parser):
     parser.addoption("--all", action="store_true", help="every measurement, and keep its row")
     parser.addoption("--results", type=Path, default=REPO / "results", help="folder of the rows")
+    parser.addoption("--dry", action="store_true", help="cells of a GPU in small on a CPU, no rows")
 
 
 def pytest_configure(config):
@@ -43,11 +46,20 @@ def record(request):
     """A function that takes facts of this test, by name, into its row."""
     facts = {}
     yield facts.update
-    if facts and request.config.getoption("--all") and request.node.has_passed:
-        versions = {library: metadata.version(library) for library in LIBRARIES}
-        folder = request.config.getoption("--results")
+    is_small = request.config.getoption("--dry")
+    if facts and request.config.getoption("--all") and not is_small and request.node.has_passed:
+        versions = {library: version_of(library) for library in LIBRARIES}
+        folder = request.config.getoption("--results") / request.path.parent.relative_to(EVIDENCE)
         name = request.path.stem.removeprefix("test_")
         keep_row(folder / f"{name}.json", request.node.name, facts | {"versions": versions})
+
+
+def version_of(library):
+    """The version of an installed library, or None."""
+    try:
+        return metadata.version(library)
+    except metadata.PackageNotFoundError:
+        return None
 
 
 def keep_row(path, name, facts):

@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Write the tables of README.md, docs/ and results/README.md from the results in results/*.json.
 
-    python evidence/readme_tables.py            # after parity.py, benchmark.py and others
+    python evidence/readme_tables.py            # after parity.py and others
     python evidence/readme_tables.py --check    # exit with 1 if they differ; the tests call this
 
-What evidence/gpu_proof.py measured on a GPU is read from results/gpu/*.json; without such files the
-tables say so. Each table of a document is between `<!-- NAME -->` and `<!-- end of NAME -->`.
+Each table of a document is between `<!-- NAME -->` and `<!-- end of NAME -->`.
 """
 
 import argparse

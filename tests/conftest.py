@@ -8,6 +8,7 @@ import os
 import shutil
 import sys
 from functools import partial
+from importlib.metadata import version
 from logging.handlers import BufferingHandler
 from pathlib import Path
 
@@ -29,7 +30,6 @@ os.environ |= {"MKL_CBWR": "AVX2", "MKL_ENABLE_INSTRUCTIONS": "AVX2"}
 gc.disable()  # until all is imported: looking for garbage would take a fifth of that time
 import net  # noqa: E402
 import short_jobs  # noqa: E402
-from bench import machine  # noqa: E402  from evidence/
 from golden import Golden  # noqa: E402
 from proof import launch as launching_jobs  # noqa: E402
 from proof.jobs import MAKERS  # noqa: E402
@@ -166,5 +166,6 @@ def pytest_collection_finish():
 
 
 def pytest_report_header():
-    versions = "torch accelerate transformers peft bitsandbytes deepspeed datasets".split()
-    return "libraries: " + json.dumps({name: machine.version_of(name) for name in versions})
+    names = "torch accelerate transformers peft bitsandbytes deepspeed datasets".split()
+    installed = {name: version(name) for name in names}
+    return "libraries: " + json.dumps(installed)

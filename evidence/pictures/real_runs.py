@@ -18,7 +18,6 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import load_file
 
-from bench.quickstarts import read_taught
 from components.pipeline_kinds import KINDS
 from paths import ROOT
 from plotting.runs import read_run
@@ -37,6 +36,7 @@ from proof.trials.lab import Lab
 from proof.trials.outcome import unequal, verified
 from proof.trials.trial import make_job
 from rehearsal.rank import PARTS, STAGES, Probe
+from test_quickstarts import read_taught
 
 from .parts import Box, Span, find_box, find_row, lines_of_tokens, read_lines, spans_of
 from .passes import duration_of, read_passes, shortest_batch
@@ -183,11 +183,11 @@ def record_quickstart(folder: Path) -> Recording:
     code = done.returncode
     if code:
         raise RecordingError(f"quickstart ended with {code}: {done.stdout[-TAIL:]}")
-    taught = read_taught("llama", output_dir)
-    print(f"quickstart: {taught}", flush=True)
+    before, after = read_taught("llama", output_dir)
+    print(f"quickstart: {before} before, {after} after", flush=True)
     return {
         "cores": os.cpu_count(),
-        "exact_match": {"before": taught.before, "after": taught.after},
+        "exact_match": {"before": before, "after": after},
         "curve": curve_of(output_dir / "run"),
         "output": printed_lines(done.stdout, output_dir),
     }

@@ -1,16 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How fast the recipe is beside other tools, from results/benchmark.json."""
+"""How fast the recipe is beside other tools, from results/speed.json."""
 
-import json
 import statistics
 
-from bench.cells import Result
-from bench.figures import labels_of, name_of, named, paired, values
-from paths import ROOT
+from tables_speed import Row, cell_of, labels_of, name_of, paired, values
 
 from .style import Theme, axes_in, figure_of, to_svg
 
-BENCHMARK = ROOT / "results" / "benchmark.json"
 CELL = "shipped, medium"
 OURS = "ours"
 RATE = "tokens_per_second"
@@ -18,9 +14,7 @@ RATE = "tokens_per_second"
 
 def draw_speed(theme: Theme) -> str:
     """Return the bars of real tokens per second, the fastest first."""
-    cell = named(json.loads(BENCHMARK.read_text()), CELL)
-    if cell is None:
-        raise ValueError(f"{BENCHMARK}: no cell {CELL!r}")
+    cell = cell_of(CELL)
     rates = median_rates(cell)
     figure = figure_of(theme, 3.3, title_of(cell, rates), subtitle_of(cell))
     axes = axes_in(figure, left=1.75, right=1.75, top=0.95, bottom=0.5)
@@ -35,7 +29,7 @@ def draw_speed(theme: Theme) -> str:
     return to_svg(figure)
 
 
-def median_rates(cell: Result) -> dict[str, float]:
+def median_rates(cell: Row) -> dict[str, float]:
     """Return the median of the tokens per second of each contestant that has any, by label."""
     rates = {}
     for label in labels_of(cell):
@@ -45,12 +39,12 @@ def median_rates(cell: Result) -> dict[str, float]:
     return rates
 
 
-def ratio_to(cell: Result, label: str) -> float:
+def ratio_to(cell: Row, label: str) -> float:
     """Return how many times the rate of a contestant ours is: the median over the repeats."""
     return statistics.median(paired(cell, OURS, label, RATE))
 
 
-def text_of(cell: Result, label: str, rates: dict[str, float]) -> str:
+def text_of(cell: Row, label: str, rates: dict[str, float]) -> str:
     """Return what stands at the end of a bar."""
     rate = f"{rates[label]:,.0f}"
     if label == OURS:
@@ -58,7 +52,7 @@ def text_of(cell: Result, label: str, rates: dict[str, float]) -> str:
     return f"{rate}  (this recipe: {ratio_to(cell, label):.1f}x)"
 
 
-def title_of(cell: Result, rates: dict[str, float]) -> str:
+def title_of(cell: Row, rates: dict[str, float]) -> str:
     """Return the point of the picture: how much faster the recipe is than the next tool."""
     others = [label for label in rates if label not in (OURS, "floor")]
     fastest = max(others, key=lambda label: rates[label])
@@ -66,7 +60,7 @@ def title_of(cell: Result, rates: dict[str, float]) -> str:
     return f"With packing, the recipe trains {ratio:.1f}x as fast as {name_of(cell, fastest)}"
 
 
-def subtitle_of(cell: Result) -> str:
+def subtitle_of(cell: Row) -> str:
     """Return the setting: model, rows, precision, hardware, versions, and what is missing."""
     versions = cell["versions"]
     libraries = ", ".join(f"{name} {versions[name]}" for name in ("torch", "transformers", "trl"))

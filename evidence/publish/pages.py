@@ -6,17 +6,10 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
-from bench import loading_tables as loading
-from bench import planning_tables as planning
-from bench import preparation_tables as preparation
-from bench import saving_tables as saving
-from bench import start_tables as start
-from bench import tables as speed
+import tables_speed
 from families import tables as families
-from gpu import tables as gpu
 from paths import ROOT
 from proof.jobs import WEIGHTS
-from proof.markdown import table
 from proof.parity_table import tables
 
 from .memory import (
@@ -46,14 +39,6 @@ ABOUT_BYTES = (
     "Live tensors of the rank with the most of them after one step, and the share of the whole "
     "that the YAML promises."
 )
-ABOUT_SPEED = (
-    "`evidence/benchmark.py` says how each kind of cell is measured. Numbers are medians and, in "
-    "brackets, the range of the repeats."
-)
-ABOUT_PREPARATION = (
-    "`evidence/benchmark_rows.py` says how the preparation of rows is measured. Numbers are medians"
-    " and, in brackets, the range of the repeats."
-)
 ABOUT_RANKS = (
     "`evidence/track_ranks.py`: the planned peak relative to that of live tensors on CPU ranks; "
     "under ZeRO-1 to 3 without the bucket of 2 GB that each rank has."
@@ -61,67 +46,6 @@ ABOUT_RANKS = (
 ABOUT_SHAPES = (
     "`evidence/validate_planner.py`: the closed form relative to the trace, rows of 4,096 tokens."
 )
-ABOUT_GPU = "`evidence/gpu_proof.py`: every cell with its numbers and commands."
-
-
-def quickstarts_block(results: Results) -> str:
-    """Return the table of quickstarts: a number of held-out rows before and after, and seconds."""
-    lines = []
-    measured = results["quickstarts"]
-    for row in measured["rows"]:
-        command = f"`make quickstart RECIPE={row['recipe']}`"
-        before = f"{row['before']:.3g}"
-        after = f"{row['after']:.3g}"
-        seconds = f"{row['seconds']:.0f}"
-        lines.append([command, row["shown"], before, after, seconds])
-    cores = measured["cores"]
-    header = ["quickstart", "on held-out rows", "before", "after", f"seconds, {cores} CPU cores"]
-    return table(header, lines)
-
-
-def speed_block(results: Results) -> str:
-    """Return the tables of speed, or a line that says that it was not measured."""
-    return speed.block(results.get("benchmark"))
-
-
-def preparation_block(results: Results) -> str:
-    """Return the table of rows per second, or a line that says that it was not measured."""
-    return preparation.block(results.get("preparation"))
-
-
-def planning_block(results: Results) -> str:
-    """Return the table of what planning takes, or a line that says that it was not measured."""
-    return planning.block(results.get("planning"))
-
-
-def start_block(results: Results) -> str:
-    """Return the tables of what ranks do at their start, or a line that says it is not measured."""
-    return start.block(results.get("start"))
-
-
-def loading_block(results: Results) -> str:
-    """Return the table of memory while a model is loaded, or that it was not measured."""
-    return loading.block(results.get("loading"))
-
-
-def saving_block(results: Results) -> str:
-    """Return the table of what saves hold up, or a line that says that it was not measured."""
-    return saving.block(results.get("saving"))
-
-
-def gpu_block(results: Results) -> str:
-    """Return the tables of what was measured on a GPU, or a line that says that nothing was."""
-    return gpu.block(results["gpu"])
-
-
-def gpu_speed_block(results: Results) -> str:
-    """Return the table of speed and memory on a GPU beside other programs."""
-    return gpu.speed_block(results["gpu"])
-
-
-def gpu_plan_block(results: Results) -> str:
-    """Return the table of planned and measured memory on a GPU."""
-    return gpu.plan_block(results["gpu"])
 
 
 def families_block(results: Results) -> str:
@@ -133,41 +57,28 @@ MARK = re.compile(r"^<!-- (\w+) -->$", re.MULTILINE)
 # The tables of the documents, by the NAME of the marks around them
 Block = Callable[[Results], str]
 BLOCKS: dict[str, Block] = {
-    "quickstarts": quickstarts_block,
     "parity": parity_block,
     "shares": shares_block,
     "proof": proof_block,
-    "speed": speed_block,
-    "preparation": preparation_block,
-    "planning": planning_block,
-    "start": start_block,
-    "saving": saving_block,
     "planner": planner_block,
     "activations": activations_block,
     "host_memory": host_memory_block,
-    "loading": loading_block,
     "checkpoint_memory": checkpoint_memory_block,
     "checkpoint_plan": checkpoint_plan_block,
     "families": families_block,
-    "gpu": gpu_block,
-    "gpu_speed": gpu_speed_block,
-    "gpu_plan": gpu_plan_block,
     "mesh_bytes": mesh_bytes_block,
     "mesh_weights": mesh_weights_block,
     "mesh_recipes": mesh_recipes_block,
     "mesh_traffic": mesh_traffic_block,
 }
+BLOCKS |= {name: lambda _, make=make: make() for name, make in tables_speed.BLOCKS.items()}
 
 
 def read_results() -> Results:
-    """Return the measurements by the name of their file under results/.
-
-    "gpu" is the list of records under results/gpu/. Raises ValueError if one is not from a GPU.
-    """
+    """Return the measurements by the name of their file under results/."""
     results: Results = {}
     for path in (ROOT / "results").glob("*.json"):
         results[path.stem] = json.loads(path.read_text())
-    results["gpu"] = gpu.read_records(ROOT / "results" / "gpu")
     return results
 
 
@@ -211,13 +122,7 @@ def whole(results: Results) -> str:
     parts = ["# Results", MADE_BY]
     parts += parity_section(results)
     parts += bytes_section(results)
-    if "benchmark" in results:
-        parts += ["# Speed", ABOUT_SPEED, speed.details(results["benchmark"])]
-    if "preparation" in results:
-        parts += ["# Preparation of rows", ABOUT_PREPARATION]
-        parts.append(preparation.details(results["preparation"]))
     parts += planner_section(results)
-    parts += ["# On a GPU", ABOUT_GPU, gpu.details(results["gpu"])]
     return "\n\n".join(parts) + "\n"
 
 

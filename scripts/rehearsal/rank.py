@@ -27,8 +27,7 @@ SAVE_MEMORY = Probe("REHEARSAL_SAVE_MEMORY", "measured.save_probe", "save")
 STAGES = Probe("REHEARSAL_STAGES", "proof.stage_probe", "stages")
 ACTIVATIONS = Probe("REHEARSAL_ACTIVATIONS", "measured.activation_probe", "activations")
 PARTS = Probe("REHEARSAL_PARTS", "proof.part_probe", "parts")
-LOADING = Probe("REHEARSAL_LOADING", "bench.loading_probe", "loading")
-PROBES = (PEAKS, HOST_MEMORY, SAVE_MEMORY, STAGES, ACTIVATIONS, PARTS, LOADING)
+PROBES = (PEAKS, HOST_MEMORY, SAVE_MEMORY, STAGES, ACTIVATIONS, PARTS)
 
 
 def prepare() -> Rank:

@@ -6,9 +6,7 @@ Measured with real ranks.
 
 import pytest
 
-from bench import loading
 from measured import host_memory, save_memory
-from measured.rehearsals import Mesh
 from publish.saving import is_kept
 
 pytestmark = pytest.mark.cold("a process that starts warm has the server's pages in its memory")
@@ -27,17 +25,6 @@ def test_rank_0_loads_and_the_others_take_no_memory_for_the_weights(tiny_in_bf16
     rank_0, rank_1 = row["loading"]
     assert rank_0 == pytest.approx(1.0, abs=0.2)  # the conversion to fp32 cannot stay a mapping
     assert rank_1 < 0.2  # imports and buffers
-
-
-def test_a_host_has_one_copy_beside_the_weights_that_its_ranks_hold(tiny_in_bf16, tmp_path):
-    """The measurement of evidence/benchmark_loading.py, which counts pages of all ranks."""
-    folder, size = tiny_in_bf16
-    cell = loading.Cell(Mesh("fsdp2_full_shard", 2), copies=2)
-    row = loading.measure(cell, folder, size, tmp_path / "ranks")
-    assert row["held"] == pytest.approx(1.0, abs=0.01)  # the shards, and buffers
-    assert row["beyond_rank_0"] == pytest.approx(1.0, abs=0.2)
-    # An eighth of this model is one matrix, which is in transit about twice; imports and buffers
-    assert row["beyond_others"] < 0.5
 
 
 def test_a_resume_under_fsdp1_makes_no_second_copy(tiny_in_bf16, tmp_path):

@@ -29,7 +29,7 @@ PARSERS = {str(path.relative_to(REPO)): importlib.import_module(path.stem) for p
 PARSERS["llama.py"] = PARSERS["recipes/llama.py"]  # a copy
 PLAIN = {
     """kill -USR1 $(grep -oP '"process": \\K[0-9]+' runs/full/status.json)""",
-    "mkdir -p results/gpu && cp runs/gpu_proof/*.json results/gpu/",
+    "pip download -r requirements-dev.txt -d wheels",
     "cd my_project",
     "head -n 100 all.jsonl > held_out.jsonl && tail -n +101 all.jsonl > rows.jsonl",
     "source .venv/bin/activate",
@@ -124,7 +124,7 @@ def test_the_commands_were_found():
     ("text", "commands"),
     [
         ("```bash\npython a.py \\\n    --x 1  # why\n# a comment\n```", ["python a.py      --x 1"]),
-        ("Run `make gpu-proof` or `pip install x`.", ["make gpu-proof", "pip install x"]),
+        ("Run `make evidence-gpu` or `pip install x`.", ["make evidence-gpu", "pip install x"]),
         ("`python evidence/parity.py --groups bf16`", ["python evidence/parity.py --groups bf16"]),
         ("`accelerate launch` and `python evidence/parity.py` and `ddp.yaml`", []),
         ("```json\nmake nothing\n```", []),

@@ -2,7 +2,7 @@
 """No token reaches the logits of another document, whatever the attention.
 
 This holds for packed rows and for padding. Tiny random models in fp32, in process; flash attention
-needs a GPU: tests/gpu/test_masks_on_gpu.py.
+needs a GPU: evidence/gpu/test_precisions.py.
 """
 
 import json

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`--attn_implementation varlen`: packed rows give the same as each row by itself.
 
-The kernel runs only on GPUs (tests/gpu/test_masks_on_gpu.py). Here a plain function with its
+The kernel runs only on GPUs (evidence/gpu/test_precisions.py). Here a plain function with its
 arguments stands in for it, so that registration, shapes, grouped heads, windows and the ends of
 rows are shown; what the real one takes is looked at on tensors without memory.
 """

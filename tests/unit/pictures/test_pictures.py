@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Each picture is drawn from results/, equal each time, and committed as it is drawn."""
 
-import json
 import subprocess
 import sys
 from pathlib import Path
@@ -9,7 +8,6 @@ from xml.etree import ElementTree
 
 import pytest
 
-from bench.figures import named
 from launching import REPO
 from pictures import memory, real_runs, speed, terminal
 from pictures import recordings as recordings_module
@@ -17,6 +15,7 @@ from pictures.catalog import PICTURES, draw
 from pictures.recordings import NotRecordedError, read_recordings, write_recording
 from pictures.style import DARK, LIGHT, THEMES
 from proof.jobs import expert_configs, mesh_configs
+from tables_speed import cell_of
 
 FOLDER = REPO / "docs" / "pictures"
 COMMAND = [sys.executable, REPO / "scripts" / "draw.py"]
@@ -202,7 +201,7 @@ def test_a_plan_as_large_as_the_card_fits():
 
 
 def test_the_figure_at_a_bar_is_that_of_the_results(drawn):
-    cell = named(json.loads(speed.BENCHMARK.read_text()), speed.CELL)
+    cell = cell_of(speed.CELL)
     assert f"{speed.ratio_to(cell, 'trainer'):.1f}x" in words_of(drawn["speed", "light"])
 
 

@@ -5,7 +5,6 @@ import json
 
 import pytest
 
-from bench.quickstarts import read_rows, read_taught, write_rows
 from measured import host_memory, save_memory
 from measured.rehearsals import all_names, config_names
 from proof import markdown
@@ -37,7 +36,6 @@ def test_each_table_is_in_one_document(copies, places, tmp_path, monkeypatch):
     [
         ("checkpoint_memory", all_names()),
         ("host_memory", config_names()),
-        ("loading", all_names()),
         ("planner_ranks", all_names()),
     ],
 )
@@ -154,30 +152,3 @@ def test_a_rank_that_takes_more_than_its_bound_is_bold_and_fails_the_measurement
     row[kind] = saved(141)
     assert not saving.is_within(row)
     assert saving.checkpoint_memory_table([row]).count("**141**") == 1
-
-
-# ---- Quick examples ----
-
-
-def row(recipe, seconds=1.0):
-    return {"recipe": recipe, "shown": "accuracy", "before": 0.5, "after": 0.9, "seconds": seconds}
-
-
-def test_rows_of_other_recipes_stay_and_keep_their_order(tmp_path):
-    path = tmp_path / "quickstarts.json"
-    write_rows(path, [row("vit"), row("llama")])
-    write_rows(path, [row("vit", 2.0), row("bert")])
-    assert read_rows(path) == [row("llama"), row("bert"), row("vit", 2.0)]
-
-
-def test_what_an_example_taught_is_read_from_its_answers_or_its_evaluations(tmp_path):
-    (tmp_path / "before.json").write_text('{"exact_match": 0.1}')
-    (tmp_path / "after.json").write_text('{"exact_match": 0.9}')
-    taught = read_taught("llama", tmp_path)
-    assert (taught.before, taught.after) == (0.1, 0.9)
-    folder = tmp_path / "bert"
-    (folder / "run").mkdir(parents=True)
-    lines = ['{"eval_accuracy": 0.4}', '{"loss": 1.0}', '{"eval_accuracy": 0.8}']
-    (folder / "run" / "metrics.jsonl").write_text("\n".join(lines))
-    taught = read_taught("bert", folder)
-    assert (taught.before, taught.after) == (0.4, 0.8)

@@ -1,0 +1,533 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Five contestants that train the same rows, each in a process of its own with its steps timed.
+
+    ours       recipes/llama.py, unmodified
+    floor      a bare loop of plain PyTorch: padded batches, and the logits of all tokens
+    lean       the same on the recipe's own batches, with the logits of supervised tokens only
+    trainer    transformers' Trainer
+    trl        TRL's SFTTrainer
+
+`run` starts `python evidence/contestants.py CALL.json`, which writes CALL's folder/timed.json: the
+seconds from the start of the process to its first step, the end of each step, and peaks of memory.
+A hook that torch calls after `step` of any optimizer notes the time. On a GPU, Python runs ahead of
+the kernels, so the hook waits for the GPU after the first step and at both ends of the timed ones.
+"""
+
+import itertools
+import json
+import math
+import os
+import re
+import runpy
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+REPO = Path(__file__).resolve().parents[1]
+GSM8K = REPO.parent / "shared" / "data" / "gsm8k"  # https://github.com/openai/grade-school-math
+MOST_LOAD = 1.8  # load average: the run itself is 1, and a second core must be nearly free
+PATIENCE = 1800  # seconds to wait for an idle machine
+CHARACTERS_PER_TOKEN = 6  # more than the average, so that rows are long enough
+ON_A_CPU = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "ACCELERATE_USE_CPU": "true"}
+# What Trainer and SFTTrainer call as the recipe does
+SAME_NAMES = (
+    "per_device_train_batch_size",
+    "learning_rate",
+    "lr_scheduler_type",
+    "weight_decay",
+    "max_grad_norm",
+    "max_steps",
+    "num_train_epochs",
+)
+DEFAULTS = {
+    "weight_decay": 0.0,
+    "max_grad_norm": 1.0,
+    "max_steps": -1,
+    "num_train_epochs": 1,
+    "lora_r": 16,
+    "dtype": "float32",
+}
+# A tiny job on a CPU: its model, and the flags that it leaves out
+SMALL = {
+    "hidden_size": 64,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+    "intermediate_size": 64,
+    "vocab_size": 320,
+}
+NOT_IN_SMALL = ("dtype", "load_in_4bit", "bnb_4bit_use_double_quant", "no_master_weights")
+
+Flags = Mapping[str, Any]  # of recipes/llama.py, without dashes; True: a flag without a value
+Run = dict[str, Any]  # what was measured of one run, or "failed" with the reason
+
+
+@dataclass(frozen=True)
+class Job:
+    """What contestants are compared on."""
+
+    name: str
+    shape: Flags  # of scripts/make_tiny.py
+    flags: Flags  # of all contestants
+    contestants: Mapping[str, Flags]  # own flags by label, whose first word is the program
+    rows: str = "gsm8k"  # or "words" (made with the model), "long" (longer than --max_length)
+    steps: int = 20  # timed ones; 0: one pass over the rows
+    warmup: int = 3  # steps before
+    num_rows: int = 0  # 0: as many as the steps need
+    matched: bool = True  # all do as the bare loop; otherwise each has its own defaults
+    device: str = "cpu"
+    maker: Sequence[str] = ()  # more words for scripts/make_tiny.py
+
+    def in_small(self) -> "Job":
+        """Return a tiny form of the job for a CPU, whose figures mean nothing."""
+        flags = {name: self.flags[name] for name in self.flags if name not in NOT_IN_SMALL}
+        flags |= {"max_length": 64, "per_device_train_batch_size": 2}
+        return replace(
+            self,
+            shape=dict(self.shape) | SMALL,
+            flags=flags,
+            rows="words" if self.rows == "gsm8k" else self.rows,
+            steps=min(self.steps, 2),
+            num_rows=min(self.num_rows, 24),
+            device="cpu",
+            maker=(),
+        )
+
+
+def slug(name: str) -> str:
+    """Return a name that is suitable for a file."""
+    return re.sub(r"\W+", "_", name)
+
+
+def words_of(flags: Flags) -> list[str]:
+    """Return flags as words of a command line."""
+    words = []
+    for name, value in flags.items():
+        words.append(f"--{name}")
+        if value is not True:
+            words.append(str(value))
+    return words
+
+
+# ---- What they read ----
+def prepare(job: Job, home: Path) -> None:
+    """Write home/model, and home/data with the rows as text (rows.jsonl) and as batches.pt.
+
+    The batches are the recipe's own in its sequential order, made in advance for the bare loops.
+    """
+    import torch
+
+    import llama
+    from components import chat
+    from components.batches import Batches
+    from components.chat_template import ChatTemplate
+    from components.packing import TokenCollator
+
+    home.mkdir(parents=True, exist_ok=True)
+    command = [sys.executable, "scripts/make_tiny.py", "llama", str(home), *job.maker]
+    if job.rows == "gsm8k":
+        command += ["--text", str(GSM8K / "train.jsonl")]  # the tokenizer is trained on it
+    else:
+        command += ["--num_train_rows", "9000", "--num_test_rows", "210"]
+    subprocess.run([*command, *words_of(job.shape)], cwd=REPO, check=True, capture_output=True)
+
+    batch_size = job.flags["per_device_train_batch_size"]
+    lines = text_rows(job, home, job.num_rows or batch_size * (job.steps + job.warmup))
+    (home / "data" / "rows.jsonl").write_text("\n".join(lines) + "\n")
+    tokenizer = chat.load_tokenizer(str(home / "model"))
+    template = ChatTemplate(tokenizer)
+    rows = Rows()
+    for line in lines:
+        row = llama.tokenize_row(json.loads(line), template, job.flags["max_length"])
+        rows.append({"input_ids": row["input_ids"], "labels": row["labels"], "row": 0})
+    collate = TokenCollator(pad_token_id=tokenizer.pad_token_id, width=0)
+    batches = []
+    for numbers in Batches(len(rows), batch_size):
+        batch = collate(rows, [[number] for number in numbers])
+        names = ("inputs", "positions", "targets", "counts")
+        batches.append({name: batch[name] for name in names})
+    torch.save(batches, home / "data" / "batches.pt")
+
+
+class Rows(list):
+    """Rows as the recipe's collator reads them from a data set."""
+
+    def __getitems__(self, numbers: Sequence[int]) -> list[dict[str, Any]]:
+        return [self[number] for number in numbers]
+
+
+def text_rows(job: Job, home: Path, count: int) -> list[str]:
+    """Return the first `count` rows of a job as lines of JSON."""
+    made = home / "data" / "train.jsonl"
+    source = GSM8K / "train.jsonl" if job.rows == "gsm8k" else made
+    lines = source.read_text().splitlines()
+    if job.rows != "long":
+        return lines[:count]
+    texts = itertools.cycle(json.loads(line)["prompt"] for line in lines)
+    length = job.flags["max_length"] * CHARACTERS_PER_TOKEN
+    found = []
+    for _ in range(count):
+        text = ""
+        while len(text) < length:
+            text += next(texts) + " "
+        found.append(json.dumps({"prompt": "Go on.", "completion": text}))
+    return found
+
+
+# ---- Runs ----
+def run(job: Job, label: str, home: Path, cold: bool = False) -> Run:
+    """Train with one contestant; return what was measured, with the losses of its steps, in nats.
+
+    home: as `prepare` left it. cold: with an empty cache of data sets.
+    """
+    folder = home / "runs" / slug(f"{job.name} {label}")
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    tool = label.split()[0]
+    steps = job.steps and job.steps + job.warmup
+    flags = dict(job.flags) | dict(job.contestants[label])
+    if steps:
+        flags["max_steps"] = steps
+    flags |= {"model_name_or_path": str(home / "model"), "output_dir": str(folder / "run")}
+    call = {"tool": tool, "flags": flags, "data": str(home / "data"), "folder": str(folder)}
+    call |= {"warmup": job.warmup, "steps": steps, "matched": job.matched}
+    precision = "bf16" if job.device == "cuda" else "no"
+    call |= {"precision": precision, "saves": not job.matched}
+    (folder / "call.json").write_text(json.dumps(call))
+    cache = folder / "cache" if cold else home / "cache" / slug(tool)
+    variables = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+    variables |= {"HF_DATASETS_CACHE": str(cache), "ACCELERATE_MIXED_PRECISION": precision}
+    if job.device == "cpu":
+        variables |= ON_A_CPU
+    with open(folder / "output.txt", "w") as output:
+        command = [sys.executable, __file__, str(folder / "call.json")]
+        done = subprocess.run(
+            command, cwd=REPO, env=os.environ | variables, stdout=output, stderr=output
+        )
+    found: Run = {"contestant": label, "load": round(os.getloadavg()[0], 2)}
+    if done.returncode:
+        last = (folder / "output.txt").read_text().strip().splitlines()[-1:]
+        return found | {"failed": f"exit code {done.returncode}: {''.join(last)[:300]}"}
+    found |= measured(folder, job.warmup)
+    if job.device == "cuda":
+        for path in folder.rglob("*.safetensors"):
+            path.unlink()  # gigabytes that nobody reads
+    return found
+
+
+def wait_until_idle() -> None:
+    """Wait until the machine does nothing else, for PATIENCE seconds at most."""
+    end = time.monotonic() + PATIENCE
+    while os.getloadavg()[0] > MOST_LOAD and time.monotonic() < end:
+        time.sleep(5)
+
+
+def measured(folder: Path, warmup: int) -> Run:
+    """Return seconds, tokens per second, peaks in MiB, and the loss of each step, in nats."""
+    timed = json.loads((folder / "timed.json").read_text())
+    lines = (folder / "run" / "metrics.jsonl").read_text().splitlines()
+    steps = [json.loads(line) for line in lines]
+    seen = [line["num_input_tokens_seen"] for line in steps]
+    ends = timed["ends"]
+    if len(ends) != len(seen):
+        return {"failed": f"{len(ends)} optimizer steps, but {len(seen)} lines of metrics"}
+    found = {
+        "seconds_to_first_step": round(timed["started"] + ends[0], 3),
+        "memory_mib": {name: round(size / 2**20, 1) for name, size in timed["memory"].items()},
+        "losses": [line["loss"] for line in steps],
+        "steps": len(steps),
+        "tokens": seen[-1],
+    }
+    if warmup and len(ends) > warmup:
+        seconds = ends[-1] - ends[warmup - 1]
+        found["seconds_per_step"] = round(seconds / (len(ends) - warmup), 6)
+        found["tokens_per_second"] = round((seen[-1] - seen[warmup - 1]) / seconds, 2)
+    return found
+
+
+# ---- In the process of a contestant ----
+def watch(call: SimpleNamespace, started: float) -> dict[str, Any]:
+    """Make torch note the end of each step, and the peaks of memory at the last timed one.
+
+    started: seconds that the process has lived. Returns what is noted, which grows.
+    """
+    import torch
+    from torch.optim.optimizer import register_optimizer_step_post_hook
+
+    begun = time.perf_counter()
+    noted: dict[str, Any] = {"started": started, "ends": []}
+
+    def after_step(*_: object) -> None:
+        ends = noted["ends"]
+        number = len(ends) + 1
+        on_gpu = torch.cuda.is_initialized()
+        if on_gpu and number in (1, call.warmup, call.steps):
+            torch.cuda.synchronize()
+        ends.append(time.perf_counter() - begun)
+        if on_gpu and number == call.warmup:
+            torch.cuda.reset_peak_memory_stats()
+        if number == call.steps:
+            noted["memory"] = peaks(on_gpu)
+
+    register_optimizer_step_post_hook(after_step)
+    return noted
+
+
+def peaks(on_gpu: bool) -> dict[str, int]:
+    """Return the most bytes of memory so far: of the process, and of tensors and allocator."""
+    import torch
+
+    status = Path("/proc/self/status").read_text()
+    found = {"resident": int(status.split("VmHWM:")[1].split()[0]) * 1024}
+    if on_gpu:
+        found["allocated"] = torch.cuda.max_memory_allocated()
+        found["reserved"] = torch.cuda.max_memory_reserved()
+    return found
+
+
+def seconds_alive() -> float:
+    """Return the seconds since the kernel started this process, to a hundredth."""
+    fields = Path("/proc/self/stat").read_text().rsplit(")", 1)[1].split()
+    ticks = int(fields[19])  # field 22 of proc(5), after boot
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
+
+
+def run_recipe(call: SimpleNamespace) -> None:
+    """Run the recipe as `python recipes/llama.py` would, without evaluation and checkpoints."""
+    own = {"dataset_name": f"{call.data}/rows.jsonl", "eval_strategy": "no", "save_steps": 0}
+    recipe = str(REPO / "recipes" / "llama.py")
+    sys.argv = [recipe, *words_of(call.flags | own | {"report_to": "none"})]
+    sys.path[0] = str(REPO / "recipes")
+    runpy.run_path(recipe, run_name="__main__")
+
+
+def load_model(args: SimpleNamespace) -> Any:
+    """Return the model as the recipe loads it, with the recipe's adapters if they are asked for."""
+    from peft import LoraConfig, get_peft_model
+    from transformers import AutoModelForCausalLM, BitsAndBytesConfig, set_seed
+
+    set_seed(42)  # adapters start from random numbers
+    options = {"dtype": args.dtype, "attn_implementation": "sdpa", "trust_remote_code": False}
+    if hasattr(args, "load_in_4bit"):
+        options["quantization_config"] = BitsAndBytesConfig(
+            load_in_4bit=True,
+            bnb_4bit_quant_type="nf4",
+            bnb_4bit_quant_storage=args.dtype,
+            bnb_4bit_compute_dtype=args.dtype,
+            bnb_4bit_use_double_quant=True,
+        )
+    model = AutoModelForCausalLM.from_pretrained(args.model_name_or_path, **options)
+    if not hasattr(args, "use_peft"):
+        return model
+    adapters = LoraConfig(
+        task_type="CAUSAL_LM", target_modules="all-linear", r=args.lora_r, lora_alpha=32
+    )
+    return get_peft_model(model, adapters)
+
+
+def run_bare(call: SimpleNamespace) -> None:
+    """Train on the recipe's batches, which were made in advance, and do nothing but compute."""
+    import torch
+
+    args = SimpleNamespace(**DEFAULTS | call.flags)
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    model = load_model(args)
+    batches = torch.load(f"{call.data}/batches.pt", weights_only=True)
+    loss_of = lean_loss
+    if call.tool == "floor":
+        loss_of = usual_loss
+        batches = [usual_batch(batch, model.config.pad_token_id) for batch in batches]
+    batches = [to_device(batch, device) for batch in batches]
+    if not hasattr(args, "load_in_4bit"):  # such a model is on the device
+        model = model.to(device)
+    if hasattr(args, "gradient_checkpointing"):
+        model.gradient_checkpointing_enable({"use_reentrant": False})
+    steps = args.max_steps if args.max_steps > 0 else len(batches)
+    optimizer = torch.optim.AdamW(weight_groups(model, args), lr=args.learning_rate, fused=True)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 - step / steps)
+    weights = [weight for weight in model.parameters() if weight.requires_grad]
+    model.train()
+    losses = []
+    for batch in batches[:steps]:
+        with torch.autocast(device, torch.bfloat16, enabled=call.precision == "bf16"):
+            loss = loss_of(model, batch) / batch["counts"][0]
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(weights, args.max_grad_norm or math.inf)
+        optimizer.step()
+        schedule.step()
+        optimizer.zero_grad()
+        losses.append(loss.detach())
+    if call.saves:
+        model.save_pretrained(args.output_dir)
+    counts = [int(batch["counts"][1]) for batch in batches[:steps]]
+    write_metrics(args.output_dir, counts, [float(loss) for loss in losses])
+
+
+def usual_batch(batch: Mapping[str, Any], pad: int) -> dict[str, Any]:
+    """Return one of the recipe's batches as most loops have it: a padding mask, and labels.
+
+    Labels have the shape of the tokens, [rows, tokens], -100 where nothing is trained on.
+    """
+    import torch
+
+    ids = batch["inputs"]["input_ids"]
+    labels = torch.full(ids.shape, -100)
+    labels.view(-1)[batch["positions"] + 1] = batch["targets"]
+    inputs = batch["inputs"] | {"attention_mask": (ids != pad).long()}
+    return {"inputs": inputs, "labels": labels, "counts": batch["counts"]}
+
+
+def to_device(batch: Mapping[str, Any], device: str) -> dict[str, Any]:
+    """Return a batch with its tensors, and those one level below, on a device."""
+    moved = {}
+    for name, value in batch.items():
+        moved[name] = to_device(value, device) if isinstance(value, dict) else value.to(device)
+    return moved
+
+
+def weight_groups(model: Any, args: SimpleNamespace) -> list[dict[str, Any]]:
+    """Return the weights that are trained, in two groups: biases and norms do not decay."""
+    decaying = []
+    others = []
+    for name, weight in model.named_parameters():
+        if weight.requires_grad:
+            group = others if "norm" in name or name.endswith("bias") else decaying
+            group.append(weight)
+    groups = [{"params": decaying, "weight_decay": args.weight_decay}]
+    groups.append({"params": others, "weight_decay": 0.0})
+    return [group for group in groups if group["params"]]
+
+
+def usual_loss(model: Any, batch: Mapping[str, Any]) -> Any:
+    """Return the cross-entropy summed over a batch's supervised tokens.
+
+    This is a separate function so that the logits are freed when it returns.
+    """
+    from torch.nn.functional import cross_entropy, pad
+
+    logits = model(**batch["inputs"], use_cache=False).logits.flatten(0, 1).float()
+    # Labels are shifted by one token, since shifting logits would copy them.
+    targets = pad(batch["labels"], (0, 1), value=-100)[:, 1:].flatten()
+    return cross_entropy(logits, targets, ignore_index=-100, reduction="sum")
+
+
+def lean_loss(model: Any, batch: Mapping[str, Any]) -> Any:
+    """Return the same as `usual_loss`, with the logits of supervised tokens only."""
+    from torch.nn.functional import cross_entropy
+
+    inner = model.get_base_model() if hasattr(model, "get_base_model") else model
+    hidden = inner.base_model(**batch["inputs"], use_cache=False).last_hidden_state.flatten(0, 1)
+    logits = inner.lm_head(hidden[batch["positions"]]).float()
+    return cross_entropy(logits, batch["targets"], reduction="sum")
+
+
+def run_trainer(call: SimpleNamespace) -> None:
+    """Train with transformers' Trainer or TRL's SFTTrainer."""
+    from transformers import AutoTokenizer, DataCollatorForSeq2Seq, Trainer, TrainingArguments
+
+    args = SimpleNamespace(**DEFAULTS | call.flags)
+    folder = args.model_name_or_path
+    tokenizer: Any = AutoTokenizer.from_pretrained(folder, padding_side="right")
+    settings = {name: getattr(args, name) for name in SAME_NAMES}
+    settings |= {"output_dir": args.output_dir, "save_strategy": "no", "report_to": "none"}
+    settings["bf16"] = call.precision == "bf16"  # TRL would turn it on by itself
+    if call.matched:  # Without, settings keep the tool's own defaults.
+        settings["gradient_checkpointing"] = hasattr(args, "gradient_checkpointing")
+        settings |= {"optim": "adamw_torch_fused", "logging_steps": 1}
+        settings["train_sampling_strategy"] = "sequential"
+    rows = tokenized_rows(f"{call.data}/rows.jsonl", tokenizer, args.max_length)
+    common = {"train_dataset": rows, "processing_class": tokenizer}
+    if call.tool == "trl":
+        from trl import SFTConfig, SFTTrainer
+
+        packing = hasattr(args, "packing")
+        config = SFTConfig(**settings, max_length=args.max_length, packing=packing)
+        trainer = SFTTrainer(load_model(args), config, **common)
+    else:
+        # The default collator does not pad labels. transformers' own examples use this one.
+        collator = DataCollatorForSeq2Seq(tokenizer)
+        settings = TrainingArguments(**settings)
+        trainer = Trainer(load_model(args), settings, data_collator=collator, **common)
+    train(trainer, args, call.saves)
+
+
+def tokenized_rows(file: str, tokenizer: Any, max_length: int) -> Any:
+    """Return questions and answers as tokens, as a user of Trainer would make them."""
+    from datasets import load_dataset
+
+    def to_tokens(row: dict[str, str]) -> dict[str, list[int]]:
+        prompt, completion = list(row.values())[:2]
+        answer = {"role": "assistant", "content": completion}
+        messages = [{"role": "user", "content": prompt}, answer]
+        encoded = tokenizer.apply_chat_template(
+            messages,
+            return_dict=True,
+            return_assistant_tokens_mask=True,
+            truncation=True,
+            max_length=max_length,
+        )
+        pairs = zip(encoded["input_ids"], encoded["assistant_masks"], strict=True)
+        labels = [token if of_answer else -100 for token, of_answer in pairs]
+        return {"input_ids": encoded["input_ids"], "labels": labels}
+
+    rows = load_dataset("json", data_files=file, split="train")
+    return rows.map(to_tokens, remove_columns=rows.column_names)
+
+
+def train(trainer: Any, args: SimpleNamespace, saves: bool) -> None:
+    """Train, counting the tokens of each batch without padding, and write the metrics."""
+    collate: Callable[[Any], Any] = trainer.data_collator
+    tokens = []
+
+    def counting(rows: Sequence[Mapping[str, Any]]) -> Any:
+        tokens.append(sum(len(row["input_ids"]) for row in rows))
+        return collate(rows)
+
+    trainer.data_collator = counting
+    trainer.train()
+    if saves:
+        trainer.save_model()
+    logged = {line["step"]: line["loss"] for line in trainer.state.log_history if "loss" in line}
+    steps = range(1, trainer.state.global_step + 1)
+    losses = [logged.get(step) for step in steps]
+    write_metrics(args.output_dir, tokens[: len(steps)], losses)
+
+
+def write_metrics(folder: str, tokens: Sequence[int], losses: Sequence[float | None]) -> None:
+    """Write metrics.jsonl as the recipe does, by the tokens of each step and its loss."""
+    Path(folder).mkdir(parents=True, exist_ok=True)
+    lines = []
+    for loss, seen in zip(losses, itertools.accumulate(tokens), strict=True):
+        lines.append(json.dumps({"loss": loss, "num_input_tokens_seen": seen}) + "\n")
+    Path(folder, "metrics.jsonl").write_text("".join(lines))
+
+
+TOOLS = {
+    "ours": run_recipe,
+    "floor": run_bare,
+    "lean": run_bare,
+    "trainer": run_trainer,
+    "trl": run_trainer,
+}
+
+
+def main() -> None:
+    """Train as a call says, and write the times however that ends."""
+    started = seconds_alive()
+    call = SimpleNamespace(**json.loads(Path(sys.argv[1]).read_text()))
+    noted = watch(call, started)
+    try:
+        TOOLS[call.tool](call)
+    finally:
+        noted["memory"] = noted.get("memory") or peaks(on_gpu=False)
+        Path(call.folder, "timed.json").write_text(json.dumps(noted))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What each quickstart teaches its model, on rows that it never sees, and how long that takes.
+
+    pytest evidence/test_quickstarts.py --all    # about ten minutes on two idle cores
+
+"Before" and "after" are the exact match that scripts/generate.py counts, or the first and the last
+evaluation of the run. Seconds are those of the whole command without the installation of packages.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+REPO = Path(__file__).resolve().parents[1]
+# The number that a quickstart shows, and what it must be after training: at least this, and for
+# perplexity at most this
+SHOWN = {
+    "llama": ("exact_match", 0.9),
+    "llama_dpo": ("exact_match", 0.6),
+    "mistral_pretrain": ("eval_perplexity", 4.0),
+    "mixtral": ("exact_match", 0.7),
+    "t5": ("eval_bleu", 80.0),
+    "bert": ("eval_accuracy", 0.85),
+    "bert_ner": ("eval_f1", 0.85),
+    "vit": ("eval_accuracy", 0.85),
+}
+
+
+@pytest.mark.whole
+@pytest.mark.parametrize("recipe", SHOWN)
+def test_quickstart(recipe, record, tmp_path):
+    begun = time.monotonic()
+    row = run_quickstart(recipe, tmp_path / "out")
+    seconds = round(time.monotonic() - begun, 1)
+    record(**row, seconds=seconds, cores=os.cpu_count())
+    assert is_taught(row)
+
+
+def run_quickstart(recipe, folder, precision="no"):
+    """A row of what a recipe's quickstart taught. Fails if it does not end well."""
+    venv = Path(sys.prefix)
+    (venv / ".installed").touch()  # This environment has what the quickstart would install.
+    command = ["make", "quickstart", f"RECIPE={recipe}", f"OUT={folder}"]
+    command += [f"PRECISION={precision}", f"VENV={venv}"]
+    done = subprocess.run(
+        command, cwd=REPO, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    )
+    assert done.returncode == 0, done.stdout[-2000:]
+    before, after = read_taught(recipe, folder)
+    shown = SHOWN[recipe][0].removeprefix("eval_").replace("_", " ")
+    return {"recipe": recipe, "shown": shown, "before": before, "after": after}
+
+
+def read_taught(recipe, folder):
+    """The number of SHOWN before and after training, from the files of a quickstart."""
+    name = SHOWN[recipe][0]
+    if (folder / "before.json").exists():
+        files = [folder / "before.json", folder / "after.json"]
+        return tuple(json.loads(path.read_text())[name] for path in files)
+    lines = (folder / "run" / "metrics.jsonl").read_text().splitlines()
+    values = [row[name] for row in map(json.loads, lines) if name in row]
+    return values[0], values[-1]
+
+
+def is_taught(row):
+    """Whether a row has reached its bound."""
+    name, bound = SHOWN[row["recipe"]]
+    return row["after"] <= bound if name == "eval_perplexity" else row["after"] >= bound
