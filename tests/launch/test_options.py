@@ -8,9 +8,8 @@ import json
 
 from datasets import Dataset
 
-import net
 from launching import read_json, recipe
-from net import Cell
+from net import data_of
 
 
 def test_all_file_types_give_the_same_rows(net_tiny, tmp_path):
@@ -41,14 +40,16 @@ def test_all_file_types_give_the_same_rows(net_tiny, tmp_path):
 
 
 def test_no_run_continues_from_checkpoints_without_optimizer_state(net_tiny, tmp_path):
-    tiny = net_tiny("llama")
-    done = net.launch(Cell(), tiny, tmp_path / "run", "--save_only_model").expect(0)
-    sizes = {}
-    for folder in (done.folder, *done.folder.glob("checkpoint-*")):
-        sizes[folder.name] = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
-    assert len(sizes) == 3 and max(sizes.values()) < 1.1 * sizes["run"]
-    again = net.launch(Cell(), tiny, tmp_path / "run", "--save_only_model").expect(0)
-    assert "Nothing is left to do" in again.output
-    (done.folder / "model.safetensors").unlink()  # As if killed before the result was written
-    again = net.launch(Cell(), tiny, tmp_path / "run", "--save_only_model").expect(64)
-    assert "--save_only_model" in again.output
+    folder = tmp_path / "run"
+    words = [*data_of(net_tiny("llama")), "--output_dir", folder, "--save_only_model"]
+    words += ["--max_steps", 4, "--save_steps", 2]
+    done = recipe(*words)
+    assert done.returncode == 0, done.output[-3000:]
+    result = (folder / "model.safetensors").stat().st_size
+    for step in (2, 4):
+        files = (folder / f"checkpoint-{step}").glob("*.safetensors")
+        assert sum(file.stat().st_size for file in files) < 1.1 * result
+    assert "Nothing is left to do" in recipe(*words).output
+    (folder / "model.safetensors").unlink()  # As if killed before the result was written
+    done = recipe(*words)
+    assert done.returncode == 64 and "--save_only_model" in done.output

@@ -53,7 +53,7 @@ def test_what_is_listed_fits_as_its_command_is_planned_and_nothing_larger_would(
     code, report = plan(models / "small", *call)
     assert code == 0 and len(report["rows"]) > 4
     card = report["card"]
-    for row in report["rows"][::6]:
+    for row in (report["rows"][0], report["rows"][-1]):
         assert peak_of(row["command"], card) == row["peak"] <= card
         # Evaluation takes one row at a time if more would not fit
         light = ["--per_device_eval_batch_size", 1, "--per_device_train_batch_size"]

@@ -44,7 +44,8 @@ def test_each_row_is_answered_once_from_the_prompt_of_training(finished, net_tin
         assert line["reference"] == answer["content"]
         assert f"<|user|>{question['content']}<|" in line["prompt"]
         assert line["prompt"].endswith("<|assistant|>")
-        assert line["correct"] == (line["answer"] == line["reference"])
+        # It says nothing of a conversation with two answers
+        assert line["correct"] in (None, line["answer"] == line["reference"])
     assert len({line["answer"] for line in answers}) > 2  # Not one answer for all
 
 

@@ -35,6 +35,7 @@ from bitsandbytes.nn import Linear4bit, Linear8bitLt
 from packaging.requirements import Requirement
 from peft import LoraConfig, get_peft_model
 from torch.distributed.fsdp import FullyShardedDataParallel
+from torch.nn.parallel import DistributedDataParallel
 from transformers import (
     AutoModelForCausalLM,
     AutoModelForImageClassification,
@@ -55,8 +56,14 @@ from transformers import (
 from transformers.distributed import DistributedConfig
 from transformers.distributed.parallel_utils import ALL_PARALLEL_STYLES
 
+import mixtral
 from components import upstream
+from components.cli import parse_arguments
 from components.deepspeed_state import master_weights
+from components.experts import modules_of_experts
+from components.strategy import new_accelerator
+from components.weights import load_pretrained
+from fakes import mixture_of_two
 from harm import shows_harm_without
 from launching import REPO, run
 from paths import RECIPES, SCRIPTS
@@ -170,6 +177,15 @@ def with_adapters(base, modules_to_save=None):
         target_modules="all-linear", init_lora_weights=False, modules_to_save=modules_to_save
     )
     return get_peft_model(base, config)
+
+
+def error_of(function):
+    """What the error says that a function ends with, "" if it ends without."""
+    try:
+        function()
+    except (RuntimeError, TypeError, ValueError) as error:
+        return str(error)
+    return ""
 
 
 # ---- The list ----
@@ -339,11 +355,7 @@ def test_accelerate_prepares_nothing_for_deepspeed_without_a_data_loader(cured):
             upstream.configure_deepspeed_for_loop(
                 accelerator, max_grad_norm=1.0, micro_batch_size=1
             )
-        try:
-            prepared(accelerator, linear())
-        except ValueError as error:
-            return str(error)
-        return ""
+        return error_of(lambda: prepared(accelerator, linear()))
 
     (error,) = on_ranks(prepare, **ZERO)
     assert (error == "") if cured else ("requires you to pass at least one of" in error)
@@ -533,11 +545,7 @@ def test_accelerate_shards_the_embeddings_of_bert_twice(cured):
         model = BertForSequenceClassification(BERT)
         if cured:
             upstream.leave_embeddings_to_accelerate(model)
-        try:
-            prepared(accelerator, model)
-        except TypeError as error:
-            return str(error)
-        return ""
+        return error_of(lambda: prepared(accelerator, model))
 
     (error,) = on_ranks(prepare, **FSDP2)
     assert (error == "") if cured else ("was None when it should not be" in error)
@@ -571,11 +579,7 @@ def test_deepspeed_in_bf16_gives_pixels_in_fp32_to_the_model(cured):
         if cured:
             upstream.cast_pixels(model)
         model, _ = prepared(accelerator, model)
-        try:
-            model(pixel_values=torch.zeros(2, 3, 8, 8))
-        except RuntimeError as error:
-            return str(error)
-        return ""
+        return error_of(lambda: model(pixel_values=torch.zeros(2, 3, 8, 8)))
 
     (error,) = on_ranks(forward, **ZERO)
     assert (error == "") if cured else ("should be the same" in error)
@@ -646,11 +650,7 @@ def test_fsdp2_refuses_a_weight_that_is_in_several_modules(cured):
             upstream.share_embedding_modules(model)
         model, _ = prepared(accelerator, model)
         tokens = torch.ones(1, 2, dtype=torch.long)
-        try:
-            model(input_ids=tokens, labels=tokens)
-        except ValueError as error:
-            return str(error)
-        return ""
+        return error_of(lambda: model(input_ids=tokens, labels=tokens))
 
     (error,) = on_ranks(forward, **FSDP2)
     assert (error == "") if cured else ("is shared with a parameter already managed" in error)
@@ -670,11 +670,7 @@ def test_under_zero_3_in_bf16_a_copied_head_fails(cured, bert):
         if cured:
             upstream.cast_for_zero3(model, accelerator)
         model, _ = prepared(accelerator, model)
-        try:
-            model(input_ids=torch.ones(1, 2, dtype=torch.long)).logits.sum()
-        except RuntimeError as error:
-            return str(error)
-        return ""
+        return error_of(lambda: model(input_ids=torch.ones(1, 2, dtype=torch.long)).logits.sum())
 
     (error,) = on_ranks(forward, **ZERO)
     assert (error == "") if cured else ("must have the same dtype" in error)
@@ -749,11 +745,7 @@ def test_fsdp2_in_bf16_takes_adapters_for_frozen_after_peft_has_disabled_them(cu
         context = upstream.adapters_disabled() if cured else model.disable_adapter()
         with torch.no_grad(), context:
             model(input_ids=tokens)
-        try:
-            accelerator.backward(model(input_ids=tokens).logits.sum())
-        except RuntimeError as error:
-            return str(error)
-        return ""
+        return error_of(lambda: accelerator.backward(model(input_ids=tokens).logits.sum()))
 
     (error,) = on_ranks(step, **FSDP2)
     assert (error == "") if cured else ("attempting to assign a gradient with dtype" in error)
@@ -954,6 +946,71 @@ def test_the_copy_of_a_split_layer_computes_with_the_weights_of_the_original(cur
         return bool(copied(torch.ones(1, 1, 8)).any())
 
     assert on_ranks(differs, 2, **MESH) == [not cured] * 2
+
+
+# ---- Experts that are spread over ranks ----
+# Has accelerate take CPU ranks for GPUs also without an engine, and DDP for those of no device
+AS_ON_GPUS = {
+    "ACCELERATE_USE_PARALLELISM_CONFIG": "true",
+    "ACCELERATE_BYPASS_DEVICE_MAP": "true",
+}
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A folder with a mixture of 2 experts."""
+    config = mixture_of_two()
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+    return str(tmp_path)
+
+
+def spread(folder):
+    """An Accelerator of two ranks that share experts, and the mixture as they load it."""
+    args = parse_arguments(mixtral.Arguments, words=["--ep_size", "2", "--report_to", "none"])
+    accelerator = new_accelerator(args)
+    options = {"dtype": torch.float32, "attn_implementation": "sdpa"}
+    return accelerator, load_pretrained(AutoModelForCausalLM, accelerator, folder, **options)
+
+
+@shows_harm_without("ddp_takes_split_weights")
+def test_accelerate_refuses_split_weights_under_ddp(cured, folder):
+    def prepare():
+        accelerator, model = spread(folder)
+        if cured:
+            return error_of(lambda: accelerator.prepare_model(model))
+        return error_of(lambda: Accelerator.prepare_model(accelerator, model))
+
+    found = on_ranks(prepare, 2, **AS_ON_GPUS)
+    assert all(error == "" if cured else "incompatible with DDP" in error for error in found)
+
+
+@shows_harm_without("leave_experts_out_of_ddp")
+def test_ddp_takes_the_experts_of_rank_0_for_those_of_all(cured, folder):
+    def prepare():
+        _, model = spread(folder)
+        (experts,) = modules_of_experts(model)
+        own = experts.down_proj.to_local().detach().clone()
+        if cured:
+            upstream.leave_experts_out_of_ddp(model)
+        error = error_of(lambda: DistributedDataParallel(model))
+        return error == "" and torch.equal(experts.down_proj.to_local(), own)
+
+    assert all(on_ranks(prepare, 2)) == cured
+
+
+@shows_harm_without("spreading_experts_over")
+def test_transformers_shards_what_it_does_not_spread(cured, folder):
+    def load():
+        from transformers.distributed import DistributedConfig
+
+        if cured:
+            _, model = spread(folder)
+        else:
+            config = DistributedConfig(fsdp_size=2, ep_size=2)
+            model = AutoModelForCausalLM.from_pretrained(folder, distributed_config=config)
+        return hasattr(model.lm_head.weight, "device_mesh")
+
+    assert on_ranks(load, 2) == [not cured] * 2
 
 
 # ---- Optimizer ----
