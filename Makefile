@@ -198,7 +198,7 @@ test-hosts: install-dev  ## two hosts in network namespaces lose each other, and
 	python -m pytest -q -rs tests/hosts
 
 proof: install  ## measure every strategy and the planner; write the tables
-	python evidence/parity.py --json results/parity.json
+	python -m pytest evidence/test_parity.py evidence/test_faults.py --all -n 2
 	python evidence/validate_planner.py --json results/planner.json
 	python evidence/track_ranks.py --json results/planner_ranks.json
 	python evidence/host_memory.py --json results/host_memory.json

@@ -11,6 +11,7 @@ it was.
 """
 
 import json
+import shutil
 import sys
 from importlib import metadata
 from pathlib import Path
@@ -20,7 +21,7 @@ from filelock import FileLock
 
 REPO = Path(__file__).resolve().parents[1]
 EVIDENCE = REPO / "evidence"
-sys.path[:0] = [str(REPO / room) for room in ("recipes", "scripts", "evidence")]
+sys.path[:0] = [str(REPO / room) for room in ("recipes", "scripts", "evidence", "tests")]
 LIBRARIES = "torch transformers accelerate peft deepspeed bitsandbytes datasets trl".split()
 
 
@@ -39,6 +40,34 @@ def pytest_collection_modifyitems(config, items):
         for item in items:
             if item.get_closest_marker("whole"):
                 item.add_marker(pytest.mark.skip(reason="only with --all"))
+
+
+@pytest.fixture(scope="session")
+def shared(tmp_path_factory, worker_id):
+    """A folder for what all workers of one run share."""
+    base = tmp_path_factory.getbasetemp()
+    return base if worker_id == "master" else base.parent
+
+
+@pytest.fixture(scope="session")
+def once(shared):
+    """A function from a name, and a function that fills a folder, to that folder of the run.
+
+    The folder is filled by the worker that asks first; the others wait.
+    """
+
+    def folder_of(name, fill):
+        folder = shared / name
+        done = folder / "done"
+        with FileLock(f"{folder}.lock"):
+            if not done.exists():
+                shutil.rmtree(folder, ignore_errors=True)  # left behind by an attempt that failed
+                folder.mkdir()
+                fill(folder)
+                done.touch()
+        return folder
+
+    return folder_of
 
 
 @pytest.fixture

@@ -297,6 +297,124 @@ FAULTS = [
         ("                waiting += self._references(file, statement)", "                pass"),
         test="../launch/test_fingerprints.py -k edit",
     ),
+    # ---- Faults of ranks: of factors, of collectives, of rows that are shared ----
+    fault(
+        "only rank 0 gathers what it saves",
+        f"{C}/export.py",
+        (
+            "    share = gather_share(accelerator, model, unwrapped)\n",
+            "    share = gather_share(accelerator, model, unwrapped)"
+            " if accelerator.process_index == 0 else None\n",
+        ),
+        test="test_cells.py -k fsdp2_full_shard-llama-full",
+    ),
+    fault(
+        "a save in the background holds what later steps change",
+        f"{C}/run.py",
+        ("copy=in_background", "copy=False"),
+        test="test_saves.py -k beside",
+    ),
+    fault(
+        "NO_SHARD is full shard",
+        "accelerate_configs/fsdp1_no_shard.yaml",
+        ("fsdp_sharding_strategy: NO_SHARD", "fsdp_reshard_after_forward: NO_SHARD"),
+        test="test_cells.py -k fsdp1_no_shard",
+    ),
+    fault(
+        "positions of packed rows run on",
+        f"{C}/packing.py",
+        (
+            'inputs["position_ids"] = torch.from_numpy(positions)',
+            'inputs["position_ids"] = torch.arange(ids.shape[1]).expand(ids.shape)',
+        ),
+        test="test_cells.py -k packing",
+    ),
+    fault(
+        "the optimizer does not know half of the adapters",
+        f"{C}/optimizer.py",
+        (
+            "if not weight.requires_grad:",
+            'if not weight.requires_grad or "lora_B" in name:',
+        ),
+        test="test_cells.py -k single-llama-LoRA",
+    ),
+    fault(
+        "a loss is the mean of its micro-batches' means",
+        "recipes/llama.py",
+        (
+            "token_loss(model, part) / num_trained_on",
+            'token_loss(model, part) / (batch["counts"][0] * args.gradient_accumulation_steps'
+            " * accelerator.num_processes)",
+        ),
+    ),
+    fault(
+        "the schedule steps once for each process",
+        f"{C}/optimizer.py",
+        (
+            "optimizer_step_was_skipped:\n            self._schedule.step()",
+            "optimizer_step_was_skipped:\n"
+            "            for _ in range(self._accelerator.num_processes): self._schedule.step()",
+        ),
+        test="test_cells.py -k ddp-llama-full",
+    ),
+    fault(
+        "a factor of the world size is missing",
+        f"{C}/mesh.py",
+        ("return self.data_ranks * self.cp * self.sp", "return 1"),
+        test="test_cells.py -k ddp-llama-full",
+    ),
+    fault(
+        "DDP leaves out half of the adapters",
+        f"{C}/model.py",
+        (
+            "    split_adapters(model, accelerator)\n",
+            "    split_adapters(model, accelerator)\n    model._ddp_params_and_buffers_to_ignore = "
+            "[name for name, _ in model.named_parameters() if 'lora_B' in name]\n",
+        ),
+        test="test_cells.py -k ddp-llama-LoRA",
+    ),
+    fault(
+        "experts are averaged over the ranks with copies of them",
+        f"{C}/experts.py",
+        (
+            "num_ranks = torch.distributed.get_world_size()",
+            "num_ranks = copies.size()",
+        ),
+        test="test_cells.py -k ep-mixtral",
+    ),
+    fault(
+        "tokens count once for each rank that shares their row",
+        f"{C}/mesh.py",
+        (
+            "divided(accelerator.reduce(value), Mesh.of(accelerator).copies)",
+            "accelerator.reduce(value)",
+        ),
+        test="test_cells.py -k deepspeed_ulysses",
+    ),
+    fault(
+        "parts of rows all begin at position 0",
+        f"{C}/mesh.py",
+        (
+            'batch["inputs"] | part["inputs"] | {"position_ids": positions}',
+            '{"input_ids": cut(ids)}',
+        ),
+        test="test_cells.py -k deepspeed_ulysses",
+    ),
+    fault(
+        "an evaluation under sequence parallelism is of parts of rows",
+        f"{C}/mesh.py",
+        ("return self.cp * (self.sp if is_training else 1)", "return self.cp * self.sp"),
+        test="test_cells.py -k deepspeed_ulysses",
+    ),
+    fault(
+        "ranks that share matrices draw dropout of their own",
+        f"{C}/run.py",
+        (
+            "(self._args.seed, step, self._mesh.token_rank)",
+            "(self._args.seed, step, self._mesh.rank)",
+        ),
+        test="test_cells.py -k 'tp-llama-dropout'",
+    ),
 ]
 
 

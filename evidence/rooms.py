@@ -4,4 +4,5 @@
 import sys
 from pathlib import Path
 
-sys.path.append(str(Path(__file__).resolve().parents[1] / "scripts"))
+ROOT = Path(__file__).resolve().parents[1]
+sys.path += [str(ROOT / "scripts"), str(ROOT / "tests")]

@@ -31,8 +31,8 @@ gc.disable()  # until all is imported: looking for garbage would take a fifth of
 import net  # noqa: E402
 import short_jobs  # noqa: E402
 from golden import Golden  # noqa: E402
-from proof import launch as launching_jobs  # noqa: E402
-from proof.jobs import MAKERS  # noqa: E402
+from job import launch as launch_job  # noqa: E402  from evidence/
+from jobs import MAKERS  # noqa: E402
 from tiny import makers  # noqa: E402  from scripts/
 
 
@@ -67,7 +67,7 @@ def once(shared_tmp):
 def tiny_of(once):
     """A function from a recipe's name to the folder of its tiny model and few rows.
 
-    The folder has model/, data/train.jsonl and data/test.jsonl (MAKERS of evidence/proof/jobs.py).
+    The folder has model/, data/train.jsonl and data/test.jsonl (MAKERS of tests/jobs.py).
     """
     return lambda recipe: once(f"tiny_{recipe}", partial(make_tiny, MAKERS[recipe]))
 
@@ -125,7 +125,7 @@ def run_once(once, run, tiny):
     """The folder of a run, which is launched once a test run."""
 
     def launch(folder):
-        code, output = launching_jobs.launch(run, tiny, folder)
+        code, output = launch_job(run, tiny, folder)
         assert code == 0, output[-3000:]
 
     return once(f"finished_{run.name}", launch)

@@ -9,12 +9,14 @@ FAULT_IN_LIBRARIES is a JSON object or a list of them, each with fields of `Faul
            evaluation N    before its N-th forward pass without
            map N           before the N-th call of Dataset.map: rows are prepared
            load N          before the N-th call of from_pretrained of a model
+           write N         before the N-th file of tensors is written, in the thread that does it
     do     SIGTERM, ...    this rank sends itself the signal
            nan gradient    the gradient of one weight is NaN from here on
            nan weight      a weight is NaN, before the optimizer steps
            limit files     no file can grow beyond "size" bytes, as on a full disk
            crash at change SIGKILL before the "size"-th change of the file system from here on
            run             run "command", a list of words, and print how it ended
+           wait            until the optimizer has been called "size" times
     to     who receives a signal: "own" process, its "group" or its "parent", the launcher
     rank   on which rank; on all without it
 
@@ -31,6 +33,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -69,7 +72,15 @@ class Injector:
         self.passed[kind] = self.passed.get(kind, 0) + 1
         for fault in self.faults:
             if fault.is_due(kind, self.passed[kind]):
-                do(fault, subject)
+                if fault.do == "wait":
+                    self.wait_for_step(fault.size)
+                else:
+                    do(fault, subject)
+
+    def wait_for_step(self, number):
+        print(f"waits for call {number} of the optimizer", flush=True)
+        while self.passed.get("step", 0) < number:
+            time.sleep(0.05)
 
     def before(self, owner, name, kind):
         """Have a function of a library pass `kind` at each call."""
@@ -84,6 +95,7 @@ class Injector:
         setattr(owner, name, classmethod(call) if function is not original else call)
 
     def plant(self):
+        import safetensors.torch
         from datasets import Dataset
         from torch.optim.optimizer import register_optimizer_step_pre_hook
         from transformers import PreTrainedModel
@@ -106,6 +118,7 @@ class Injector:
         torch.nn.modules.module.register_module_forward_hook(after_forward, always_call=True)
         self.before(Dataset, "map", "map")
         self.before(PreTrainedModel, "from_pretrained", "load")
+        self.before(safetensors.torch, "save_file", "write")
 
 
 def do(fault, subject):

@@ -47,7 +47,7 @@ OF_RECIPE = {
     "vit": "--learning_rate 1e-4".split(),
 }
 # {ranks that have rows of their own: (rows per rank, accumulation)} of a step of 12 rows
-CUT = {1: (3, 4), 2: (3, 2), 4: (3, 1)}
+CUT = {1: (3, 4), 2: (3, 2), 3: (2, 2), 4: (3, 1)}
 WEIGHTS = {
     "full": [],
     "LoRA": ["--use_peft"],

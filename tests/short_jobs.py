@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The job of evidence/parity.py at half its size."""
+"""The job of evidence/test_parity.py at half its size."""
 
 from dataclasses import replace
 
-from proof.jobs import CUT, Run, all_runs, ranks_of
+from job import CUT, Run
+from test_parity import all_runs, ranks_of
 
 ROWS = 102
 FLAGS = ("--max_steps", "10")

@@ -8,8 +8,8 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
+from job import ENVIRONMENT, rehearsal
 from paths import RECIPES
-from proof.launch import ENVIRONMENT, rehearsal
 
 from .catalog import NUM_ROWS
 

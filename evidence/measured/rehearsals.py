@@ -12,8 +12,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from paths import CONFIGS, OF_PIPELINES, RECIPES, SCRIPTS
-from proof import jobs, launch, results
+import yaml
+
+import job as jobs
+import test_parity
+from paths import CONFIGS, OF_EXPERTS, OF_PIPELINES, RECIPES, SCRIPTS
+from proof import results
 
 OUTPUT_SHOWN = 3000  # characters of a launch that failed
 # (ranks, ranks of a pipeline, schedule, whether the stages are sharded)
@@ -61,28 +65,28 @@ class Mesh(NamedTuple):
 
 def config_names() -> list[str]:
     """Return the names of the shipped YAML files under which each rank has rows of its own."""
-    return jobs.configs()
+    return test_parity.configs()
 
 
 def ranks_of(config: str, wanted: int) -> int:
     """Return the number of ranks closest to the wanted one that a YAML allows."""
-    return jobs.ranks_of(config, wanted)
+    return test_parity.ranks_of(config, wanted)
 
 
 def mesh_names() -> list[str]:
     """Return the names of the shipped YAML files under which ranks share rows."""
-    return jobs.mesh_configs()
+    return sorted({config for config, *_ in test_parity.MESHES})
 
 
 def meshes(most_ranks: int) -> list[Mesh]:
     """Return the meshes in which ranks share rows, as evidence/parity.py runs them."""
-    found = [Mesh(config, ranks, sizes) for config, ranks, sizes in jobs.MESHES]
+    found = [Mesh(config, ranks, sizes) for config, ranks, sizes in test_parity.MESHES[:12]]
     return [mesh for mesh in found if mesh.ranks <= most_ranks]
 
 
 def expert_names() -> list[str]:
     """Return the names of the shipped YAML files under which ranks share experts."""
-    return jobs.expert_configs()
+    return sorted(path.stem for path in OF_EXPERTS)
 
 
 def all_names() -> list[str]:
@@ -92,7 +96,7 @@ def all_names() -> list[str]:
 
 def expert_meshes() -> list[Mesh]:
     """Return the meshes in which ranks share experts, as evidence/parity.py runs them."""
-    return [Mesh(config, ranks, ep=ep) for config, ranks, ep in jobs.EXPERT_GROUPS]
+    return [Mesh(config, ranks, ep=ep) for config, ranks, ep in test_parity.EXPERTS[:5]]
 
 
 def pipeline_names() -> list[str]:
@@ -165,8 +169,9 @@ def rehearse(
         command += ["--mixed_precision", precision]
     file = CONFIGS / f"{mesh.config}.yaml"
     if mesh.sizes:
-        run = jobs.Run("meshes", mesh.config, mesh.ranks, sizes=mesh.sizes)
-        file = launch.write_with_sizes(run, folder)
+        file = folder.with_name(f"{folder.name}.yaml")
+        content = jobs.content_of(mesh.config, mesh.sizes) | {"num_processes": mesh.ranks}
+        file.write_text(yaml.safe_dump(content))
     command += ["--config_file", file, RECIPES / mesh.recipe, *words]
     done = subprocess.run(
         [str(word) for word in command],

@@ -19,6 +19,8 @@ from components.config_strategy import mesh_sizes, strategy_of
 from components.expert_checks import find_misfits_of_arguments, find_misfits_of_launch
 from components.strategy import Strategy
 from components.strategy_checks import find_misfits
+from measured.rehearsals import expert_names as expert_configs
+from measured.rehearsals import mesh_names as mesh_configs
 from paths import OF_PIPELINES
 from planner.recipe import (
     Mesh,
@@ -27,15 +29,7 @@ from planner.recipe import (
     parallelism_settings,
     parse_words_of,
 )
-from proof.jobs import (
-    LAYERS_ONLY,
-    MAKERS,
-    WEIGHTS,
-    Run,
-    content_of,
-    expert_configs,
-    mesh_configs,
-)
+from test_parity import LAYERS_ONLY, MAKERS, WEIGHTS, Run, content_of
 
 # transformers' names of what the recipes train that are not for causal language models
 TASKS = {

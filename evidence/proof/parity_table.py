@@ -1,17 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The rows of evidence/parity.py, one per run, and their tables."""
+"""The rows of evidence/test_parity.py, one per run, and their tables."""
 
-import dataclasses
-import json
-from pathlib import Path
-from typing import Any
-
-from exits import Exit
-from paths import ROOT
-from proof.compare import BOUNDS, NAMES, bounds_of, compare, within
-from proof.jobs import WEIGHTS, Run, all_runs, is_refused
-from proof.launch import launch
+from job import WEIGHTS, Run
 from proof.markdown import table
+from test_parity import BOUNDS
+
+NAMES = {
+    "loss": "loss",
+    "grad_norm": "gradient norm",
+    "learning_rate": "learning rate",
+    "weights": "final weights",
+}
 
 HEADER = [
     "YAML",
@@ -22,95 +21,6 @@ HEADER = [
     "verdict",
 ]
 FEW_NAMES = 3  # YAML files that are named one by one when a bound is explained
-ERROR = "error: "  # start of the line in which a recipe says why it does not run
-
-
-def measure(run: Run, tiny: Path, folder: Path, reference: Path, root: Path = ROOT) -> dict:
-    """Launch one run, compare it with the finished run in `reference`, and return its row.
-
-    Args:
-        tiny: the folder with its model and rows.
-        root: the checkout whose recipe, YAML and scripts are launched.
-    """
-    code, output = launch(run, tiny, folder, root)
-    row = dataclasses.asdict(run) | {"exit_code": code}
-    errors = [line for line in output.splitlines() if line.startswith(ERROR)]
-    if code == Exit.USAGE and is_refused(run) and errors:
-        return row | {"verdict": "refused", "reason": errors[0].removeprefix(ERROR)}
-    if code or is_refused(run):
-        return row | {"verdict": "FAILED", "reason": output[-1000:]}
-    try:
-        return row | judged(run, folder, reference)
-    except (OSError, ValueError) as error:  # different tensors or steps, or a failed reference
-        return row | {"verdict": "FAILED", "reason": str(error)}
-
-
-def judged(run: Run, folder: Path, reference: Path) -> dict:
-    """Return the fields of a finished run's row: its numbers and the bytes that its ranks held."""
-    report = json.loads((folder / "report.json").read_text())
-    measured = {
-        "differences": compare(folder, reference),
-        "bytes": report["verdict"],
-        "held": held_bytes(report["rows"]),
-    }
-    return measured | verdict_on(run, measured)
-
-
-def verdict_on(run: Run, measured: dict) -> dict:
-    """Return the bounds of a run, the reason for them, and whether it is within them.
-
-    Args:
-        measured: at least its differences and its verdict on bytes.
-    """
-    bounds, why = bounds_of(run)
-    ok = within(measured["differences"], bounds) and measured["bytes"] == "ok"
-    return {"bounds": bounds, "why": why, "verdict": "ok" if ok else "OUT OF BOUNDS"}
-
-
-def held_bytes(rows: list[dict]) -> dict[str, dict]:
-    """Return each class's [held, promised] bytes of each rank, and its number of shards."""
-    classes = {}
-    for row in rows:
-        name = row["class"]
-        if name not in classes:
-            classes[name] = {"shards": row["shards"], "dtypes": row["dtypes"], "ranks": []}
-        classes[name]["ranks"].append([row["held_bytes"], row["promised_bytes"]])
-    return classes
-
-
-def merge(measured: list[dict], before: list[dict], chosen: list[Run]) -> list[dict]:
-    """Return in order the new rows, and the earlier rows of other runs.
-
-    Rows of runs that are made no longer are left out, and the others are judged by the bounds of
-    today. Runs that were only measured because others are compared with them have a row from
-    before.
-
-    Args:
-        chosen: the runs that the command line chooses.
-    """
-    others = set(all_runs()) - set(chosen)
-    kept = [judged_again(row) for row in before if run_of(row) in others]
-    if kept:
-        measured = [row for row in measured if run_of(row) in chosen]
-    return in_order(measured + kept)
-
-
-def judged_again(row: dict) -> dict:
-    """Return a row with the bounds of today, if its run was compared with another one."""
-    if "differences" not in row:
-        return row
-    return row | verdict_on(run_of(row), row)
-
-
-def run_of(row: dict) -> Run:
-    """Return the run that a row is about."""
-    settings: dict[str, Any] = {"sizes": []}  # Older rows have none.
-    for field in dataclasses.fields(Run):
-        if field.name in row:
-            settings[field.name] = row[field.name]
-    for name in ("flags", "sizes"):
-        settings[name] = tuple(settings[name])
-    return Run(**settings)
 
 
 def in_order(rows: list[dict]) -> list[dict]:
@@ -139,10 +49,9 @@ def tables(rows: list[dict]) -> str:
 
 def cells_of(row: dict, names_recipe: bool) -> list[str]:
     """Return the cells of one row's line in its table."""
-    run = run_of(row)
-    words = [run.weights, *run.flags, *run.sizes]
-    if run.layers != Run.layers:
-        words.append(f"{run.layers} layers")
+    words = [row["weights"], *row["flags"], *row["sizes"]]
+    if row["layers"] != Run.layers:
+        words.append(f"{row['layers']} layers")
     if names_recipe:
         words.insert(0, f"{row['recipe']}.py")
     return [

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import tables_speed
 from families import tables as families
+from job import WEIGHTS
 from paths import ROOT
-from proof.jobs import WEIGHTS
-from proof.parity_table import tables
+from proof.markdown import table
+from proof.parity_table import in_order, tables
 
 from .memory import (
     activations_block,
@@ -25,15 +26,15 @@ from .meshes import (
     mesh_traffic_block,
     mesh_weights_block,
 )
-from .proof import proof_block
+from .proof import faults_block, proof_block
 from .saving import checkpoint_memory_block, checkpoint_plan_block
 from .strategies import Results, bytes_block, parity_block, shares_block
 
 MADE_BY = "Made by `evidence/readme_tables.py` from the JSON files beside it."
 ABOUT_PARITY = (
-    "`evidence/parity.py` on {device} ranks, in fp32, with {versions}. The numbers are the largest "
-    "relative differences from the same job in one process over 20 steps; bytes ok: each rank held "
-    "what the YAML promises."
+    "`evidence/test_parity.py` on {device} ranks, in fp32, with {versions}. The numbers are the "
+    "largest relative differences from the same job in one process over 20 steps; bytes ok: each "
+    "rank held what the YAML promises."
 )
 ABOUT_BYTES = (
     "Live tensors of the rank with the most of them after one step, and the share of the whole "
@@ -60,6 +61,7 @@ BLOCKS: dict[str, Block] = {
     "parity": parity_block,
     "shares": shares_block,
     "proof": proof_block,
+    "faults": faults_block,
     "planner": planner_block,
     "activations": activations_block,
     "host_memory": host_memory_block,
@@ -78,8 +80,18 @@ def read_results() -> Results:
     """Return the measurements by the name of their file under results/."""
     results: Results = {}
     for path in (ROOT / "results").glob("*.json"):
-        results[path.stem] = json.loads(path.read_text())
+        results[path.stem] = listed(json.loads(path.read_text()))
     return results
+
+
+def listed(content: dict) -> dict:
+    """Return the content of a file of rows by test (evidence/conftest.py) with a list of them."""
+    if not all(name.startswith("test_") for name in content):
+        return content
+    rows = list(content.values())
+    if "recipe" in rows[0]:
+        rows = in_order(rows)
+    return {"device": "cpu", "versions": rows[0]["versions"], "rows": rows}
 
 
 def documents() -> list[Path]:
@@ -127,7 +139,7 @@ def whole(results: Results) -> str:
 
 
 def parity_section(results: Results) -> list[str]:
-    """Return every run of evidence/parity.py."""
+    """Return every run of evidence/test_parity.py."""
     measured = results["parity"]
     versions = ", ".join(f"{name} {version}" for name, version in measured["versions"].items())
     about = ABOUT_PARITY.format(device=measured["device"], versions=versions)

@@ -3,12 +3,13 @@
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from decimal import Decimal
 from typing import Any
 
 from families import tables as families
 from measured.accuracy import METHODS, errors_of
-from proof.compare import BOUNDS
 from proof.markdown import decimal, table
+from test_parity import BOUNDS
 
 from .strategies import Results, Row, compared_runs, largest
 
@@ -16,6 +17,40 @@ HEADER = ["what was checked", "result", "bound", "how to repeat it"]
 FORMULAS = METHODS[0]  # the planner's default
 PLANNER_BOUND = "5%"  # tests/unit/planner/test_ranks.py
 INTERRUPTED = ("resume", "every step", "five", "signals", "twice")
+
+DIFFERENCES = "differences from an uninterrupted run"
+LOSS = "largest relative difference in loss"
+UNITS = {  # of the figures of a group of evidence/test_faults.py
+    "resume": DIFFERENCES,
+    "every step": DIFFERENCES,
+    "five": DIFFERENCES,
+    "elastic": LOSS,
+    "strategies": LOSS,
+    "signals": DIFFERENCES,
+    "twice": DIFFERENCES,
+    "dead ranks": "seconds until the other ranks ended",
+    "random kills": "steps lost",
+    "random kills, --async_save": "steps lost",
+    "writes": DIFFERENCES,
+    "disk": DIFFERENCES,
+    "hashing": "share of the time of a save",
+    "damage": "missed",
+    "foreign": "broken promises",
+    "numbers": "broken promises",
+}
+
+
+def faults_block(results: Results) -> str:
+    """Return one row for each thing that was done to runs: how many trials, and the worst one."""
+    lines = []
+    rows = results["faults"]["rows"]
+    for group, unit in UNITS.items():
+        of_group = [row for row in rows if row["group"] == group]
+        for what in sorted({row["what"] for row in of_group}):
+            same = [row for row in of_group if row["what"] == what]
+            worst = Decimal(f"{max(row['figure'] for row in same):.2g}")
+            lines.append([group, what, f"{tried_of(same):,}", f"{unit}: {worst:f}"])
+    return table(["group", "what was done", "trials, all as promised", "worst outcome"], lines)
 
 
 def proof_block(results: Results) -> str:
@@ -44,7 +79,7 @@ def parity_line(results: Results) -> list[str]:
         f"Every strategy gives the same loss: {counts}",
         f"largest relative difference from a single-process run: {shown}",
         decimal(BOUNDS["loss"]),
-        "`python evidence/parity.py`",
+        "`pytest evidence/test_parity.py --all`",
     ]
 
 
@@ -59,7 +94,7 @@ def sharding_line(results: Results) -> list[str]:
         "Each process has only the share of the training state that its YAML promises",
         counts,
         "all",
-        "`python evidence/parity.py`",
+        "`pytest evidence/test_parity.py --all`",
     ]
 
 
@@ -77,7 +112,7 @@ def faults_line(results: Results) -> list[str]:
         "A run that was interrupted and resumed equals an uninterrupted one, bit for bit",
         f"{interrupted} interruptions; {of_waiting_runs}, and {beside_saves}",
         "all",
-        "`python evidence/fault_injection.py`",
+        "`pytest evidence/test_faults.py --all`",
     ]
 
 
@@ -140,9 +175,8 @@ def errors_text(rows: Sequence[Mapping[str, Any]], kind: str) -> str:
 
 
 def trials_of(results: Results, groups: Iterable[str]) -> list[Row]:
-    """Return the trials of some groups of evidence/fault_injection.py."""
-    measured = results["fault_injection"]
-    return [trial for group in groups for trial in measured[group]["trials"]]
+    """Return the trials of some groups of evidence/test_faults.py."""
+    return [trial for trial in results["faults"]["rows"] if trial["group"] in groups]
 
 
 def count_text(trials: Sequence[Row]) -> str:

@@ -4,15 +4,15 @@
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from proof.compare import BOUNDS, NAMES
-from proof.jobs import MAKERS, WEIGHTS
+from job import MAKERS, WEIGHTS
 from proof.markdown import decimal, table
-from proof.parity_table import reasons
+from proof.parity_table import NAMES, reasons
+from test_parity import BOUNDS
 
-Row = dict[str, Any]  # a row of evidence/parity.py
+Row = dict[str, Any]  # a row of evidence/test_parity.py
 Results = dict[str, Any]  # what was measured, by the name of its file
 
-# {group of evidence/parity.py: the row of the summary that it counts for}
+# {group of evidence/test_parity.py: the row of the summary that it counts for}
 OTHER_RECIPES = "the other recipes, every YAML, 2 processes"
 GROUPS = {
     "strategies": "llama.py, every YAML, 2 and 4 processes",

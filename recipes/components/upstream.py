@@ -765,7 +765,7 @@ def silence_views_of_split_embeddings() -> None:
     """Stop torch from warning, once a rank, that a split embedding returns a view under FSDP2.
 
     Gradients would be wrong if an operation changed it in place. Llama's does not, nor does
-    --neftune_noise_alpha, and evidence/parity.py finds the gradients of one process.
+    --neftune_noise_alpha, and evidence/test_parity.py finds the gradients of one process.
     """
     message = r"FSDP2-wrapped module \(FSDPEmbedding\) returned a view tensor"
     warnings.filterwarnings("ignore", message=message)

@@ -28,7 +28,7 @@ def start(host, first, tiny, folder, faults=(), hosts="1:2"):
     variables = {
         "LAUNCHER": "accelerate launch --quiet --mixed_precision no",
         # CPU ranks, with planted faults
-        "RANK_PROGRAM": f"env ACCELERATE_USE_CPU=true {sys.executable} evidence/proof/faults.py",
+        "RANK_PROGRAM": f"env ACCELERATE_USE_CPU=true {sys.executable} evidence/faults.py",
         "RECIPE": "recipes/llama.py",
         "CONFIG": str(CONFIGS / "ddp.yaml"),
         "GPUS": "1",

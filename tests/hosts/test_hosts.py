@@ -18,7 +18,7 @@ from components.meeting import SECONDS_TO_ANSWER
 from launching import RECIPE, REPO, read_json, read_metrics, recipe
 from two_hosts import LAUNCH_SECONDS, PORT, TORCHRUN, wait_until
 
-FAULTS = REPO / "scripts" / "proof" / "faults.py"
+FAULTS = REPO / "evidence" / "faults.py"
 STEPS = 12
 WAIT = 5  # seconds for which the fault holds a rank, while the test loses a host
 # Beside the silence after which a host is lost: a busy machine, telling others, and torchrun's end
@@ -270,7 +270,7 @@ def test_a_checkpoint_that_one_host_cannot_write_ends_both_and_the_one_before_is
     hosts, tiny, tmp_path, alone
 ):
     folder = tmp_path / "run"
-    full = {"do": "refuse at byte", "byte": 1_000_000, "at": "write_share", "call": 2, "rank": 1}
+    full = {"do": "refuse at byte", "number": 1_000_000, "at": "write_share", "call": 2, "rank": 1}
     launches = start(hosts, tiny, folder, [full])
     assert [launch.end() for launch in launches] == [1, 1], launches[0].output[-3000:]
     [line] = launches[0].errors()

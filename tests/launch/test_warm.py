@@ -14,11 +14,11 @@ import time
 from pathlib import Path
 
 import pytest
-
-from launching import INTERPRETER, REPO, run
 from proof.jobs import ranks_of, run_on_ranks
-from proof.launch import data_of, launch
 from proof.trials.outcome import unequal
+
+from jobs import data_of, launch
+from launching import INTERPRETER, REPO, run
 
 if "WARM_PYTHON" not in os.environ:
     pytest.skip("all starts are cold", allow_module_level=True)

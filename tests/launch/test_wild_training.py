@@ -14,6 +14,7 @@ import torch
 import yaml
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
+from jobs import MAKERS
 from launching import (
     CONFIGS,
     RECIPE,
@@ -24,7 +25,6 @@ from launching import (
     rehearse,
     run,
 )
-from proof.jobs import MAKERS
 
 DPO = REPO / "recipes" / "llama_dpo.py"
 FAST = ["--logging_steps", 1, "--eval_strategy", "no"]

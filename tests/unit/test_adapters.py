@@ -19,7 +19,7 @@ from components.cli import parse_arguments
 from components.model_checks import size_of
 from components.optimizer import make_optimizer
 from fakes import fake_accelerator
-from proof.jobs import MAKERS
+from jobs import MAKERS
 
 ONE_PROCESS = fake_accelerator()
 CLASSIFIERS = {

@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 
 from components.cli import RecipeParser, help_of
+from jobs import MAKERS
 from launching import REPO
-from proof.jobs import MAKERS
 
 RECIPES = sorted((REPO / "recipes").glob("*.py"))
 COMPONENTS = sorted((REPO / "recipes" / "components").glob("*.py"))
@@ -150,7 +150,7 @@ def run_by_some_ranks(node):
 
 
 def test_the_recipes_are_the_expected_ones():
-    # evidence/parity.py runs those in MAKERS under every YAML
+    # evidence/test_parity.py runs those in MAKERS under every YAML
     assert [path.stem for path in RECIPES] == sorted({*MAKERS, "llama_pipeline"})
     assert not (REPO / "recipes" / "__init__.py").exists()
 

@@ -11,11 +11,11 @@ from tokenizers.models import WordLevel
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 from transformers import PreTrainedTokenizerFast as FastTokenizer
 
+import damage
 from components import data_files, tokens, weights
 from fakes import fake_accelerator
 from generation import loading
 from launching import REPO
-from proof import damage
 
 PROGRAMS = sorted([*(REPO / "recipes").rglob("*.py"), *(REPO / "scripts").rglob("*.py")])
 CODE = "import pathlib\npathlib.Path({mark!r}).touch()\n"

@@ -10,9 +10,9 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
+import damage
 from components import checkpoint, resuming
 from launching import read_json
-from proof import damage
 
 pytestmark = pytest.mark.usefixtures("new_process")
 CHANGES = {"open", "os.mkdir", "os.rename", "os.remove", "os.rmdir"}

@@ -10,7 +10,7 @@ import pytest
 
 from components.cli import find_out_of_bounds, may_change, parse_arguments
 from components.status import Status
-from proof.jobs import MAKERS
+from jobs import MAKERS
 
 
 @pytest.fixture(autouse=True)

@@ -18,8 +18,8 @@ from components import resuming
 from components.checkpoint import find_damage
 from components.folder import has_result
 from components.object_store import ObjectStore
+from damage import make_checkpoint
 from object_memory import URL
-from proof.damage import make_checkpoint
 
 pytestmark = pytest.mark.usefixtures("new_process")
 # Methods by which the module changes something in a store

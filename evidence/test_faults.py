@@ -1,0 +1,1006 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Fault injection: no run can be lost, whatever is stopped, killed, cut short or damaged.
+
+    pytest evidence/test_faults.py --all -n 2              # all: more than three hours
+    pytest evidence/test_faults.py --all -k "signals or writes"
+
+Each trial is the shipped recipe on the job of evidence/job.py (20 steps over two epochs, 12 rows
+per step, 18 steps per epoch) with faults of evidence/faults.py, on CPU ranks under the shipped YAML
+files. It is compared with the same job without a fault. "Equal" means bit for bit: every line of
+metrics.jsonl, except for speed and memory, and every final weight. A row has the figure of its
+trial in the unit of its group.
+"""
+
+import contextlib
+import dataclasses
+import itertools
+import json
+import os
+import random
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+import damage
+from components.checkpoint import checkpoints_in, find_damage, state_files_of
+from components.shuffling import shuffled
+from exits import Exit
+from faults import Fault
+from job import CUT, ENVIRONMENT, ROOT, Run, make_model, read_steps, read_weights, rehearsal
+from jobs import data_of
+from test_parity import configs, on_mesh, ranks_of, reference_of, runs_on_meshes
+
+TIMEOUT = 300  # seconds for a launch: a run that hangs is not as promised
+MOST_LAUNCHES = 9  # times that the same command is started in a row
+STEPS, EPOCH, ROWS = 20, 18, 210  # of the job; EPOCH: steps of the first epoch
+ROWS_PER_STEP, ROWS_OF_EVALUATION, ROWS_OF_SECOND_EPOCH, SEED = 12, 21, 24, 42
+MEASURED = ("_per_second", "_seconds", "_memory_gib")  # suffixes of numbers that vary between runs
+# Starts of lines of launchers and of the rehearsal
+LAUNCHERS_LINE = re.compile(
+    r"[WEI]\d{4} |Traceback|  |torch\.distributed|[=-]{5}|\S+ FAILED|Root|Fail|\[\d\]|<NO_"
+)
+ASYNC = ("--async_save",)
+
+
+def make_job(config: str = "single", ranks: int = 2, weights: str = "full") -> Run:
+    """Return the job under a YAML, with dropout where there are adapters."""
+    ranks = ranks_of(config, ranks)
+    flags = () if weights == "full" else ("--lora_dropout", "0.1")
+    return Run("", config, ranks, *CUT[ranks], weights, flags)
+
+
+def jobs_on_meshes() -> list[Run]:
+    """Return a job for each YAML of a mesh, in the sizes that are its own."""
+    chosen: dict[str, Run] = {}
+    for run in runs_on_meshes():
+        if run.config != "single" and run.weights == "full" and not run.sizes:
+            chosen.setdefault(run.config, run)
+    return list(chosen.values())
+
+
+# ---- How runs are started ----
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a launch ended."""
+
+    code: int | None  # None: it did not end in time
+    output: str
+    seconds: float
+
+    def expect(self, *codes: int) -> None:
+        """Assert that it ended with one of these codes."""
+        assert self.code in codes, f"ended with {self.code}: {self.output[-2500:]}"
+
+
+class Launch:
+    """A started run. Its output is collected in the background."""
+
+    def __init__(self, command: list, environment: dict[str, str], folder: Path) -> None:
+        self.folder = folder
+        self.started = time.monotonic()
+        self.process = subprocess.Popen(
+            [str(word) for word in command],
+            env=environment,
+            text=True,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            errors="replace",
+        )
+        self.lines = []
+        collect = partial(self.lines.extend, self.process.stdout)
+        self.reader = threading.Thread(target=collect, daemon=True)
+        self.reader.start()
+
+    def is_running(self) -> bool:
+        """Return whether the launched process has not ended."""
+        return self.process.poll() is None
+
+    def ends_within(self, seconds: float) -> bool:
+        """Wait for the end, at most this long; return whether it has ended."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.wait(seconds)
+        return not self.is_running()
+
+    def wait_for_file(self, path: Path) -> None:
+        """Wait until the run has made a file, or has ended."""
+        while not path.exists() and self.is_running():
+            time.sleep(0.1)
+
+    def end(self) -> Ended:
+        """Wait for the end, kill any remaining processes, and return how it ended."""
+        code = self.process.returncode if self.ends_within(TIMEOUT) else None
+        return self.kill(code)
+
+    def kill(self, code: int | None = None) -> Ended:
+        """Kill all processes of this run at once (kill -9)."""
+        while found := processes_of(self.folder):
+            for process in found:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(process, signal.SIGKILL)
+            time.sleep(0.01)
+        self.process.wait()
+        self.reader.join()
+        return Ended(code, "".join(self.lines), time.monotonic() - self.started)
+
+
+class Lab:
+    """A folder for models, rows and runs, and how runs are started in it."""
+
+    def __init__(self, folder: Path, once: Callable) -> None:
+        self.folder = folder
+        self._once = once
+        folder.mkdir(exist_ok=True)
+
+    def tiny_of(self, job: Run) -> Path:
+        """Return the folder with a job's tiny model and rows, which are made once."""
+        return make_model(self.folder / "tiny" / "-".join(job.maker), job.maker)
+
+    def start(self, job: Run, folder: Path, faults=(), flags=(), before=(), **variables) -> Launch:
+        """Start the recipe into a folder.
+
+        Args:
+            faults: planted in the recipe.
+            flags: further flags of the recipe, which override those of the job.
+            before: words that precede the command.
+            variables: of the environment, that differ from this process's.
+        """
+        command = [sys.executable]
+        if job.config != "single":
+            command = rehearsal(job.config, job.ranks)
+        command += [ROOT / "evidence" / "faults.py", ROOT / "recipes" / f"{job.recipe}.py"]
+        command += [*job.arguments, *data_of(self.tiny_of(job)), *flags, "--output_dir", folder]
+        planted = json.dumps([dataclasses.asdict(fault) for fault in faults], default=str)
+        environment = os.environ | ENVIRONMENT | {"FAULT": planted, "TRIAL": str(folder)}
+        return Launch([*before, *command], environment | variables, folder)
+
+    def run(self, job: Run, folder: Path, *faults: Fault, **options) -> Ended:
+        """Run the recipe to its end; the options are those of `start`."""
+        return self.start(job, folder, faults, **options).end()
+
+    def whole(self, job: Run) -> Path:
+        """Return the folder of a job that nothing interrupted; it is run once."""
+
+        def fill(folder: Path) -> None:
+            ended = self.run(job, folder / "run")
+            ended.expect(0)
+            (folder / "seconds").write_text(f"{ended.seconds}")
+
+        return self._once(f"whole-{job.name}", fill) / "run"
+
+    def resume(self, folder: Path, job: Run, *faults: Fault, flags=()) -> int:
+        """Run the same command until it does not end as stopped, and compare with a whole run.
+
+        Returns:
+            How many lines and weights differ: 0.
+        """
+        last = self.run(job, folder, *faults, flags=flags)
+        for _ in range(MOST_LAUNCHES):
+            if last.code == Exit.STOPPED:
+                last = self.run(job, folder, *faults, flags=flags)
+        last.expect(0)
+        return none_unequal(folder, self.whole(job))
+
+
+@pytest.fixture(scope="session")
+def lab(shared, once):
+    return Lab(shared / "faults", once)
+
+
+# ---- Processes of a trial ----
+
+
+def processes_of(folder: Path) -> dict[int, int | None]:
+    """Return {process id: its RANK or None} of all that run for a trial's folder.
+
+    A zombie no longer has an environment, so that it is not among them.
+    """
+    found = {}
+    for path in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            words = (path / "environ").read_bytes().decode(errors="replace").split("\0")
+            variables = dict(word.partition("=")[::2] for word in words)
+            if variables.get("TRIAL") == str(folder):
+                rank = variables.get("RANK")
+                found[int(path.name)] = None if rank is None else int(rank)
+    return found
+
+
+def state_of(process: int) -> str:
+    """Return the letter of /proc, such as T for stopped; Z also if there is no such process."""
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
+    return "Z"
+
+
+def wait_for_ranks(launch: Launch, ranks: int) -> dict[int, int]:
+    """Wait until all ranks have started; return {rank: process id}."""
+    processes = {}
+    while len(processes) < ranks and launch.is_running():
+        found = processes_of(launch.folder).items()
+        processes = {rank: process for process, rank in found if rank is not None}
+        time.sleep(0.05)
+    return processes
+
+
+def seconds_until_gone(processes: dict[int, int]) -> float:
+    """Wait until all ranks are gone, and return how long that takes."""
+    lost = time.monotonic()
+    while time.monotonic() < lost + TIMEOUT:
+        if all(state_of(process) in "ZX" for process in processes.values()):
+            break
+        time.sleep(0.01)
+    return time.monotonic() - lost
+
+
+# ---- What runs have left ----
+
+
+def metrics_of(folder: Path) -> list[dict]:
+    """Return the lines of metrics.jsonl, without speed, time and memory."""
+    lines = []
+    for text in (folder / "metrics.jsonl").read_text().splitlines():
+        numbers = json.loads(text).items()
+        lines.append({name: value for name, value in numbers if not name.endswith(MEASURED)})
+    return lines
+
+
+def last_step(folder: Path) -> int:
+    """Return the last step in metrics.jsonl or 0; the last line may be incomplete."""
+    path = folder / "metrics.jsonl"
+    text = path.read_text() if path.exists() else ""
+    steps = re.findall(r'^{"step": (\d+),.*}$', text, re.MULTILINE)
+    return max((int(step) for step in steps), default=0)
+
+
+def verified(folder: Path) -> list[int]:
+    """Return the steps of the checkpoints that can be trusted."""
+    checkpoints = checkpoints_in(folder)
+    return [step for step, path in checkpoints.items() if find_damage(path) is None]
+
+
+def status_of(folder: Path) -> dict:
+    """Return the content of a run's status.json."""
+    return json.loads((folder / "status.json").read_text())
+
+
+def hash_of_state(folder: Path, step: int) -> dict:
+    """Return sizes and hashes of weights and optimizer state in the checkpoint of a step."""
+    manifest = json.loads((folder / f"checkpoint-{step}" / "manifest.json").read_text())
+    return {name: manifest[name] for name in state_files_of(manifest)}
+
+
+def none_unequal(folder: Path, whole: Path) -> int:
+    """Assert that two finished runs are equal, except for speed and memory; return 0."""
+    lines, others = metrics_of(folder), metrics_of(whole)
+    assert lines and lines == others
+    ours, theirs = read_weights(folder), read_weights(whole)
+    assert ours and ours.keys() == theirs.keys()
+    assert [name for name in ours if not np.array_equal(ours[name], theirs[name])] == []
+    return 0
+
+
+def difference_in_loss(folder: Path, whole: Path) -> float:
+    """Return the largest relative difference in the loss of a step."""
+    pairs = zip(read_steps(folder), read_steps(whole), strict=True)
+    return max(abs(ours["loss"] - theirs["loss"]) / theirs["loss"] for ours, theirs in pairs)
+
+
+# ---- Stopped by a signal, and continued ----
+
+IN_EACH_STEP = "skip_if_not_finite"  # every rank of every recipe calls it before its update
+
+
+def stop_and_resume(lab, folder, job, steps, at="summed_loss"):
+    """SIGTERM to the last rank in each of these steps: the run stops, saves, resumes exactly."""
+    faults = [Fault("SIGTERM", at, rank=job.ranks - 1, step=step) for step in steps]
+    for _ in steps:
+        lab.run(job, folder, *faults).expect(Exit.STOPPED)
+    lab.run(job, folder, *faults).expect(0)
+    return none_unequal(folder, lab.whole(job))
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where in a run something happens, and the step after which it is saved; 0 for none."""
+
+    at: str
+    saved: int = 0
+    step: int | None = None
+    flags: tuple[str, ...] = ()
+    slow_write: bool = False  # whether a checkpoint is being written beside it
+
+
+IN_BACKGROUND = ("--save_steps", "5", *ASYNC)
+SIGNAL_PLACES = {
+    "data preparation": Place("load_data"),
+    "the first step": Place("summed_loss", 1, step=1),
+    "training": Place("summed_loss", 7, step=7),
+    "evaluation": Place("evaluate_perplexity", EPOCH),
+    "saving": Place("save", 6, flags=("--save_steps", "5")),
+    "saving in the background": Place("save", 6, flags=IN_BACKGROUND),
+    "the step beside a save": Place("summed_loss", 6, step=6, flags=IN_BACKGROUND),
+}
+LAST_WORDS = ("again to continue", "command again")  # how the last line of a stopped run ends
+GRACE = 30  # seconds that torchrun gives its ranks
+
+
+def stop_by_signal(lab, folder, job, name, rank, place):
+    """A signal to one rank, or to all: the run stops, saves, prints how to resume, and resumes."""
+    at = SIGNAL_PLACES[place]
+    ended = lab.run(job, folder, Fault(name, at.at, rank=rank, step=at.step), flags=at.flags)
+    ended.expect(Exit.STOPPED)
+    # The last line of the recipe itself, before those of the rehearsal and the launcher
+    lines = ended.output.split("shard report:")[0].splitlines()
+    own = [line for line in lines if line.strip() and not LAUNCHERS_LINE.match(line)]
+    assert status_of(folder)["state"] == "stopped" and own[-1].endswith(LAST_WORDS), own[-1]
+    assert max(verified(folder), default=0) == at.saved
+    return lab.resume(folder, job, flags=at.flags)
+
+
+def stop_a_rank_that_waits(lab, folder, name):
+    """While rank 0 prepares data, the rank that waits for it (in C++) receives a signal."""
+    job = make_job("ddp")
+    mark = folder.with_name("waits")
+    launch = lab.start(job, folder, [Fault("wait", "load_data", rank=0, file=mark, seconds=60)])
+    launch.wait_for_file(mark)
+    time.sleep(5)
+    sent = time.monotonic()
+    os.kill(wait_for_ranks(launch, 2)[1], getattr(signal, name))
+    launch.end().expect(Exit.STOPPED)
+    assert time.monotonic() - sent < GRACE and status_of(folder)["state"] == "stopped"
+    return lab.resume(folder, job)
+
+
+def stop_a_group_that_tokenizes(lab, folder, name):
+    """A signal to a process and the two that tokenize its rows.
+
+    One of them has finished its share and holds a lock.
+    """
+    job = make_job()
+    mark = folder.with_name("tokenizes")
+    fault = Fault("wait", "row_to_conversation", file=mark, seconds=20)
+    # With the cache of other runs nothing would be left to tokenize.
+    cache = {"HF_DATASETS_CACHE": str(folder.with_name("cache"))}
+    launch = lab.start(job, folder, [fault], ("--dataset_num_proc", "2"), **cache)
+    launch.wait_for_file(mark)
+    time.sleep(2)  # until the other process has finished
+    os.killpg(launch.process.pid, getattr(signal, name))
+    ended = launch.end()
+    ended.expect(Exit.STOPPED)
+    assert status_of(folder)["state"] == "stopped" and "error:" not in ended.output
+    return lab.resume(folder, job)
+
+
+def stop_a_group_with_loaders(lab, folder, job, name):
+    """A signal to all processes of a rank's group, including its data loader workers."""
+    flags = ("--dataloader_num_workers", "1")
+    fault = Fault(name, "summed_loss", rank=0, step=7, to="group")
+    lab.run(job, folder, fault, flags=flags).expect(Exit.STOPPED)
+    assert verified(folder) == [7]
+    return lab.resume(folder, job, flags=flags)
+
+
+def kill_while_saving(lab, folder, config, change, in_background=False):
+    """A second signal while the checkpoint of the first one is saved, and then kill -9."""
+    job = make_job(config)
+    flags = ("--save_steps", "3", *(ASYNC if in_background else ()))
+    at = {"at": "write_share" if in_background else "save", "rank": 0, "call": 3}
+    crash = Fault("crash at change", **at, number=change, lasting=in_background)
+    stop = Fault("SIGTERM", "summed_loss", rank=0, step=8)
+    ended = lab.run(job, folder, stop, Fault("SIGTERM", **at), crash, flags=flags)
+    assert ended.code not in (0, Exit.STOPPED) and status_of(folder)["state"] != "stopped"
+    assert 6 in verified(folder)
+    return lab.resume(folder, job, flags=flags)
+
+
+def kill_after_evaluation(lab, folder, config):
+    """A run that is stopped in an evaluation, resumed, and killed after it evaluates once."""
+    job = make_job(config)
+    lab.run(job, folder, Fault("SIGTERM", "evaluate_perplexity", rank=0)).expect(Exit.STOPPED)
+    killed = lab.run(job, folder, Fault("SIGKILL", "summed_loss", rank=0, step=20))
+    assert killed.code not in (0, Exit.STOPPED)
+    return lab.resume(folder, job)
+
+
+# ---- Ranks and launchers that are lost ----
+
+DDP_TIMEOUT = 10  # seconds after which a rank that hangs is detected
+MOST_SECONDS = 5  # after the loss of a rank, or after that time limit
+SECONDS_OF_WRITE = 8
+TRAINING = Place("summed_loss", step=7)
+KILL_PLACES = {
+    "training": TRAINING,
+    "evaluation": Place("evaluate_perplexity"),
+    "saving": Place("write_share"),
+    "a save in the background": Place("write_share", flags=ASYNC),
+    "the step beside a save": Place("summed_loss", step=6, flags=ASYNC, slow_write=True),
+}
+
+
+def lose_a_rank(lab, folder, job, rank, place, do="SIGKILL"):
+    """kill -9 of one rank: the others end at once. SIGSTOP: after --ddp_timeout, with stacks.
+
+    Each says which rank is gone, or that it gave no sign of life.
+    """
+    faults = [Fault(do, place.at, rank=rank, step=place.step)]
+    if place.slow_write:
+        slow = folder.with_name("waits")
+        faults.append(Fault("wait", "write_share", file=slow, seconds=SECONDS_OF_WRITE))
+    flags = ("--save_steps", "4", *place.flags)
+    if do == "SIGSTOP":
+        flags = ("--ddp_timeout", str(DDP_TIMEOUT))
+    launch = lab.start(job, folder, faults, flags)
+    processes = wait_for_ranks(launch, job.ranks)
+    while launch.is_running() and state_of(processes[rank]) not in "ZTX":
+        time.sleep(0.01)
+    seconds = seconds_until_gone(processes)
+    why = f"rank {rank} (process {processes[rank]}) is gone"
+    if do == "SIGSTOP":
+        seconds -= DDP_TIMEOUT
+        why = f"no sign of life for {DDP_TIMEOUT} s"
+    ended, status = launch.end(), status_of(folder)
+    assert ended.code not in (0, None) and seconds <= MOST_SECONDS, (ended, seconds)
+    assert f"{why} on {os.uname().nodename} in step {status['step']}" in ended.output, ended.output
+    assert status["state"] == "failed" and why in status["why"]
+    assert do == "SIGKILL" or ended.output.count("Current thread 0x") == job.ranks
+    return seconds
+
+
+def kill_the_launcher(lab, folder, job):
+    """kill -9 of the launcher: the ranks save and stop, and the same command continues the run."""
+    fault = Fault("SIGKILL", "summed_loss", rank=0, step=7, to="launcher")
+    launch = lab.start(job, folder, [fault])
+    processes = wait_for_ranks(launch, job.ranks)
+    launch.process.wait()
+    seconds = seconds_until_gone(processes)
+    ended = launch.kill()
+    assert status_of(folder)["state"] == "stopped", ended.output
+    assert "the launcher (process " in ended.output, ended.output
+    lab.resume(folder, job)
+    return seconds
+
+
+def kill_at_random(lab, folder, job, save_steps, seed, in_background=False):
+    """Kill everything (kill -9) at five uniformly random moments of a run, then resume it.
+
+    A run that waits for its saves loses at most the steps of one interval between saves: it is
+    killed before a step's checkpoint is whole, and the one before it is. With --async_save it loses
+    at most two: the next save begins only when the one before it is whole. A run that finishes
+    first must be equal to the uninterrupted one, and another is started.
+    """
+    flags = ("--save_steps", save_steps, *(ASYNC if in_background else ()))
+    whole = lab.whole(job)
+    seconds = float((whole.parent / "seconds").read_text())
+    dice = random.Random(seed)
+    most_lost = 0
+    has_saved = False
+    kills_left = KILLS_PER_TRIAL
+    while kills_left:
+        launch = lab.start(job, folder, flags=flags)
+        if launch.ends_within(dice.uniform(0, seconds)):
+            launch.end().expect(0)
+            none_unequal(folder, whole)
+            shutil.rmtree(folder)
+            has_saved = False
+            continue
+        launch.kill()
+        kills_left -= 1
+        has_saved = has_saved or (folder / "latest").exists()
+        saved = verified(folder)
+        assert saved or not has_saved
+        most_lost = max(most_lost, last_step(folder) - max(saved, default=0))
+    lab.resume(folder, job, flags=flags)
+    assert most_lost <= (2 * save_steps if in_background else save_steps)
+    return most_lost
+
+
+# ---- Saves that are interrupted, and disks that are full ----
+
+# Changes of the file system in one save with one older checkpoint to delete, or of the thread that
+# writes one. A trial at one more change is not killed, which shows that none is missed.
+CHANGES, CHANGES_IN_BACKGROUND = 17, 16
+STATE_SIZE = 27_062_484  # bytes of the state file
+CHECKPOINT_SIZE = 27_100_000  # bytes of a checkpoint, rounded up
+SECOND_SAVE = {"at": "save", "call": 2}
+SECOND_WRITE = {"at": "write_share", "call": 2}  # the thread's part of it
+# Runs a command with its output folder on a small tmpfs, and keeps what was written there.
+ON_SMALL_DISK = (
+    'mount -t tmpfs -o size=$1 tmpfs "$2" || exit 99; disk=$2; keep=$3; shift 3; "$@"; code=$?; '
+    'rm -f "$disk/filler"; mkdir -p "$keep"; cp -a "$disk/." "$keep"; exit $code'
+)
+
+
+def save_in_danger(lab, folder, fault, code, more=()):
+    """A fault in the second save, which is about to replace the only checkpoint."""
+    job = make_job()
+    flags = ("--save_steps", "3", "--save_total_limit", "1", *more)
+    lab.run(job, folder, fault, flags=flags).expect(code)
+    assert code == 0 or {3, 6}.intersection(verified(folder))
+    if code == Exit.CANNOT_WRITE:
+        assert last_step(folder) <= 9  # when the next save finds that this one has failed
+    return lab.resume(folder, job, flags=flags)
+
+
+def kill_beside_a_save(lab, folder):
+    """kill -9 in a step beside which the second checkpoint is written: the first one is there."""
+    job = make_job()
+    flags = ("--save_steps", "3", *ASYNC)
+    slow = {"file": folder.with_name("waits"), "seconds": SECONDS_OF_WRITE}
+    kill = Fault("SIGKILL", "summed_loss", step=8)
+    ended = lab.run(job, folder, Fault("wait", **SECOND_WRITE, **slow), kill, flags=flags)
+    ended.expect(-signal.SIGKILL)
+    assert (folder / "checkpoint-6.staging").is_dir() and verified(folder) == [3]
+    return lab.resume(folder, job, flags=flags)
+
+
+def fill_the_disk(lab, folder, quarter, more=()):
+    """On a small disk the second checkpoint does not fit: the run reports it and keeps the first.
+
+    Args:
+        quarter: free quarters of a checkpoint's size; None: the disk is too small from the start.
+    """
+    job = make_job()
+    flags = ("--save_steps", "3", "--save_total_limit", "2", *more)
+    disk = folder.with_name("disk")
+    disk.mkdir()
+    faults, size = [], CHECKPOINT_SIZE * 3 // 2
+    if quarter is not None:
+        size = CHECKPOINT_SIZE * 4
+        free = CHECKPOINT_SIZE * quarter // 4
+        faults = [Fault("fill disk", **SECOND_WRITE, file=disk / "filler", number=free)]
+    before = ["unshare", "-rm", "sh", "-c", ON_SMALL_DISK, "sh", size, disk, folder]
+    ended = lab.run(job, disk, *faults, flags=flags, before=before)
+    ended.expect(Exit.CANNOT_WRITE)
+    assert re.search(r"it needs ([\d,]+) bytes, ([\d,]+) are free", ended.output), ended.output
+    assert verified(folder) == [3]
+    assert status_of(folder)["exit_code"] == Exit.CANNOT_WRITE
+    return lab.resume(folder, job, flags=flags)
+
+
+def can_mount() -> bool:
+    """Return whether a file system can be mounted here, in a namespace of its own."""
+    command = ["unshare", "-rm", "mount", "-t", "tmpfs", "tmpfs", "/mnt"]
+    return bool(shutil.which("unshare")) and subprocess.run(command).returncode == 0
+
+
+# ---- Damage, foreign code, secrets ----
+
+
+def find_all(lab, folder, arguments):
+    """Each damage to a checkpoint is found, in this process.
+
+    Args:
+        arguments: the function that damages, whether it wants a checkpoint or a folder for
+            several, and how often it is to be done, if that may be chosen.
+    """
+    damaged, wants_checkpoint, *number = arguments
+    found = damaged(damage.make_checkpoint(folder, 5) if wants_checkpoint else folder, *number)
+    assert found.missed == [] and found.trials > 0
+    return 0
+
+
+def hash_quickly(lab, folder):
+    """Hashing takes at most a tenth of a save of 400 MB; the median of five saves."""
+    shares = sorted(damage.share_of_hashing(folder, 100_000_000) for _ in range(5))
+    assert shares[2] <= 0.1
+    return shares[2]
+
+
+# Pickles that other programs leave in a checkpoint or in a model's folder
+PICKLES = (
+    "optimizer.bin scheduler.bin random_states_0.pkl custom_checkpoint_0.pkl pytorch_model.bin "
+    "training_args.bin adapter_model.bin"
+).split()
+# {file of a checkpoint that is replaced by a pickle: the exit code that the run must have}
+FORGED = {
+    None: Exit.DONE,
+    "latest": Exit.DONE,
+    "manifest.json": Exit.DATA,
+    "state.safetensors": Exit.DATA,
+    "progress.json": Exit.DATA,
+}
+SECRETS = "HF_TOKEN WANDB_API_KEY AWS_SECRET_ACCESS_KEY MY_PASSWORD ACCELERATE_MY_TOKEN".split()
+
+
+def pickles_in_a_checkpoint(lab, folder, forged):
+    """Pickles beside the files of a checkpoint, or in place of one, are not loaded.
+
+    Args:
+        forged: the file that is replaced by a pickle, with a manifest that matches it.
+    """
+    mark = folder.with_name("mark")
+    job = make_job()
+    lab.run(job, folder, Fault("SIGTERM", "summed_loss", step=2))
+    checkpoint = folder / "checkpoint-2"
+    for place, name in itertools.product((checkpoint, folder), PICKLES):
+        damage.torch_pickle(place / name, mark)
+    if forged == "latest":
+        damage.plain_pickle(folder / "latest", mark)
+        damage.plain_pickle(folder / "status.json", mark)
+    elif forged == "manifest.json":
+        damage.plain_pickle(checkpoint / forged, mark)
+    elif forged is not None:
+        damage.forge(checkpoint, forged, mark)
+    lab.run(job, folder).expect(FORGED[forged])
+    assert not mark.exists()
+    return 0
+
+
+# {file of a model's folder with foreign code: {JSON file: what it says then}}
+CLASSES = {"AutoConfig": "modeling_x.X", "AutoModelForCausalLM": "modeling_x.X"}
+ADAPTER = {"peft_type": "LORA", "task_type": "CAUSAL_LM", "r": 8, "target_modules": ["q_proj"]}
+MODELS = {
+    "pytorch_model.bin": {},
+    "adapter_model.bin": {"adapter_config.json": ADAPTER},
+    "modeling_x.py": {"config.json": {"auto_map": CLASSES}},
+    "tokenization_x.py": {
+        "tokenizer_config.json": {"auto_map": {"AutoTokenizer": [None, "tokenization_x.X"]}}
+    },
+    "tokenizer.json": {},
+    "model.safetensors": {},
+}
+
+
+def code_in_a_model(lab, folder, name):
+    """A model folder with foreign code trains without it, or is refused."""
+    mark = folder.with_name("mark")
+    own = lab.tiny_of(make_job()) / "model"
+    model = shutil.copytree(own, folder.with_name("model"))
+    for pickle in (*PICKLES[:2], "training_args.bin", "tokenizer.pkl"):
+        damage.torch_pickle(model / pickle, mark)
+    for file, settings in MODELS[name].items():
+        path = model / file
+        content = json.loads(path.read_text()) if path.exists() else {}
+        if settings is ADAPTER:
+            content["base_model_name_or_path"] = str(own)
+        path.write_text(json.dumps(content | settings))
+    if name == "pytorch_model.bin":
+        (model / "model.safetensors").unlink()
+    if name.endswith(".py"):
+        (model / name).write_text(f"import os\nos.system('touch {mark}')\n")
+    elif name.endswith(".bin"):
+        damage.torch_pickle(model / name, mark)
+    else:
+        damage.plain_pickle(model / name, mark)
+    flags = ("--model_name_or_path", model, "--max_steps", "1")
+    lab.run(make_job(), folder, flags=flags).expect(Exit.DONE, Exit.USAGE)
+    assert not mark.exists()
+    return 0
+
+
+def keep_secrets(lab, folder):
+    """No value of a secret in the environment is printed or written."""
+    secrets = {name: f"planted-{name.lower()}-7391" for name in SECRETS}
+    ended = lab.run(make_job("ddp"), folder, flags=("--save_steps", "5"), **secrets)
+    ended.expect(0)
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    texts = [ended.output.encode(), *(path.read_bytes() for path in files)]
+    assert not [text for text in texts for value in secrets.values() if value.encode() in text]
+    return 0
+
+
+# ---- Numbers that are not finite ----
+
+STEP = 9  # whose loss or gradient is not finite
+SKIP = ("--nonfinite", "skip")
+POLICIES = {
+    "skipped": SKIP,
+    "stopped": ("--nonfinite", "stop"),
+    "stopped when the budget is used up": (*SKIP, "--nonfinite_budget", "0"),
+}
+
+
+def row_of_step(step: int) -> int:
+    """Return a row (from 1) that only this step of the job has, and no evaluation."""
+    first, second = (shuffled(ROWS, (SEED, epoch)).at(np.arange(ROWS)) for epoch in (0, 1))
+    end = ROWS_PER_STEP * step
+    own = set(first[end - ROWS_PER_STEP : end].tolist()) - set(second[:ROWS_OF_SECOND_EPOCH])
+    return 1 + next(row for row in sorted(own) if row > ROWS_OF_EVALUATION)
+
+
+def nothing_changes(lab, folder, job, do, policy):
+    """A batch of one rank gives nan, inf or an infinite gradient in one step.
+
+    Its rows are named, weights and optimizer state stay as they are, and the run continues or ends,
+    as its policy says.
+    """
+    row = row_of_step(STEP)
+    flags = ("--save_steps", "1", "--save_total_limit", "30", *POLICIES[policy])
+    ended = lab.run(job, folder, Fault(do, "summed_loss", row=row), flags=flags)
+    ended.expect(0 if policy == "skipped" else Exit.NOT_FINITE)
+    text = (folder / "nonfinite_rows.jsonl").read_text()
+    (reported,) = [json.loads(line) for line in text.splitlines()]
+    named = [row for rows in reported["rows_by_rank"].values() for row in rows]
+    assert reported["step"] == STEP and row in named
+    # A loss belongs to one micro-batch; a gradient is only known for the whole step.
+    what, most = ("gradient", ROWS_PER_STEP) if "gradient" in do else ("loss", 3)
+    assert reported["what"] == what and len(named) <= most
+    if policy == "skipped":
+        assert hash_of_state(folder, STEP) == hash_of_state(folder, STEP - 1)
+    assert max(verified(folder)) == (STEPS if policy == "skipped" else STEP - 1)
+    for path in folder.rglob("*.safetensors"):
+        assert all(np.isfinite(array).all() for array in load_file(path).values()), path
+    return 0
+
+
+def skip_the_first_step(lab, folder, job):
+    """The first step is skipped, so that there is nothing to save: saving and stopping do no harm.
+
+    The run is stopped in that step and in a later one, and resumed.
+    """
+    fault = Fault("nan", "summed_loss", row=row_of_step(1))
+    whole = folder.with_name("whole")
+    lab.run(job, whole, fault, flags=("--save_steps", "0", *SKIP)).expect(0)
+    flags = ("--save_steps", "1", *SKIP)
+    for step in (1, 3):
+        stop = Fault("SIGTERM", "summed_loss", rank=0, step=step)
+        lab.run(job, folder, fault, stop, flags=flags).expect(Exit.STOPPED)
+    lab.run(job, folder, fault, flags=flags).expect(0)
+    return none_unequal(folder, whole)
+
+
+# ---- Other numbers of ranks and other strategies ----
+
+MOST_DIFFERENCE = 1e-4  # relative, in the loss of a step: sums in another order, over 20 steps
+
+
+def resume_elsewhere(lab, folder, jobs, stops, at="summed_loss"):
+    """Stop in these steps, resume as another job each time: each row once, and the same loss."""
+    whole = lab.whole(make_job() if at == "summed_loss" else reference_of(jobs[0]))
+    faults = [Fault("SIGTERM", at, rank=0, step=step) for step in stops]
+    if at == "summed_loss":
+        faults.append(Fault("record rows", at, file=folder.with_name("rows")))
+    for job in jobs[:-1]:
+        lab.run(job, folder, *faults).expect(Exit.STOPPED)
+    lab.run(jobs[-1], folder, *faults).expect(0)
+    if at == "summed_loss":
+        texts = [path.read_text() for path in folder.parent.glob("rows.*")]
+        lines = [json.loads(line) for line in "".join(texts).splitlines()]
+        rows = [row for line in lines if line["step"] <= EPOCH for row in line["rows"] if row]
+        assert sorted(rows) == list(range(1, ROWS + 1))  # padding has number 0
+    worst = difference_in_loss(folder, whole)
+    assert worst <= MOST_DIFFERENCE
+    return worst
+
+
+def refuse_other_rows(lab, folder, config):
+    """Another number of rows per step is refused, and the flags that fit are named."""
+    lab.run(make_job(), folder, Fault("SIGTERM", "summed_loss", step=2))
+    ended = lab.run(replace(make_job(config), batch=5, accumulation=1), folder)
+    ended.expect(Exit.USAGE)
+    named = ("12 rows", "--per_device_train_batch_size", "--gradient_accumulation_steps")
+    assert all(words in ended.output for words in named), ended.output
+    return 0
+
+
+# ---- All trials ----
+
+KILLS_PER_TRIAL = 5
+SIGNALS = ("SIGTERM", "SIGUSR1")
+ENGINES = ("ddp", "fsdp2_full_shard", "deepspeed_zero2")
+NONFINITE = (
+    "single ddp fsdp1_full_shard fsdp2_full_shard deepspeed_zero0 deepspeed_zero1 deepspeed_zero2 "
+    "deepspeed_zero3"
+).split()
+STRATEGIES = (
+    "single ddp fsdp1_full_shard deepspeed_zero3 fsdp2_full_shard deepspeed_zero1 "
+    "fsdp1_shard_grad_op deepspeed_zero2 fsdp2_shard_grad_op deepspeed_zero0 fsdp1_no_shard"
+).split()
+
+
+def stops():
+    """Yield the trials that stop once under every YAML, in every step, and five times."""
+    jobs = [make_job(name) for name in configs()]
+    jobs += [make_job(name, 2, "LoRA") for name in configs() if name != "fsdp1_no_shard"]
+    quantized = ("single", "fsdp2_full_shard", "deepspeed_zero3")
+    jobs += [make_job(name, 2, "nf4 LoRA") for name in quantized]
+    # Three ranks, over which weights are split into parts of different sizes. Under DDP the order
+    # in which three gradients are added depends on their place in a bucket.
+    jobs += [make_job(name, 3) for name in ("deepspeed_zero3", "fsdp2_full_shard", "ddp")]
+    for job, step in zip(jobs, itertools.cycle(range(1, 20, 3)), strict=False):
+        what = f"stopped and continued, {job.weights}"
+        attempt = partial(stop_and_resume, job=job, steps=[step])
+        yield "resume", what, f"{job.name}, step {step}", attempt
+    for job, step in zip(jobs_on_meshes(), itertools.cycle(range(2, 20, 3)), strict=False):
+        attempt = partial(stop_and_resume, job=job, steps=[step], at=IN_EACH_STEP)
+        yield "resume", "stopped and continued, meshes", f"{job.name}, step {step}", attempt
+    in_steps = [("single", range(1, STEPS)), ("ddp", range(1, STEPS, 3))]
+    for config, steps in [*in_steps, ("fsdp2_full_shard", range(2, STEPS, 3))]:
+        for step in steps:
+            attempt = partial(stop_and_resume, job=make_job(config), steps=[step])
+            yield "every step", f"stopped in each step, {config}", f"step {step}", attempt
+    for config in ("single", "ddp", "deepspeed_zero2"):
+        attempt = partial(stop_and_resume, job=make_job(config), steps=(2, 5, 9, 12, 16))
+        yield "five", "five interruptions in one epoch", config, attempt
+
+
+def elsewhere():
+    """Yield the trials that resume on other ranks, under other strategies and meshes."""
+    for config in ("ddp", "fsdp2_full_shard", "fsdp1_full_shard", *STRATEGIES[7:2:-4]):
+        for order in ([1, 2, 3, 4], [4, 3, 2, 1], [2, 4, 1, 3]):
+            jobs = [make_job(config if ranks > 1 else "single", ranks) for ranks in order]
+            attempt = partial(resume_elsewhere, jobs=jobs, stops=[5, 10, 15])
+            yield "elastic", "other numbers of ranks", f"{config} {order}", attempt
+        attempt = partial(refuse_other_rows, config=config)
+        yield "elastic", "a different global batch size is refused", config, attempt
+    for first in (0, 4, 8):
+        turn = STRATEGIES[first:] + STRATEGIES[:first]
+        jobs = [make_job(config) for config in turn]
+        attempt = partial(resume_elsewhere, jobs=jobs, stops=range(2, 21, 2))
+        yield "strategies", "another strategy every 2 steps", " > ".join(turn), attempt
+    turns: dict[tuple, list[Run]] = {}
+    for job in jobs_on_meshes():
+        turn = turns.setdefault(tuple(job.maker), [reference_of(job)])
+        turn += [job, on_mesh("fsdp2_full_shard", 2, recipe=job.model, layers=job.layers)]
+    for turn in turns.values():
+        detail = " > ".join(job.config for job in turn)
+        attempt = partial(resume_elsewhere, jobs=turn, stops=range(1, len(turn)), at=IN_EACH_STEP)
+        yield "strategies", "another mesh in each step", detail, attempt
+
+
+def signals():
+    """Yield every signal in every place under DDP, one in four elsewhere, and those in a row."""
+    kinds = itertools.product(
+        ("ddp", "fsdp2_full_shard", "deepspeed_zero3"), SIGNALS, (None, 0, 1), SIGNAL_PLACES
+    )
+    for number, (config, name, rank, place) in enumerate(kinds):
+        if config == "ddp" or number % 4 == 0:
+            job = make_job(config)
+            attempt = partial(stop_by_signal, job=job, name=name, rank=rank, place=place)
+            to = "all ranks" if rank is None else f"only rank {rank}"
+            yield "signals", f"{name} in {place}", f"{config}, {to}", attempt
+    for name in (*SIGNALS, "SIGINT"):
+        for config in ("single", "ddp"):
+            attempt = partial(stop_a_group_with_loaders, job=make_job(config), name=name)
+            what = f"{name} to a process group with data loader workers"
+            yield "signals", what, config, attempt
+        attempt = partial(stop_a_group_that_tokenizes, name=name)
+        detail = "single, two processes that tokenize"
+        yield "signals", f"{name} in data preparation", detail, attempt
+    attempt = partial(stop_a_rank_that_waits, name="SIGTERM")
+    yield "signals", "SIGTERM in data preparation", "ddp, a rank that waits", attempt
+    for config in ("single", "ddp"):
+        for change in (1, 3, 8, 15):
+            attempt = partial(kill_while_saving, config=config, change=change)
+            detail = f"{config}, change {change} of the save"
+            yield "twice", "two signals, then kill -9", detail, attempt
+        for change in (1, 8):
+            attempt = partial(kill_while_saving, config=config, change=change, in_background=True)
+            detail = f"{config}, change {change} in the background"
+            yield "twice", "two signals, then kill -9, --async_save", detail, attempt
+        attempt = partial(kill_after_evaluation, config=config)
+        yield "twice", "a signal in an evaluation, then kill -9 after it", config, attempt
+
+
+def losses():
+    """Yield the trials that lose each of two and of three ranks, the launcher, or all at random."""
+    for config, ranks in itertools.product(ENGINES, (2, 3)):
+        job = make_job(config, ranks)
+        for rank, (name, place) in itertools.product(range(ranks), KILL_PLACES.items()):
+            attempt = partial(lose_a_rank, job=job, rank=rank, place=place)
+            detail = f"{config}, rank {rank} of {ranks}"
+            yield "dead ranks", f"kill -9 of a rank in {name}", detail, attempt
+        attempt = partial(kill_the_launcher, job=job)
+        yield "dead ranks", "kill -9 of the launcher", f"{config}, {ranks} ranks", attempt
+        for rank in (0, ranks - 1):
+            attempt = partial(lose_a_rank, job=job, rank=rank, place=TRAINING, do="SIGSTOP")
+            detail = f"{config}, rank {rank} of {ranks}"
+            yield "dead ranks", "a stopped rank, after --ddp_timeout", detail, attempt
+    # 150 kills of one process and 50 of two ranks, and a fifth of that with --async_save
+    background = ", --async_save"
+    for suffix, config, trials in (
+        ("", "single", 30),
+        ("", "ddp", 10),
+        (background, "single", 6),
+        (background, "ddp", 2),
+    ):
+        what = f"kill -9 of all processes at random{suffix}, {config}"
+        for seed in range(trials):
+            steps = {"single": 1, "ddp": 2}[config]
+            job = make_job(config)
+            attempt = partial(kill_at_random, job=job, save_steps=steps, seed=seed)
+            if suffix:
+                attempt = partial(attempt, in_background=True)
+            yield f"random kills{suffix}", what, f"seed {seed}", attempt
+
+
+def writes():
+    """Yield a kill before each change of a file, faults in each write, and disks that are full."""
+    for more, suffix, at, last in (
+        ((), "", SECOND_SAVE, CHANGES),
+        (ASYNC, ", in the background", SECOND_WRITE, CHANGES_IN_BACKGROUND),
+    ):
+        what = f"crash before each change of the file system{suffix}"
+        for change in range(1, last + 2):
+            fault = Fault("crash at change", **at, number=change, lasting=bool(more))
+            code = -signal.SIGKILL if change <= last else 0
+            attempt = partial(save_in_danger, fault=fault, code=code, more=more)
+            name = what if change <= last else f"no change is left out{suffix}"
+            if change <= last or not more:
+                yield "writes", name, f"change {change}", attempt
+        for do, code in (("crash", -signal.SIGXFSZ), ("refuse", Exit.CANNOT_WRITE)):
+            places = [("", STATE_SIZE * quarter // 4) for quarter in range(4)]
+            places += [("progress.json", byte) for byte in (0, 400, 800, 1200)]
+            places += [("manifest.json", byte) for byte in (0, 50, 100, 150)]
+            for file, byte in places:
+                fault = Fault(f"{do} at byte", **SECOND_WRITE, file=file, number=byte)
+                attempt = partial(save_in_danger, fault=fault, code=code, more=more)
+                detail = f"{file or 'state.safetensors'}, byte {byte}"
+                yield "writes", f"{do} in the middle of a write{suffix}", detail, attempt
+    what = "kill -9 in the step beside a save in the background"
+    yield "writes", what, "step 8", kill_beside_a_save
+    for quarter in (None, 0, 1, 2, 3):
+        detail = "before the save" if quarter is None else f"{quarter}/4 of the save"
+        yield "disk", "the disk is full", detail, partial(fill_the_disk, quarter=quarter)
+        if quarter is not None:
+            attempt = partial(fill_the_disk, quarter=quarter, more=ASYNC)
+            yield "disk", "the disk is full, in the background", detail, attempt
+
+
+def foreign():
+    """Yield damage to files in this process, foreign code, secrets, numbers that are not finite."""
+    yield "hashing", "at most a tenth of a save", "400 MB", hash_quickly
+    for what, *arguments in (
+        ("a flipped bit is found, the file named", damage.flipped_bits, True, 1000),
+        ("changed manifests never trusted, none raises", damage.mutated_manifests, True, 10_000),
+        ("cut, empty, missing or foreign files are found", damage.cut_and_lost_files, True),
+        ("the checkpoint before a damaged one is taken", damage.older_one_is_taken, False),
+        ("foreign files stay and are not taken", damage.stray_files, False),
+    ):
+        yield "damage", what, "", partial(find_all, arguments=arguments)
+    for forged in FORGED:
+        attempt = partial(pickles_in_a_checkpoint, forged=forged)
+        yield "foreign", "a pickle in a checkpoint is never run", f"forged: {forged}", attempt
+    for name in MODELS:
+        attempt = partial(code_in_a_model, name=name)
+        yield "foreign", "foreign code in a model is never run", name, attempt
+    yield "foreign", "no secret is written", "ddp", keep_secrets
+    for policy, config in itertools.product(POLICIES, NONFINITE):
+        for do in ("nan", "inf", "inf gradient"):
+            attempt = partial(nothing_changes, job=make_job(config), do=do, policy=policy)
+            yield "numbers", policy, f"{do}, {config}", attempt
+    for config in NONFINITE:
+        attempt = partial(skip_the_first_step, job=make_job(config))
+        yield "numbers", "skipped before there is anything to save", config, attempt
+
+
+SHORT = (
+    "signals-SIGTERM in training-ddp, only rank 1",
+    "writes-crash before each change of the file system-change 12",
+)
+
+
+def trials() -> list:
+    """Return each trial as a parameter of the test, whole but for those of the short form."""
+    found = []
+    for trial in itertools.chain(stops(), elsewhere(), signals(), losses(), writes(), foreign()):
+        group, what, detail, _ = trial
+        name = "-".join([group, what, detail]).removesuffix("-")
+        marks = [] if name in SHORT or group == "damage" else [pytest.mark.whole]
+        if group == "disk":
+            marks.append(pytest.mark.skipif("not can_mount()", reason="nothing can be mounted"))
+        found.append(pytest.param(*trial, id=name, marks=marks))
+    return found
+
+
+@pytest.mark.parametrize(("group", "what", "detail", "attempt"), trials())
+def test_fault(group, what, detail, attempt, lab, tmp_path, record):
+    count = KILLS_PER_TRIAL if group.startswith("random kills") else 1
+    figure = attempt(lab, tmp_path / "run")
+    record(group=group, what=what, detail=detail, count=count, figure=figure, ok=True)

@@ -1,0 +1,68 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a checkpoint holds is the state of its step, however late it is written."""
+
+from hashlib import sha256
+
+import pytest
+
+import net
+from net import Cell
+
+SAVES = ("--save_steps", "3", "--save_total_limit", "9")
+
+
+# One of each way in which a share is gathered
+@pytest.mark.parametrize(
+    "cell",
+    [
+        Cell(),
+        Cell("ddp", ranks=2),
+        Cell("fsdp1_full_shard", ranks=2),
+        Cell("fsdp2_full_shard", ranks=2),
+        Cell("deepspeed_zero2", ranks=2),
+        Cell("deepspeed_zero3", ranks=3),
+    ],
+    ids=lambda cell: cell.config,
+)
+def test_steps_beside_a_save_change_no_bit_of_it(cell, net_tiny, tmp_path):
+    """Each rank writes its share of step 3 only when two further steps have begun to be taken.
+
+    Engines that call their optimizer for each group of weights reach the number in fewer steps.
+    """
+    tiny = net_tiny("llama")
+    whole = net.launch(cell, tiny, tmp_path / "whole", *SAVES).expect(0)
+    late = {"at": "write 1", "do": "wait", "size": 6}
+    done = net.launch(cell, tiny, tmp_path / "run", *SAVES, "--async_save", inject=late).expect(0)
+    assert "waits for call 6" in done.output
+    assert states_of(done.folder) == states_of(whole.folder)
+    assert net.figures(done.folder) == net.figures(whole.folder)
+
+
+def states_of(folder):
+    """{file of tensors: hash} of all checkpoints."""
+    files = sorted(folder.glob("checkpoint-*/*.safetensors"))
+    assert len(files) >= 3
+    return {path.relative_to(folder): sha256(path.read_bytes()).digest() for path in files}
+
+
+@pytest.mark.parametrize(
+    ("fault", "code", "last"),
+    [
+        ({"at": "forward 18", "do": "nan gradient"}, 70, 4),
+        ({"at": "forward 18", "do": "SIGTERM"}, 75, 5),
+    ],
+    ids=["a NaN", "a signal"],
+)
+def test_a_run_that_saves_the_model_alone_ends_with_a_whole_checkpoint(
+    fault, code, last, net_tiny, tmp_path
+):
+    """And goes on from it: what it trained afterwards is what a run that nothing ended has."""
+    tiny = net_tiny("llama")
+    flags = ("--save_steps", "1", "--save_total_limit", "9", "--save_only_model")
+    whole = net.launch(Cell(), tiny, tmp_path / "whole", *flags).expect(0)
+    stops = ("--nonfinite", "stop")
+    ended = net.launch(Cell(), tiny, tmp_path / "run", *flags, *stops, inject=fault).expect(code)
+    assert f"checkpoint-{last}" in net.checkpoints(ended.folder)
+    done = net.launch(Cell(), tiny, tmp_path / "run", *flags).expect(0)
+    assert net.figures(done.folder) == net.figures(whole.folder)
+    assert net.bytes_of_result(done.folder) == net.bytes_of_result(whole.folder)
