@@ -29,9 +29,7 @@ os.environ |= {"MKL_CBWR": "AVX2", "MKL_ENABLE_INSTRUCTIONS": "AVX2"}
 
 gc.disable()  # until all is imported: looking for garbage would take a fifth of that time
 import net  # noqa: E402
-import short_jobs  # noqa: E402
 from golden import Golden  # noqa: E402
-from job import launch as launch_job  # noqa: E402  from evidence/
 from jobs import MAKERS  # noqa: E402
 from tiny import makers  # noqa: E402  from scripts/
 
@@ -94,8 +92,8 @@ def golden(request):
 
 @pytest.fixture(scope="session")
 def short_of(once):
-    """The same with fewer rows (tests/short_jobs.py)."""
-    fewer = ["--num_train_rows", str(short_jobs.ROWS)]
+    """The same with 102 rows, whose last window of 12 is short."""
+    fewer = ["--num_train_rows", "102"]
     return lambda recipe: once(f"short_{recipe}", partial(make_tiny, [*MAKERS[recipe], *fewer]))
 
 
@@ -109,26 +107,6 @@ def make_tiny(words, folder):
 def tiny(tiny_of):
     """The folder of the tiny language model that recipes/llama.py trains."""
     return tiny_of("llama")
-
-
-@pytest.fixture(scope="session")
-def short_under(short_of, once):
-    """A function from a YAML, and a kind of weights, to the folder of the short job under it."""
-
-    def folder_of(config, weights):
-        return run_once(once, short_jobs.short_run(config, weights), short_of("llama"))
-
-    return folder_of
-
-
-def run_once(once, run, tiny):
-    """The folder of a run, which is launched once a test run."""
-
-    def launch(folder):
-        code, output = launch_job(run, tiny, folder)
-        assert code == 0, output[-3000:]
-
-    return once(f"finished_{run.name}", launch)
 
 
 def pytest_addoption(parser):

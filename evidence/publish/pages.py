@@ -10,7 +10,6 @@ import tables_speed
 from families import tables as families
 from job import WEIGHTS
 from paths import ROOT
-from proof.markdown import table
 from proof.parity_table import in_order, tables
 
 from .memory import (

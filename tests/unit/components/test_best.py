@@ -8,7 +8,6 @@ from components.best import (
     is_better,
     is_greater_better,
 )
-from damage import publish
 from example_arguments import language_model_arguments
 
 

@@ -14,7 +14,6 @@ from components.exits import Exit
 from components.saving import Saver
 from components.state import gather_state
 from components.watch import Watch
-from damage import make_checkpoint
 from fakes import fake_accelerator
 from ranks import on_ranks
 
