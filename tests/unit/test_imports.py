@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Imports lead down: commands are at the top, and components import only components.
+"""Imports lead down: from evidence/ to scripts/ to recipes/, whose components import components.
 
 tests/unit/test_recipes.py has the rest: the layers of the components, and that no recipe imports
 another one or anything of scripts.
@@ -14,6 +14,8 @@ from launching import REPO
 SCRIPTS = sorted((REPO / "scripts").glob("*.py"))
 COMMANDS = {path.stem for path in SCRIPTS if '__name__ == "__main__"' in path.read_text()}
 OF_SCRIPTS = {path.stem for path in (REPO / "scripts").iterdir()}
+OF_EVIDENCE = {path.stem for path in (REPO / "evidence").iterdir() if path.name != "README.md"}
+OF_TESTS = {path.stem for path in (REPO / "tests").glob("*.py")} | {"warm"}
 FILES = [
     path for folder in ("recipes", "scripts") for path in sorted((REPO / folder).rglob("*.py"))
 ]
@@ -49,6 +51,10 @@ def test_components_import_nothing_of_scripts(imported):
     components = {path: names for path, names in imported.items() if "components/" in path}
     assert len(components) >= 50
     assert files_that_import(OF_SCRIPTS, components) == []
+
+
+def test_nothing_that_people_use_imports_evidence_or_tests(imported):
+    assert files_that_import(OF_EVIDENCE | OF_TESTS, imported) == []
 
 
 def test_an_import_inside_of_a_function_counts():
