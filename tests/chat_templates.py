@@ -5,6 +5,7 @@ The tokenizer has a token for each byte and for each control token of the templa
 in the text is hidden by merged tokens.
 """
 
+import functools
 import re
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
@@ -65,8 +66,12 @@ CONVERSATIONS = {
 }
 
 
+@functools.lru_cache(maxsize=32)
 def tokenizer_of(template):
-    """Return a tokenizer with a chat template, and with a token for each of its control tokens."""
+    """Return a tokenizer with a chat template, and with a token for each of its control tokens.
+
+    It is made once, which takes more time than all that is asked of it: leave it as it is.
+    """
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     vocabulary = {character: number for number, character in enumerate(alphabet)}
     backend = Tokenizer(models.BPE(vocabulary, []))

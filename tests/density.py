@@ -16,8 +16,6 @@ NODES = 15  # bound for nine in ten statements; 13 to 14 there, 11 in accelerate
 MOST_NODES = 60  # bound for any statement; the largest of a hundred has 27 to 36 there
 TERNARIES = 40  # in 1,000 statements; 18 to 21 there, 35 in picotron
 TUPLE_ASSIGNMENTS = 10  # in 1,000 statements; 1 to 10 there, 12 in picotron
-STATEMENTS = 60  # per function; nine in ten have 18 to 56 there
-WIDTH = 100  # wider lines: 0.1 % of torchtitan's lines, 1.5 % of OLMo-core's, 4 % of nanochat's
 # A shorter file may have as many ternaries and tuple assignments as one with this many statements
 FEWEST_STATEMENTS = 100
 
@@ -32,7 +30,6 @@ SIMPLE = (
     ast.Delete,
 )
 COMPOUND = (ast.If, ast.While, ast.For, ast.AsyncFor, ast.With, ast.AsyncWith, ast.Match)
-FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 LITERALS = (ast.List, ast.Tuple, ast.Dict, ast.Set)
 # Parts of the tree that say nothing that is not said by the node that they belong to
 SIGNS = {
@@ -50,14 +47,12 @@ class Code:
     Attributes:
         nodes: of the syntax tree, but for SIGNS.
         sizes: (line, nodes) of each statement; of a compound one, its head is a statement.
-        functions: (line, name, statements) of each function, with those of its inner functions.
     """
 
     name: str
     text: str
     nodes: list[ast.AST]
     sizes: list[tuple[int, int]]
-    functions: list[tuple[int, str, int]]
 
 
 Rule = Callable[[Code], Iterator[str]]
@@ -67,7 +62,7 @@ def read_code(name: str, text: str) -> Code:
     """Return a file with what all rules need of it."""
     reader = Reader()
     reader.visit(ast.parse(text))
-    return Code(name, text, reader.nodes, reader.sizes, reader.functions)
+    return Code(name, text, reader.nodes, reader.sizes)
 
 
 class Reader:
@@ -76,21 +71,14 @@ class Reader:
     def __init__(self) -> None:
         self.nodes: list[ast.AST] = []
         self.sizes: list[tuple[int, int]] = []
-        self.functions: list[tuple[int, str, int]] = []
-        self._num_statements = 0  # so far
 
     def visit(self, node: ast.AST) -> int:
         """Return the nodes of a tree. A literal of constants is one: a table may be long."""
         self.nodes.append(node)
-        num_before = self._num_statements
         children = [child for child in ast.iter_child_nodes(node) if type(child) not in SIGNS]
         sizes = [self.visit(child) for child in children]
         if isinstance(node, ast.stmt):
-            self._num_statements += 1
             self._note_sizes(node, children, sizes)
-        if isinstance(node, FUNCTIONS):
-            number = self._num_statements - num_before - 1
-            self.functions.append((node.lineno, node.name, number))
         if isinstance(node, LITERALS) and all(
             isinstance(child, ast.Constant) for child in children
         ):
@@ -177,20 +165,6 @@ def conditions_as_statements(code: Code) -> Iterator[str]:
                 yield f"{code.name}:{node.lineno}: a condition that is written as an expression"
 
 
-def long_functions(code: Code) -> Iterator[str]:
-    """Yield each function of more than STATEMENTS statements, with those of its inner functions."""
-    for line, name, number in code.functions:
-        if number > STATEMENTS:
-            yield f"{code.name}:{line}: {name} has {number} statements"
-
-
-def wide_lines(code: Code) -> Iterator[str]:
-    """Yield each line of more than WIDTH columns."""
-    for number, line in enumerate(code.text.splitlines(), 1):
-        if len(line) > WIDTH:
-            yield f"{code.name}:{number}: {len(line)} columns"
-
-
 def unformatted_code(code: Code) -> Iterator[str]:
     """Yield each comment that keeps the formatter away."""
     for number, line in enumerate(code.text.splitlines(), 1):
@@ -207,8 +181,6 @@ RULES: list[Rule] = [
     arithmetic_with_truth,
     hidden_lambdas,
     conditions_as_statements,
-    long_functions,
-    wide_lines,
     unformatted_code,
 ]
 

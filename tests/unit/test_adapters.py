@@ -13,7 +13,6 @@ from transformers import (
 
 import llama
 from components.chat import load_tokenizer
-from components.checks import find_problems
 from components.classifier import load_classifier
 from components.cli import parse_arguments
 from components.model_checks import size_of
@@ -95,16 +94,3 @@ def test_every_recipe_leaves_the_casts_to_autocast(recipe, tiny_of):
     attribute = "cast_input_dtype_enabled"
     layers = [module for module in model.modules() if hasattr(module, attribute)]
     assert layers and not any(getattr(layer, attribute) for layer in layers)
-
-
-# ---- Rows that share lines ----
-@pytest.mark.parametrize(
-    ("flags", "says"),
-    [
-        (["--packing", "--padding_free"], "choose one"),
-        (["--packing", "--train_sampling_strategy", "group_by_length"], "all have one length"),
-    ],
-)
-def test_levers_that_exclude_each_other_are_refused(flags, says):
-    found = find_problems(llama_arguments(*flags), ONE_PROCESS)
-    assert len(found) == 1 and says in found[0]

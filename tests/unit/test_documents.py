@@ -75,14 +75,6 @@ def test_each_picture_exists_in_both_colors(page):
     assert [name for name in pictures if not (page.parent / name).is_file()] == []
 
 
-def test_the_first_picture_is_in_the_first_screen():
-    first = (REPO / "README.md").read_text().split("## Quick start")[0]
-    assert pictures_of(first) == [
-        "docs/pictures/memory_dark.svg",
-        "docs/pictures/memory_light.svg",
-    ]
-
-
 def test_the_readme_tells_what_the_quick_start_measured():
     text = (REPO / "README.md").read_text()
     rows = json.loads((REPO / "results" / "quickstarts.json").read_text())["rows"]

@@ -39,23 +39,21 @@ def outcome_without_reader(*command, **environment):
     return done.returncode, done.stderr
 
 
-@pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.name)
-def test_every_command_ends_by_the_same_function(path):
-    assert path.read_text().endswith('\nif __name__ == "__main__":\n    run_command(main)\n')
+def test_every_command_ends_by_the_same_function():
+    for path in SCRIPTS:
+        end = '\nif __name__ == "__main__":\n    run_command(main)\n'
+        assert path.read_text().endswith(end), path.name
 
 
-@pytest.mark.parametrize("unbuffered", ["", "1"])
-def test_a_command_whose_output_nobody_reads_ends_in_silence(unbuffered):
+def test_a_command_whose_output_nobody_reads_ends_in_silence():
     command = ("scripts/check_config.py", "accelerate_configs/ddp.yaml")
-    assert outcome_without_reader(*command, PYTHONUNBUFFERED=unbuffered) == (141, "")
+    assert outcome_without_reader(*command, PYTHONUNBUFFERED="1") == (141, "")
 
 
 @pytest.mark.parametrize(
     ("body", "code"),
     [
         ("return 3", 3),
-        ("return None", 0),
-        ("sys.exit(65)", 65),
         ("print('much ' * 10**6); sys.exit(65)", 141),
         ("print('little'); sys.exit(65)", 141),
     ],
@@ -63,10 +61,3 @@ def test_a_command_whose_output_nobody_reads_ends_in_silence(unbuffered):
 def test_the_exit_code_is_that_of_the_command_unless_its_output_was_lost(body, code):
     found, said = outcome_without_reader("-c", PRINTS.format(body=body), PYTHONUNBUFFERED="")
     assert found == code and said == ""
-
-
-def test_another_broken_pipe_is_not_taken_for_that_of_the_output():
-    body = "raise BrokenPipeError('of a server')"
-    command = [sys.executable, "-c", PRINTS.format(body=body)]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=REPO, check=False)
-    assert done.returncode == 1 and "BrokenPipeError: of a server" in done.stderr

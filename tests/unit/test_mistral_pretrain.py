@@ -7,7 +7,6 @@ import torch
 from transformers import AutoModelForCausalLM, MistralConfig
 
 import mistral_pretrain as recipe
-from components.cli import parse_arguments
 from components.mesh import Mesh
 from mask_probe import SHAPE, distance_from_alone, leak
 
@@ -72,18 +71,6 @@ class TestBatch:
         assert nothing["inputs"]["input_ids"].shape == (1, mesh.pad_to_multiple_of)
         assert len(nothing["targets"]) == 0
 
-    def test_for_flash_attention_all_is_one_line_with_the_ends_of_its_documents(self):
-        blocks = [
-            block((7, [11, 12, 13]), (4, [21, 22]), (9, [31, 32, 33, 34])),
-            block((9, range(9))),
-        ]
-        inputs = recipe.make_batch(blocks, LENGTH, one_line=True)["inputs"]
-        assert inputs["input_ids"].shape == inputs["position_ids"].shape == (1, 2 * LENGTH)
-        assert (
-            inputs["cu_seq_lens_q"].tolist() == inputs["cu_seq_lens_k"].tolist() == [0, 3, 5, 8, 16]
-        )
-        assert inputs["max_length_q"] == inputs["max_length_k"] == 8
-
 
 # There are two layers, each of which sees four tokens back: a token influences the eighth token
 # after it, but not the ninth
@@ -145,45 +132,3 @@ class TestMasks:
         inputs = recipe.make_batch([made], LONG)["inputs"] | {"use_cache": False}
         del inputs["position_ids"]
         assert leak(mistral(attention, WINDOW), inputs, made[2, :-1].long()[None]) > 0.1
-
-
-def test_a_data_set_without_text_ends_with_65(tmp_path, capsys):
-    (tmp_path / "train.jsonl").write_text('{"text": ""}\n\n')
-    words = ["--dataset_name", str(tmp_path / "train.jsonl")]
-    with pytest.raises(SystemExit, match="65"):
-        recipe.load_data(parse_arguments(recipe.Arguments, words=words), None)
-    assert "no text in any document" in capsys.readouterr().err
-
-
-def test_a_bad_document_ends_with_65(tmp_path, capsys):
-    (tmp_path / "train.jsonl").write_text('{"text": 5}\n')
-    words = ["--dataset_name", str(tmp_path / "train.jsonl")]
-    with pytest.raises(SystemExit, match="65"):
-        recipe.load_data(parse_arguments(recipe.Arguments, words=words), None)
-    assert "train.jsonl, line 1: has no text in text: 5" in capsys.readouterr().err
-
-
-class Letters:
-    """A tokenizer of one token per letter."""
-
-    eos_token_id = 1
-
-    def __call__(self, text, verbose, return_special_tokens_mask):
-        return {
-            "input_ids": [ord(letter) for letter in text],
-            "special_tokens_mask": [0] * len(text),
-        }
-
-
-@pytest.mark.parametrize(
-    ("flags", "told"),
-    [
-        ([], "2 documents; repeated in a new order until the budget is spent"),
-        (["--num_train_epochs", "3"], "2 documents; passes: 3"),
-    ],
-)
-def test_the_summary_promises_repetition_only_where_passes_are_unbounded(flags, told, tmp_path):
-    (tmp_path / "train.jsonl").write_text('{"text": "ab"}\n{"text": "cd"}\n')
-    words = ["--dataset_name", str(tmp_path / "train.jsonl"), "--max_length", "2", *flags]
-    corpus = recipe.load_data(parse_arguments(recipe.Arguments, words=words), Letters())
-    assert corpus.notes()["train text"] == told

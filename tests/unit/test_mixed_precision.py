@@ -10,13 +10,10 @@ import pytest
 import torch
 
 import llama
-import mixtral
-import t5
 import vit
 from components import accelerator as accelerators
 from components import strategy
 from components.accelerator import make_accelerator
-from components.classifier import load_classifier
 from components.cli import parse_arguments
 from fakes import fake_accelerator
 
@@ -41,49 +38,26 @@ def capture(self_or_name, *_, quantization_config=None, **__):
     raise Loaded(quantization_config)
 
 
-def load_llama(args, accelerator):
-    llama.load_model(args, accelerator)
-
-
-def load_t5(args, accelerator):
-    t5.load_model(args, accelerator, None)
-
-
-def load_vit(args, accelerator):
-    load_classifier(vit.AutoModelForImageClassification, args, [], accelerator)
-
-
 @pytest.mark.parametrize(
     ("mixed_precision", "dtype", "computes_in"),
     [
         ("bf16", "float32", torch.bfloat16),
-        ("bf16", "bfloat16", torch.bfloat16),
         ("fp16", "float32", torch.float16),
         ("no", "float32", torch.float32),
         ("no", "bfloat16", torch.bfloat16),
     ],
 )
-@pytest.mark.parametrize(
-    ("recipe", "auto_class", "load"),
-    [
-        (llama, llama.AutoModelForCausalLM, load_llama),
-        (t5, t5.AutoModelForSeq2SeqLM, load_t5),
-        (vit, vit.AutoModelForImageClassification, load_vit),
-    ],
-    ids=["llama", "t5", "vit"],
-)
 def test_4_bit_weights_are_multiplied_in_what_mixed_precision_says(
-    recipe, auto_class, load, mixed_precision, dtype, computes_in, monkeypatch
+    mixed_precision, dtype, computes_in, monkeypatch
 ):
-    args = arguments(recipe, "--use_peft", "--load_in_4bit", "--dtype", dtype)
-    monkeypatch.setattr(auto_class, "from_pretrained", capture)
+    args = arguments(llama, "--use_peft", "--load_in_4bit", "--dtype", dtype)
+    monkeypatch.setattr(llama.AutoModelForCausalLM, "from_pretrained", capture)
     with pytest.raises(Loaded) as found:
-        load(args, accelerator_with(mixed_precision))
+        llama.load_model(args, accelerator_with(mixed_precision))
     (config,) = found.value.args
     assert config.bnb_4bit_compute_dtype == computes_in
-    assert config.bnb_4bit_quant_storage == getattr(
-        torch, dtype
-    )  # as before: it only says how the bytes are packed
+    # It only says how the bytes are packed
+    assert config.bnb_4bit_quant_storage == getattr(torch, dtype)
 
 
 def loaded(folder, *flags, **facts):
@@ -143,18 +117,6 @@ def test_inputs_of_adapters_are_not_copied_and_nothing_else_changes(tiny):
     assert_same_with_less(ours, loaded(tiny, *LORA, native_amp=False))
 
 
-def test_nor_are_those_of_experts_and_what_is_beside_them(tiny_of):
-    args = arguments(mixtral, "--model_name_or_path", str(tiny_of("mixtral") / "model"), *LORA)
-    made = []
-    for autocasts in (True, False):
-        torch.manual_seed(0)
-        model = mixtral.load_model(args, accelerator_with(native_amp=autocasts))
-        made.append(with_learned_adapters(model.train()))
-    trained = [name for name, weight in made[0].named_parameters() if weight.requires_grad]
-    assert any("experts" in name for name in trained)
-    assert_same_with_less(*made)
-
-
 @pytest.mark.parametrize(
     ("flags", "facts"),
     [
@@ -166,19 +128,6 @@ def test_nor_are_those_of_experts_and_what_is_beside_them(tiny_of):
 )
 def test_peft_casts_where_autocast_does_not_or_results_would_change(flags, facts, tiny):
     assert casts_of(loaded(tiny, *flags, **facts)) == {True}
-
-
-def test_int8_products_do_not_log_a_line_each(tiny, records_of):
-    from bitsandbytes.autograd._functions import MatMul8bitLt, MatmulLtState
-
-    records = records_of("bitsandbytes.autograd._functions")
-    loaded(tiny, "--use_peft", "--load_in_8bit")
-    state = MatmulLtState()
-    state.CB, state.SCB = torch.ones(4, 8, dtype=torch.int8), torch.ones(4)
-    MatMul8bitLt.apply(
-        torch.ones(2, 8, dtype=torch.bfloat16), torch.ones(4, 8), None, None, state
-    )  # as for a GPU
-    assert records == []
 
 
 @pytest.mark.parametrize("flags", [[], ["--tf32"]], ids=lambda flags: " ".join(flags) or "none")

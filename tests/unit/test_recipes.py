@@ -8,7 +8,6 @@ import functools
 import importlib
 import json
 import re
-import sys
 from collections import Counter
 from pathlib import Path
 
@@ -78,11 +77,6 @@ COLLECTIVES = set(
     """.split()
 )
 LEAVES = (ast.Return, ast.Break, ast.Continue)
-PACKAGES = {"PIL": "pillow"}  # where a module has another name
-# The required packages bring them
-INDIRECT = {"numpy", "jinja2", "tqdm", "xxhash", "safetensors", "psutil", "yaml", "fsspec"}
-# Modules that only some installations have, imported where they are used
-OPTIONAL = {"deepspeed", "bitsandbytes"}
 
 
 def by_name(path):
@@ -132,12 +126,6 @@ def imports_of(path):
     return imported
 
 
-def packages_of(path):
-    """The packages that have to be installed for a file."""
-    packages = {name.split(".")[0] for name in imports_of(path)}
-    return packages - sys.stdlib_module_names - INDIRECT - {"components"}
-
-
 def run_by_some_ranks(node):
     """The nodes in the branches of any kind of condition on the rank."""
     if not isinstance(node, ast.If | ast.IfExp | ast.While | ast.BoolOp):
@@ -155,83 +143,50 @@ def test_the_recipes_are_the_expected_ones():
     assert not (REPO / "recipes" / "__init__.py").exists()
 
 
+def find_calls_on_some_ranks(path):
+    """What some ranks do without the others in a file: collective calls, and leaving."""
+    found = []
+    for outer in nodes_of(path):
+        for node in run_by_some_ranks(outer):
+            if isinstance(node, LEAVES):
+                found.append((path.name, node.lineno, "some ranks leave before the others"))
+            if isinstance(node, ast.Call):
+                written = ast.unparse(node.func)
+                if {written, written.split(".")[-1]} & COLLECTIVES:
+                    found.append((path.name, node.lineno, written))
+    return found
+
+
 @pytest.mark.parametrize("path", [*RECIPES, *COMPONENTS], ids=by_name)
 class TestEachFile:
     def test_every_rank_takes_part_in_every_collective_call(self, path):
-        for outer in nodes_of(path):
-            for node in run_by_some_ranks(outer):
-                if isinstance(node, ast.Call):
-                    name = getattr(node.func, "attr", getattr(node.func, "id", ""))
-                    written = ast.unparse(node.func)
-                    assert name not in COLLECTIVES and written not in COLLECTIVES, (
-                        f"line {node.lineno}: {name} on some ranks only"
-                    )
-                assert not isinstance(node, LEAVES), (
-                    f"line {node.lineno}: some ranks leave before the others"
-                )
+        assert find_calls_on_some_ranks(path) == []
 
-    def test_what_it_imports_is_required(self, path):
-        requirements = (REPO / "requirements.txt").read_text()
-        for name in packages_of(path) - OPTIONAL:
-            package = PACKAGES.get(name, name)
-            assert re.search(rf"^{package}\b", requirements, re.MULTILINE), package
 
-    def test_it_unpickles_nothing(self, path):
-        text = path.read_text()
-        assert "torch.load" not in text
-        assert not re.search(r"\bimport pickle\b|\bpickle\.", text)
-
-    def test_every_process_group_waits_as_long_as_the_user_says(self, path):
+def test_every_process_group_waits_as_long_as_the_user_says():
+    for path in [*RECIPES, *COMPONENTS]:
         for call in (node for node in nodes_of(path) if isinstance(node, ast.Call)):
             if ast.unparse(call.func).split(".")[-1] in ("new_group", "InitProcessGroupKwargs"):
                 given = {keyword.arg for keyword in call.keywords}
-                assert "timeout" in given and "ddp_timeout" in path.read_text()
-
-    def test_nothing_is_without_annotations(self, path):
-        for node in nodes_of(path):
-            if not isinstance(node, ast.FunctionDef):
-                continue
-            named = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
-            missing = [
-                one.arg
-                for one in named
-                if one.annotation is None and one.arg not in ("self", "cls", "ctx")
-            ]
-            assert not missing and node.returns is not None, f"{node.name}: {missing}"
+                assert "timeout" in given and "ddp_timeout" in path.read_text(), path
 
 
 @pytest.mark.parametrize("path", RECIPES, ids=by_name)
 class TestRecipe:
-    def test_it_imports_no_other_recipe_and_nothing_of_scripts(self, path):
-        ours = {other.stem for other in RECIPES} | {"scripts"}
-        ours |= {other.stem for other in (REPO / "scripts").iterdir()}
-        assert not {name.split(".")[0] for name in imports_of(path)} & ours
-
-    def test_main_names_no_strategy_and_keeps_the_order(self, path):
-        source = ast.get_source_segment(path.read_text(), function(path, "main"))
-        for word in ("fsdp", "deepspeed", "distributedtype", "zero_stage"):
-            assert word not in source.lower()
+    def test_main_shows_the_same_work_in_the_same_order_and_names_no_strategy(self, path):
+        main = function(path, "main")
+        source = ast.get_source_segment(path.read_text(), main)
+        assert not re.search("fsdp|deepspeed|distributedtype|zero_stage", source.lower())
         assert re.findall(r"# ---- (.*) ----", source) == BANNERS
-
-    def test_main_says_the_same_verbs_in_the_same_order(self, path):
-        calls = [name for _, _, name in calls_in(function(path, "main"))]
-        names = [OF_PIPELINES.get(name, name) for name in calls]
+        names = [OF_PIPELINES.get(name, name) for _, _, name in calls_in(main)]
         assert [name for name in names if name in VERBS] == VERBS
 
-    def test_the_help_keeps_the_lines_of_the_docstring_and_names_each_flag_once(self, path):
+    def test_every_argument_is_explained_and_used(self, path):
         module = importlib.import_module(path.stem)
         shown = RecipeParser(module.Arguments, module.__doc__).format_help()
         assert module.__doc__.strip() in shown
-        assert max(len(line) for line in shown.splitlines()) <= 100
-        assert shown.count("  --learning_rate ") == 1 and "--learning-rate" not in shown
-        assert shown.index("\nModel:\n") < shown.index("\nData:\n") < shown.index("\nTraining:\n")
-
-    def test_every_argument_is_explained_and_used(self, path):
-        kind = importlib.import_module(path.stem).Arguments
-        fields = {field.name for field in dataclasses.fields(kind)}
-        assert len(fields) > 40
-        for name in fields:
-            assert help_of(kind, name) and not help_of(kind, name).endswith(".")
+        fields = {field.name for field in dataclasses.fields(module.Arguments)}
+        assert all(help_of(module.Arguments, name) for name in fields)
         assert fields <= set().union(*map(values_read_by, [path, *COMPONENTS]))
 
     def test_its_flags_are_those_that_people_know(self, path):
@@ -259,6 +214,13 @@ def test_the_four_settings_of_4_bit_weights_are_never_left_to_defaults():
                 found.append(names)
     four = {"load_in_4bit"} | {f"bnb_4bit_{name}" for name in settings}
     assert sorted(found, key=len) == [{"load_in_8bit"}, four]
+
+
+def test_a_recipe_imports_no_other_one_and_nothing_of_scripts():
+    others = {path.stem for path in RECIPES} | {"scripts"}
+    others |= {path.stem for path in (REPO / "scripts").iterdir()}
+    for path in RECIPES:
+        assert not {name.split(".")[0] for name in imports_of(path)} & others, path.name
 
 
 def test_components_know_no_recipe_and_import_each_other_in_layers():

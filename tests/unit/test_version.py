@@ -1,16 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """The version is stated in one place, and every command prints it without heavy imports."""
 
-import importlib
 import re
 import subprocess
 import sys
 
-import pytest
 import yaml
 
 from components import __version__
-from components.cli import parse_arguments
 from launching import REPO
 
 RECIPES = sorted(
@@ -21,16 +18,33 @@ COMMANDS = [
     for path in sorted((REPO / "scripts").glob("*.py"))
     if '__name__ == "__main__"' in path.read_text()
 ]
-# torch is imported by all that is slow
+# torch is imported by all that is slow: here an import of it ends the interpreter
 WITHOUT_TORCH = """
-import runpy, sys
-sys.argv = sys.argv[1:]
-sys.path.insert(0, sys.argv[0].rpartition("/")[0])
-try:
-    runpy.run_path(sys.argv[0], run_name="__main__")
-finally:
-    print("torch" in sys.modules)
+import io, runpy, sys
+from contextlib import redirect_stderr, redirect_stdout
+sys.modules["torch"] = None
+*paths, flag = sys.argv[1:]
+for path in paths:
+    sys.path.insert(0, path.rpartition("/")[0])
+    sys.argv = [path, flag]
+    said, code = io.TextIOWrapper(io.BytesIO()), 0
+    try:
+        with redirect_stdout(said), redirect_stderr(io.TextIOWrapper(io.BytesIO())):
+            runpy.run_path(path, run_name="__main__")
+    except SystemExit as end:
+        code = end.code or 0
+    said.flush()
+    text = said.buffer.getvalue().decode().strip()
+    print(path.rpartition("/")[2], code, text, sep="|")
 """
+
+
+def outcomes_without_torch(paths, flag):
+    """{name of a program: exit code and what it prints} in one interpreter that has no torch."""
+    words = [sys.executable, "-c", WITHOUT_TORCH, *map(str, paths), flag]
+    done = subprocess.run(words, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return {name: rest for name, *rest in (line.split("|") for line in done.stdout.splitlines())}
 
 
 def test_the_changelog_begins_with_it():
@@ -44,22 +58,10 @@ def test_the_citation_names_it_and_the_license():
     assert "Apache License\n" in (REPO / "LICENSE").read_text()
 
 
-@pytest.mark.parametrize("path", [*COMMANDS, RECIPES[0]], ids=lambda path: path.stem)
-def test_a_command_prints_it_before_heavy_imports(path):
-    words = [sys.executable, "-c", WITHOUT_TORCH, path, "--version"]
-    done = subprocess.run(words, capture_output=True, text=True, check=True)
-    assert done.stdout.splitlines() == [f"{path.name} {__version__}", "False"]
-
-
-@pytest.mark.parametrize("path", COMMANDS, ids=lambda path: path.stem)
-def test_a_command_refuses_a_wrong_flag_before_heavy_imports(path):
-    words = [sys.executable, "-c", WITHOUT_TORCH, path, "--no_such_flag"]
-    done = subprocess.run(words, capture_output=True, text=True)
-    assert (done.returncode, done.stdout) == (64, "False\n"), done.stderr
-
-
-@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
-def test_a_recipe_prints_it(path, capsys):
-    with pytest.raises(SystemExit, match="0"):
-        parse_arguments(importlib.import_module(path.stem).Arguments, words=["--version"])
-    assert capsys.readouterr().out.endswith(f" {__version__}\n")
+def test_commands_print_it_and_refuse_a_wrong_flag_before_heavy_imports():
+    programs = [*COMMANDS, RECIPES[0]]
+    names = [path.name for path in programs]
+    told = outcomes_without_torch(programs, "--version")
+    assert told == {name: ["0", f"{name} {__version__}"] for name in names}
+    refused = outcomes_without_torch(COMMANDS, "--no_such_flag")
+    assert refused == {path.name: ["64", ""] for path in COMMANDS}

@@ -38,39 +38,14 @@ def start_run(monkeypatch):
 
 
 @pytest.fixture
-def become_rank(monkeypatch):
-    """A function that makes this process the one of a rank."""
-
-    def become(rank):
-        for module in (status, watch, nonfinite):
-            monkeypatch.setattr(module, "RANK", rank)
-
-    return become
-
-
-@pytest.fixture
-def folder(new_process, tmp_path, become_rank, monkeypatch):
+def folder(new_process, tmp_path, monkeypatch):
     """A run's folder, as at the start of a process of rank 0 outside of torchrun."""
     process_status().output_dir = tmp_path
     process_status().is_open = True
-    become_rank(0)
+    for module in (status, watch, nonfinite):
+        monkeypatch.setattr(module, "RANK", 0)
     monkeypatch.delenv("TORCHELASTIC_ERROR_FILE", raising=False)
     return tmp_path
-
-
-@pytest.fixture
-def errors(tmp_path, become_rank, monkeypatch):
-    """A function that makes this process a rank of torchrun, and returns the file it reads then."""
-
-    def file_of(rank):
-        path = tmp_path / "attempt_0" / str(rank) / "error.json"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        become_rank(rank)
-        monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(path))
-        return path
-
-    monkeypatch.setattr(watch.time, "sleep", lambda seconds: None)
-    return file_of
 
 
 @pytest.fixture

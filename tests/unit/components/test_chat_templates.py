@@ -44,10 +44,13 @@ def trained_here(template, name):
 def trained_by_trl(template, name):
     """Return the tokens and the mask of what TRL trains on."""
     tokenizer = tokenizer_of(template)
-    tokenizer.chat_template = get_training_chat_template(tokenizer) or template
     messages, tools = CONVERSATIONS[name]
     encoded = tokenizer.apply_chat_template(
-        messages, tools=tools or None, return_dict=True, return_assistant_tokens_mask=True
+        messages,
+        tools=tools or None,
+        chat_template=get_training_chat_template(tokenizer) or template,
+        return_dict=True,
+        return_assistant_tokens_mask=True,
     )
     return encoded["input_ids"], encoded["assistant_masks"]
 
