@@ -117,7 +117,7 @@ def words_of(flags: Flags) -> list[str]:
 
 # ---- What they read ----
 def prepare(job: Job, home: Path) -> None:
-    """Write home/model, and home/data with the rows as text (rows.jsonl) and as batches.pt.
+    """Write home/model if it is missing, and home/data with the rows: rows.jsonl and batches.pt.
 
     The batches are the recipe's own in its sequential order, made in advance for the bare loops.
     """
@@ -129,14 +129,8 @@ def prepare(job: Job, home: Path) -> None:
     from components.chat_template import ChatTemplate
     from components.packing import TokenCollator
 
-    home.mkdir(parents=True, exist_ok=True)
-    command = [sys.executable, "scripts/make_tiny.py", "llama", str(home), *job.maker]
-    if job.rows == "gsm8k":
-        command += ["--text", str(GSM8K / "train.jsonl")]  # the tokenizer is trained on it
-    else:
-        command += ["--num_train_rows", "9000", "--num_test_rows", "210"]
-    subprocess.run([*command, *words_of(job.shape)], cwd=REPO, check=True, capture_output=True)
-
+    if not (home / "model" / "config.json").exists():
+        make_model(job, home)
     batch_size = job.flags["per_device_train_batch_size"]
     lines = text_rows(job, home, job.num_rows or batch_size * (job.steps + job.warmup))
     (home / "data" / "rows.jsonl").write_text("\n".join(lines) + "\n")
@@ -153,6 +147,17 @@ def prepare(job: Job, home: Path) -> None:
         names = ("inputs", "positions", "targets", "counts")
         batches.append({name: batch[name] for name in names})
     torch.save(batches, home / "data" / "batches.pt")
+
+
+def make_model(job: Job, home: Path) -> None:
+    """Write home/model with random weights, and rows that come with it."""
+    home.mkdir(parents=True, exist_ok=True)
+    command = [sys.executable, "scripts/make_tiny.py", "llama", str(home), *job.maker]
+    if job.rows == "gsm8k":
+        command += ["--text", str(GSM8K / "train.jsonl")]  # the tokenizer is trained on it
+    else:
+        command += ["--num_train_rows", "9000", "--num_test_rows", "210"]
+    subprocess.run([*command, *words_of(job.shape)], cwd=REPO, check=True, capture_output=True)
 
 
 class Rows(list):

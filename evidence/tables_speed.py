@@ -54,7 +54,9 @@ Row = dict[str, Any]  # facts of one measurement, as `record` keeps them
 def rows_of(name: str) -> list[Row]:
     """Return the rows of results/NAME.json in the order of the file; [] without that file."""
     path = RESULTS / f"{name}.json"
-    return list(json.loads(path.read_text()).values()) if path.exists() else []
+    if not path.exists():
+        return []
+    return list(json.loads(path.read_text()).values())
 
 
 def table(header: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
@@ -78,8 +80,9 @@ def labels_of(cell: Row) -> list[str]:
 
 def name_of(cell: Row, label: str) -> str:
     """Return the name of a contestant in a table."""
-    packs = cell["flags"][label].get("packing", False)
-    return NAMES[label] + (", --packing" if packs else "")
+    if cell["flags"][label].get("packing", False):
+        return f"{NAMES[label]}, --packing"
+    return NAMES[label]
 
 
 def values(cell: Row, label: str, key: str) -> dict[int, float]:
@@ -109,7 +112,8 @@ def paired(
     of: Callable[[float, float], float] = ratio,
 ) -> list[float]:
     """Return `of` a number of `label` and of `other`, for each repeat in which both count."""
-    ours, theirs = values(cell, label, key), values(cell, other, key)
+    ours = values(cell, label, key)
+    theirs = values(cell, other, key)
     return [of(ours[repeat], theirs[repeat]) for repeat in sorted(ours.keys() & theirs.keys())]
 
 
@@ -117,8 +121,12 @@ def spread(numbers: Sequence[float], form: str = "{:.2f}") -> str:
     """Return the median of some numbers and their range, as text; "" without numbers."""
     if not numbers:
         return ""
-    middle, low, high = (form.format(of(numbers)) for of in (statistics.median, min, max))
-    return middle if low == high else f"{middle} ({low} to {high})"
+    middle = form.format(statistics.median(numbers))
+    low = form.format(min(numbers))
+    high = form.format(max(numbers))
+    if low == high:
+        return middle
+    return f"{middle} ({low} to {high})"
 
 
 def spread_of(cell: Row, label: str, key: str, form: str) -> str:
@@ -130,7 +138,8 @@ def spread_of(cell: Row, label: str, key: str, form: str) -> str:
 def speed() -> str:
     """Return the tables of the same batches, and of each tool's own defaults."""
     tools = ("lean", "ours", "trainer", "trl")
-    medium, nothing = cell_of("matched, medium"), cell_of("matched, near zero")
+    medium = cell_of("matched, medium")
+    nothing = cell_of("matched, near zero")
     times = [spread(paired(medium, tool, "floor"), "{:.3f}") for tool in tools]
     more = [spread(paired(nothing, tool, "floor", of=milliseconds_more)) for tool in tools]
     lines = [
@@ -229,10 +238,12 @@ def gpu_plan() -> str:
         for row in cell["rows"]:
             if "planned, GiB" in row and "allocated, GiB" in row:
                 run = GPU_JOBS[cell["cell"]]
-                planned, measured = row["planned, GiB"], row["allocated, GiB"]
+                planned = row["planned, GiB"]
+                measured = row["allocated, GiB"]
             elif "planned tensors" in row and "allocated" in row:
                 run = f"`{row['run']}`"
-                planned, measured = row["planned tensors"] / GIB, row["allocated"] / GIB
+                planned = row["planned tensors"] / GIB
+                measured = row["allocated"] / GIB
             else:
                 continue
             error = round(planned / measured - 1, 3) + 0.0  # so that it is never -0.0

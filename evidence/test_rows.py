@@ -131,6 +131,7 @@ def of_trl(label, home):
 
     def prepare(file):
         rows = load_dataset("json", data_files=str(file), split="train")
-        return SFTTrainer(model, config, rows, processing_class=tokenizer).train_dataset
+        trainer = SFTTrainer(model, config, train_dataset=rows, processing_class=tokenizer)
+        return trainer.train_dataset
 
     return prepare

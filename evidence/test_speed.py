@@ -157,7 +157,8 @@ def verdict(run, floor, job):
     if not job.matched:
         difference = abs(run["held_out_loss"] / floor["held_out_loss"] - 1)
         return difference, "" if difference <= HELD_OUT else "another loss on held-out rows"
-    ours, theirs = run["losses"], floor["losses"]
+    ours = run["losses"]
+    theirs = floor["losses"]
     if len(ours) != len(theirs) or None in ours:
         return None, f"{len(ours)} losses, the bare loop has {len(theirs)}"
     differences = [abs(a - b) for a, b in zip(ours, theirs, strict=True)]
@@ -179,10 +180,12 @@ def held_out_loss(folder, job):
     tokenizer = chat.load_tokenizer(str(folder))
     template = ChatTemplate(tokenizer)
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-    total, count = 0.0, 0
+    total = 0.0
+    count = 0
     for line in (GSM8K / "test.jsonl").read_text().splitlines()[:HELD_OUT_ROWS]:
         row = llama.tokenize_row(json.loads(line), template, 2 * job.flags["max_length"])
-        ids, labels = torch.tensor([row["input_ids"]]), torch.tensor([row["labels"]])
+        ids = torch.tensor([row["input_ids"]])
+        labels = torch.tensor([row["labels"]])
         supervised = (labels[:, 1:] != -100).sum().item()
         with torch.no_grad():
             total += model(ids, labels=labels).loss.item() * supervised

@@ -64,7 +64,7 @@ class Cell:
     def proves(self, name: str, claim: str, bound: str = "") -> None:
         """Say what the cell proves. A test that fails keeps no row, so that the bound holds."""
         self.claim = {"cell": name, "proves": claim, "bound": bound}
-        self.claim["holds"] = True if bound else None
+        self.claim["holds"] = bool(bound) or None
 
     def only_on_gpu(self, reason: str = "needs a GPU") -> str:
         """Return why a variant is left out on a CPU, "" on a GPU."""
@@ -72,11 +72,13 @@ class Cell:
 
     def job(self, *more: str, steps: int = 20) -> tuple[str, ...]:
         """Return the flags of a short job without evaluation or checkpoints, and further flags."""
+        batch = "16"
         if not self.on_gpu:
             steps = min(steps, 6)
-        flags = ["--max_steps", str(steps), "--per_device_train_batch_size"]
-        flags += ["16" if self.on_gpu else "4", "--learning_rate", "1e-3"]
-        return (*flags, "--eval_strategy", "no", "--save_steps", "0", *more)
+            batch = "4"
+        flags = ["--max_steps", str(steps), "--per_device_train_batch_size", batch]
+        flags += ["--learning_rate", "1e-3", "--eval_strategy", "no", "--save_steps", "0"]
+        return (*flags, *more)
 
     def adapters(self, kind: str = "LoRA") -> tuple[str, ...]:
         """Return the flags of LoRA, or of LoRA on a base in int8 or nf4."""
@@ -132,8 +134,10 @@ def nvidia_smi(query: str) -> list[str]:
         done = subprocess.run(command, capture_output=True, text=True, timeout=30)
     except OSError:
         return []
-    lines = done.stdout.splitlines()
-    return [] if done.returncode or not lines else [word.strip() for word in lines[0].split(",")]
+    if done.returncode or not done.stdout:
+        return []
+    first = done.stdout.splitlines()[0]
+    return [word.strip() for word in first.split(",")]
 
 
 def reason_left_out(variant: Variant) -> str:
@@ -144,10 +148,14 @@ def reason_left_out(variant: Variant) -> str:
     words = " ".join(variant.flags)
     if re.search(r"load_in|[48]bit|paged", words):
         needs.append("bitsandbytes")
-    needs += ["flash_attn"] * ("flash_attention_2" in words)
-    needs += ["liger_kernel"] * ("use_liger_kernel" in words)
+    if "flash_attention_2" in words:
+        needs.append("flash_attn")
+    if "use_liger_kernel" in words:
+        needs.append("liger_kernel")
     missing = [package for package in needs if find_spec(package) is None]
-    return f"not installed: {', '.join(missing)}" if missing else variant.left_out
+    if missing:
+        return f"not installed: {', '.join(missing)}"
+    return variant.left_out
 
 
 def needs_compiler() -> None:

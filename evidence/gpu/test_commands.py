@@ -37,7 +37,10 @@ def test_the_recipe_accepts_every_launch(module, name, variant, tmp_path, monkey
     monkeypatch.setattr(runs.Cell, "model", lambda cell, wide=False: tmp_path)
     cell = runs.Cell(True, {}, tmp_path, tmp_path)
     function = getattr(module, f"test_{name}")
-    function(variant, cell) if variant else function(cell)
+    if variant:
+        function(variant, cell)
+    else:
+        function(cell)
     assert commands
     for command in commands:
         words = command[command.index("recipes/llama.py") + 1 :]

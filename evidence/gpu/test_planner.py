@@ -11,6 +11,7 @@ from gpu.test_side_by_side import (
     LLAMA_8B,
     LORA,
     NF4,
+    home_of,
     job_of,
     planned_tensors,
 )
@@ -46,7 +47,7 @@ def test_plan(name, cell):
     for rows, length, flags in points if cell.on_gpu else points[:2]:
         sizes = {"per_device_train_batch_size": rows, "max_length": length}
         job = job_of(cell, name, flags | sizes, {"ours": {}}, shape, steps=2)
-        home = cell.work / f"{rows} x {length} {len(cell.rows)}"
+        home = home_of(cell, job)
         contestants.prepare(job, home)
         run = contestants.run(job, "ours", home)
         assert "failed" not in run, run

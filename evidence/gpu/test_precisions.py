@@ -30,6 +30,8 @@ def test_precisions(cell):
         Variant("bf16, a line every 5 steps", flags=cell.job("--logging_steps", "5")),
         Variant("bf16, flash_attention_2", flags=flash, left_out=on_gpu),
         Variant("fp16", precision="fp16", flags=plain, left_out=on_gpu),
+    ]
+    engines = [
         Variant("FSDP2 bf16", "fsdp2_full_shard", flags=plain),
         Variant("FSDP2 fp16", "fsdp2_full_shard", "fp16", plain, left_out=on_gpu),
         Variant("FSDP2 offload bf16", "fsdp2_cpu_offload", flags=plain),
@@ -37,7 +39,7 @@ def test_precisions(cell):
         Variant("ZeRO-2 bf16", "deepspeed_zero2", flags=plain),
         Variant("ZeRO-3 bf16", "deepspeed_zero3", flags=plain),
     ]
-    compare_with_first(cell, variants)
+    compare_with_first(cell, variants + engines)
 
 
 def test_packed(cell):

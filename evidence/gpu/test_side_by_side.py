@@ -77,7 +77,7 @@ def test_side_by_side(name, cell):
     claim, bound, flags, others = CELLS[name]
     cell.proves(f"speed.{name}", claim, ALIKE + bound)
     job = job_of(cell, name, flags, others)
-    home = cell.work
+    home = home_of(cell, job)
     contestants.prepare(job, home)
     runs = {}
     for label in job.contestants:
@@ -97,6 +97,11 @@ def job_of(cell, name, flags, others, shape=LLAMA_8B, steps=10):
     """A job of one GPU, or in small for a CPU."""
     job = Job(name, shape, flags, others, rows="long", steps=steps, device="cuda", maker=ON_GPU)
     return job if cell.on_gpu else job.in_small()
+
+
+def home_of(cell, job):
+    """The folder of all jobs with a model of this shape, since making it takes a minute."""
+    return cell.models / f"hidden_size_{job.shape['hidden_size']}"
 
 
 def row_of(job, label, runs):
