@@ -14,6 +14,7 @@ import re
 import resource
 import time
 from multiprocessing import get_context
+from typing import Any
 
 import pytest
 
@@ -84,7 +85,7 @@ def timed(label, home, cache):
     prepare = (of_trl if label == "trl" else of_recipe)(label, home)
     prepare(home / "few.jsonl")
     begun = cpu_seconds()
-    rows = prepare(home / "all.jsonl")
+    rows: Any = prepare(home / "all.jsonl")
     seconds = cpu_seconds() - begun
     plain = rows.select_columns(["input_ids", "labels"]).with_format(None)
     return seconds, [json.dumps([list(row["input_ids"]), list(row["labels"])]) for row in plain]

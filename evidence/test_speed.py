@@ -196,7 +196,8 @@ def held_out_loss(folder, job):
 # ---- The short form: the gate ----
 def test_all_contestants_train_alike_and_another_learning_rate_is_void(tmp_path):
     job = SMALLEST.in_small()
-    job = replace(job, contestants=job.contestants | {"trainer planted": {"learning_rate": 6e-4}})
+    planted = {"trainer planted": {"learning_rate": 6e-4}}
+    job = replace(job, contestants=dict(job.contestants) | planted)
     contestants.prepare(job, tmp_path)
     runs = judge(run_all(job, tmp_path, cold=False, repeat=0), job)
     voids = {run["contestant"]: run["void"].replace("loaded", "") for run in runs}

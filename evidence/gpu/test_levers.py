@@ -11,6 +11,7 @@ import gc
 import statistics
 import time
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -191,7 +192,7 @@ def pull(model, compiled, recomputed):
     def policy(_, operator, *args, **options):
         return Policy.MUST_SAVE if operator in kept else Policy.PREFER_RECOMPUTE
 
-    options = {"use_reentrant": False}
+    options: dict[str, Any] = {"use_reentrant": False}
     if recomputed == "selective":
         options["context_fn"] = partial(create_selective_checkpoint_contexts, policy)
     layers = decoder_of(model).layers
@@ -302,5 +303,5 @@ class Float8(torch.autograd.Function):
         return multiply(given, weight, scale)
 
     @staticmethod
-    def backward(ctx, gradient):
-        return multiply(gradient, *ctx.saved_tensors), None, None, None, None
+    def backward(ctx, *gradients):
+        return multiply(gradients[0], *ctx.saved_tensors), None, None, None, None

@@ -75,7 +75,8 @@ def test_resumes(name, cell):
         # What was done before the checkpoint was not done again: the speed in its lines is the same
         assert one.steps[: steps // 2] == whole.steps[: steps // 2]
         difference = largest_difference(one, whole)
-        one.row |= {"resumed": True, "largest difference": difference}
+        one.row["resumed"] = True
+        one.row["largest difference"] = difference
         assert difference <= LOSS_BOUND, one.variant.name
         if name == "optimizers" and cell.on_gpu:
             peaks = [run.steps[-1]["peak_memory_gib"] for run in (one, whole)]
