@@ -206,10 +206,10 @@ proof: install  ## measure every strategy and the planner; write the tables
 	python evidence/activations.py --json results/activations.json
 	python evidence/model_families.py --warm --json results/model_families.json
 	python -m pytest -q evidence/test_quickstarts.py --all
-	python evidence/readme_tables.py
+	python evidence/tables.py
 
 pictures: install  ## draw the pictures of README.md and docs/ from results/
-	python evidence/draw.py
+	python evidence/pictures.py
 
 evidence-gpu: install-dev  ## what only a GPU can show: about an hour
 	python -m pytest -q -rs evidence/gpu --all

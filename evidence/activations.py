@@ -2,7 +2,6 @@
 """Measure what a rank's autograd keeps of long rows, if ranks share the tokens of each row.
 
     python evidence/activations.py --json results/activations.json
-    python evidence/readme_tables.py
 
 Each launch is a rehearsal (scripts/rehearse.py) of recipes/llama.py with one row of each length: in
 one process, and with 2 and 4 ranks that share each row by context parallelism (fsdp2_cp.yaml) or

@@ -2,7 +2,7 @@
 """Compare the planner's peaks with those of torch's MemTracker on real CPU tensors.
 
     python evidence/validate_planner.py --json results/planner.json
-    python evidence/readme_tables.py
+    python evidence/tables.py
 
 Each cell runs two optimizer steps of a random model with the recipe's own loss and optimizer, in
 fp32 and one process, and tracks the second. The first cells change one thing at a time; the next

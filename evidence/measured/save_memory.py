@@ -182,3 +182,14 @@ def write_table(path: Path, row: Row, planned: Sequence[Row]) -> None:
         lines = ",\n".join(json.dumps(row) for row in found)
         parts.append(f'"{name}": [\n{lines}\n]')
     path.write_text("{" + ", ".join(parts) + "}\n")
+
+
+def is_within(row: Row) -> bool:
+    """Return whether no rank of a YAML took more than it may."""
+    return all(is_kept(row[kind]) for kind in ("checkpoint", "background", "folder"))
+
+
+def is_kept(saved: Row) -> bool:
+    """Return whether no rank grew by more than its share and twice the largest tensor."""
+    pairs = zip(saved["grown"], saved["shares"], strict=True)
+    return all(grown <= share + 2 * saved["largest"] for grown, share in pairs)

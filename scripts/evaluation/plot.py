@@ -10,12 +10,12 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 
 from evaluation.report import DIRECTIONS, Measured, keys_of, with_error
 from exits import Exit, stop
-from pictures.style import LIGHT
 
 LEFT_OUT = ("perplexity",)  # the exponential of the loss, which is there
-# A base is gray, and models in the order of the command line have these colors
-BASE = LIGHT.series["gray"]
-COLORS = tuple(LIGHT.series[name] for name in ("blue", "orange", "green", "red", "purple", "sky"))
+# A base is gray, and models in the order of the command line have these colors, which are those of
+# Okabe and Ito: color-blind readers can tell them apart.
+BASE = "#8c959f"
+COLORS = ("#0072b2", "#e69f00", "#009e73", "#c2410c", "#a3578a", "#56b4e9")
 WIDTH = 8  # inches, as the pictures of scripts/plot_loss.py
 BAR = 0.26  # inches
 AROUND = 0.75  # inches, of a panel beside its bars

@@ -16,7 +16,6 @@ from components import __version__
 from evaluation.contestants import Contestant
 from evaluation.figures import Figure
 from exits import Exit, stop
-from proof.markdown import table
 
 RESULTS = "results.json"
 TABLE = "results.md"
@@ -73,7 +72,13 @@ def make_table(measured: Sequence[Measured]) -> str:
     lines = []
     for key in keys_of(measured):
         lines.append(line_of(key, measured))
-    return table(header, lines)
+    widths = [max(map(len, cells)) for cells in zip(header, *lines, strict=True)]
+    rule = ["-" * width for width in widths]
+    padded = []
+    for cells in (header, rule, *lines):
+        inner = " | ".join(map(str.ljust, cells, widths))
+        padded.append(f"| {inner} |")
+    return "\n".join(padded)
 
 
 def keys_of(measured: Sequence[Measured]) -> list[tuple[str, str]]:

@@ -24,10 +24,8 @@ class Probe:
 PEAKS = Probe("REHEARSAL_PEAKS", "measured.peak_probe", "peak")
 HOST_MEMORY = Probe("REHEARSAL_HOST_MEMORY", "measured.host_probe", "host")
 SAVE_MEMORY = Probe("REHEARSAL_SAVE_MEMORY", "measured.save_probe", "save")
-STAGES = Probe("REHEARSAL_STAGES", "proof.stage_probe", "stages")
 ACTIVATIONS = Probe("REHEARSAL_ACTIVATIONS", "measured.activation_probe", "activations")
-PARTS = Probe("REHEARSAL_PARTS", "proof.part_probe", "parts")
-PROBES = (PEAKS, HOST_MEMORY, SAVE_MEMORY, STAGES, ACTIVATIONS, PARTS)
+PROBES = (PEAKS, HOST_MEMORY, SAVE_MEMORY, ACTIVATIONS)
 
 
 def prepare() -> Rank:

@@ -28,10 +28,6 @@ def links_of(text):
     return [target for target in found if not target.startswith(("https://", "http://"))]
 
 
-def pictures_of(text):
-    return re.findall(r'(?:src|srcset)="([^"]+)"', without_code(text))
-
-
 def anchors_of(text):
     """The anchors of the headings, as GitHub and MkDocs both make them."""
     text = re.sub(r"^```.*?^```", "", text, flags=re.DOTALL | re.MULTILINE)
@@ -60,19 +56,11 @@ def test_a_broken_link_is_found(link):
     assert broken_links(REPO / "README.md", f"See [this]({link}).") == [link]
 
 
-WITH_PICTURES = [page for page in PAGES if pictures_of(page.read_text())]
-
-
-@pytest.mark.parametrize("page", WITH_PICTURES, ids=lambda page: page.name)
-def test_each_picture_exists_in_both_colors(page):
-    pictures = pictures_of(page.read_text())
-    dark = [name for name in pictures if name.endswith("_dark.svg")]
-    assert [name.replace("_dark", "_light") for name in dark] == [
-        name for name in pictures if name not in dark
+def test_the_first_picture_is_in_the_first_screen():
+    first = (REPO / "README.md").read_text().split("## Quick start")[0]
+    assert [link for link in links_of(first) if link.endswith(".svg")] == [
+        "docs/pictures/memory.svg"
     ]
-    if not (DOCS / "pictures").is_dir():
-        pytest.skip("no pictures were drawn yet")
-    assert [name for name in pictures if not (page.parent / name).is_file()] == []
 
 
 def test_the_readme_tells_what_the_quick_start_measured():

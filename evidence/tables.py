@@ -1,0 +1,481 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Write the tables of README.md and docs/ from results/*.json.
+
+    python evidence/tables.py            # after a measurement
+    python evidence/tables.py --check    # write nothing, exit with 1 if a table differs
+
+A table is between `<!-- NAME -->` and `<!-- end of NAME -->`; BLOCKS has the function of each NAME.
+"""
+
+import functools
+import json
+import math
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from decimal import Decimal
+from typing import Any
+
+import rooms  # noqa: F401  before what it makes importable
+import tables_speed
+from exits import run_command
+from paths import ROOT
+from usage import Parser
+
+Row = Mapping[str, Any]
+MARKED = re.compile(r"(^<!-- (\w+) -->\n).*?(?=\n<!-- end of \2 -->$)", re.DOTALL | re.MULTILINE)
+# The order of the YAMLs in each table, by how their names begin
+ORDER = ("single", "ddp", "tp", "ep", "pp", "fsdp2", "hsdp", "fsdp1", "deepspeed")
+
+
+# ---- What all tables are made of ----
+
+
+@functools.cache
+def results(name: str) -> dict[str, Any]:
+    """Return what results/NAME.json holds."""
+    return json.loads((ROOT / "results" / f"{name}.json").read_text())
+
+
+def table(rows: Iterable[Sequence[Any]], columns: Sequence[str]) -> str:
+    """Return an aligned Markdown table. Every row has as many cells as there are columns."""
+    lines = [list(columns)]
+    lines += [list(map(str, row)) for row in rows]
+    widths = [max(map(len, cells)) for cells in zip(*lines, strict=True)]
+    lines.insert(1, ["-" * width for width in widths])
+    padded = [" | ".join(map(str.ljust, cells, widths)) for cells in lines]
+    return "\n".join(f"| {line} |" for line in padded)
+
+
+def decimal(number: float) -> str:
+    """Return a number with one significant digit and without an exponent, such as 0.0000002."""
+    return f"{Decimal(f'{number:.0e}'):f}"
+
+
+def yaml_of(row: Row) -> str:
+    """Return the name of a row's YAML as code."""
+    return f"`{row['config']}.yaml`"
+
+
+def place_of(row: Row) -> tuple[int, str]:
+    """Return the sort key of a row's YAML. Raises StopIteration for a kind that is not in ORDER."""
+    config = row["config"]
+    return next(place for place, start in enumerate(ORDER) if config.startswith(start)), config
+
+
+# ---- Parity ----
+
+NUMBERS = {
+    "loss": "loss",
+    "grad_norm": "gradient norm",
+    "learning_rate": "learning rate",
+    "weights": "final weights",
+}
+# {group of runs: what the table calls it}; the runs of a recipe other than llama.py are "others"
+GROUPS = {
+    "strategies": "llama.py, every YAML, 2 and 4 processes",
+    "cuts": "the global batch split differently, 1, 2 and 4 processes",
+    "checkpointing": "gradient checkpointing",
+    "attention": "eager attention",
+    "bf16": "bf16 under each engine, against a single process in fp32",
+    "levers": "padding-free batches, loss in chunks",
+    "packing": "packed sequences, against a single packed process",
+    "others": "the other recipes, every YAML, 2 processes",
+    "quantized": "the other recipes, ZeRO-2 and FSDP2",
+    "meshes": "TP, CP, SP, EP and PP, each recipe that has them, 2 to 8 processes",
+}
+# Groups in which the run of one process is what the others are compared with
+REFERENCED = ("strategies", "others", "quantized", "meshes")
+MOST_NAMES = 3  # YAMLs that are named one by one when a bound is explained
+
+
+def group_of(run: Row) -> str:
+    """Return the key of GROUPS of a run."""
+    return "others" if run["group"] == run["recipe"] else run["group"]
+
+
+def compared_runs() -> list[Row]:
+    """Return the runs that were compared with another one, without those that were refused."""
+    runs = []
+    for run in results("parity")["rows"]:
+        is_reference = run["config"] == "single" and group_of(run) in REFERENCED
+        if run["verdict"] == "ok" and not is_reference:
+            runs.append(run)
+    return runs
+
+
+def usual_bounds() -> dict[str, float]:
+    """Return the bounds of a run without a reason for wider ones: those of DDP."""
+    return next(run["bounds"] for run in compared_runs() if run["config"] == "ddp")
+
+
+def parity() -> str:
+    """Return the largest differences from one process, by kind of run, weights and bound."""
+    usual = usual_bounds()
+    places = list(GROUPS)
+    weights = list(dict.fromkeys(run["weights"] for run in compared_runs()))
+    found: dict[tuple[int, int, bool], list[Row]] = {}
+    for run in compared_runs():
+        bound = run["bounds"]["grad_norm"]
+        sharded = run["precision"] == "no" and bound not in (None, usual["grad_norm"])
+        place = (places.index(group_of(run)), weights.index(run["weights"]), sharded)
+        found.setdefault(place, []).append(run)
+    rows = []
+    for (place, weight, sharded), runs in sorted(found.items()):
+        what = GROUPS[places[place]]
+        if sharded:
+            what += ", sharded"
+        cells = [with_bound(runs, number) for number in NUMBERS]
+        rows.append([what, weights[weight], len(runs), *cells])
+    columns = ["what was compared", "weights", "runs"]
+    columns += [f"{name} (bound)" for name in NUMBERS.values()]
+    return f"{table(rows, columns)}\n\n{reasons(usual)}"
+
+
+def with_bound(runs: Iterable[Row], number: str) -> str:
+    """Return the largest difference of some runs in one number, with its bound in brackets."""
+    reported = [run for run in runs if run["bounds"][number] is not None]
+    difference = max(run["differences"][number] for run in reported)
+    return f"{decimal(difference)} ({decimal(reported[0]['bounds'][number])})"
+
+
+def reasons(usual: Mapping[str, float]) -> str:
+    """Return a line for each reason for bounds other than the usual ones, and where it applies."""
+    places: dict[str, dict[str, None]] = {}
+    for run in compared_runs():
+        if run["precision"] != "no":
+            words = [f"{NUMBERS[name]} {size:.0e}" for name, size in run["bounds"].items() if size]
+            reason = f"bounds are {', '.join(words)}. {run['why']}"
+            places.setdefault(reason, {})[run["precision"]] = None
+            continue
+        for name, bound in run["bounds"].items():
+            if bound != usual[name]:
+                what = "not reported" if bound is None else f"within {bound:.0e}"
+                reason = f"{NUMBERS[name]} {what}. {run['why']}"
+                places.setdefault(reason, {})[yaml_of(run)] = None
+    lines = []
+    for reason, names in places.items():
+        where = ", ".join(names) if len(names) <= MOST_NAMES else "full weights, sharded"
+        lines.append(f"- {where}: {reason}.")
+    return "\n".join(lines)
+
+
+# ---- Sharding ----
+
+CLASSES = ("parameters", "gradients", "optimizer")
+
+
+def shares() -> str:
+    """Return the share of each class that the fullest rank has; one row for YAMLs that agree."""
+    fullest: dict[tuple[str, int, str], int] = {}  # bytes by YAML, ranks and class
+    yamls = {}
+    for run in results("parity")["rows"]:
+        if run["group"] == "strategies" and run["weights"] == "full" and "held" in run:
+            yamls[run["config"]] = run
+            for kind, held in run["held"].items():
+                most = max(size for size, _ in held["ranks"])
+                fullest[run["config"], run["ranks"], kind] = most
+    del yamls["single"]
+    named: dict[tuple[str, ...], list[str]] = {}
+    for run in sorted(yamls.values(), key=place_of):
+        cells = []
+        for ranks in (2, 4):
+            for kind in CLASSES:
+                size = fullest.get((run["config"], ranks, kind))
+                cells.append(share_text(size, fullest["single", 1, kind]))
+        named.setdefault(tuple(cells), []).append(yaml_of(run))
+    columns = [f"{kind}, {ranks} processes" for ranks in (2, 4) for kind in CLASSES]
+    return table([[", ".join(names), *cells] for cells, names in named.items()], ["YAML", *columns])
+
+
+def share_text(size: int | None, whole: int) -> str:
+    """Return a share as a fraction if it is within 1% of one, "" for what was not measured."""
+    if size is None:
+        return ""
+    share = size / whole
+    for parts, text in {1: "1", 2: "1/2", 4: "1/4"}.items():
+        if abs(share * parts - 1) < 0.01:
+            return text
+    return f"{share:.2f}"
+
+
+# ---- The planner ----
+
+FORMULAS = "closed form"
+METHODS = {FORMULAS: "formulas (default)", "traced": "tracer (`--simulate`)"}
+# {kind of jobs: what their plans are compared with}
+COMPARED = {
+    "one thing": "one CPU process, one setting changed at a time",
+    "drawn": "one CPU process, random settings",
+    "ranks": "2 and 4 CPU processes, each with rows of its own",
+    "meshes": "2 to 8 CPU processes that share rows (TP, CP, SP)",
+    "experts": "2 and 4 CPU processes that share experts (EP)",
+    "told": "the same, told how many tokens arrived at each",
+    "pipelines": "2 and 4 CPU processes in pipelines (PP)",
+    "shapes": "the tracer, 1B to 70B parameters, up to 1,024 GPUs",
+}
+
+
+def planner() -> str:
+    """Return the errors of the planned peak, by what it is compared with."""
+    jobs = results("planner")["cells"] + tracked_jobs()
+    rows = []
+    for kind, text in COMPARED.items():
+        for method, name in METHODS.items():
+            errors = [job[method] for job in jobs if job["kind"] == kind and method in job]
+            if errors:
+                sizes = (mean_size(errors), max(*errors, 0), abs(min(*errors, 0)))
+                rows.append([name, text, len(errors), *(f"{size:.2%}" for size in sizes)])
+    columns = ["planned by", "compared with", "jobs", "mean error", "most above", "most below"]
+    return table(rows, columns)
+
+
+def mean_size(errors: Sequence[float]) -> float:
+    """Return the mean of the sizes of relative errors."""
+    return sum(map(abs, errors)) / len(errors)
+
+
+def tracked_jobs() -> list[Row]:
+    """Return the jobs on CPU ranks with their kinds.
+
+    One whose plan was told where tokens arrived is there with a plan that was not, too.
+    """
+    jobs = []
+    for row in results("planner_ranks")["rows"]:
+        kind = "meshes" if "sizes" in row else "ranks"
+        for key, named in {"ep": "experts", "pp": "pipelines"}.items():
+            if key in row:
+                kind = named
+        even = row.get("even", row["beside_bucket"])
+        jobs.append(row | {"kind": kind, FORMULAS: even})
+        if "arrived" in row:
+            jobs.append({"kind": "told", FORMULAS: row["error"]})
+    return jobs
+
+
+# ---- Memory of hosts ----
+
+MB = 10**6
+GB = 10**9
+
+
+def host_memory() -> str:
+    """Return the host memory that each rank took to load a model and to resume, by YAML.
+
+    The unit is the size of the model in fp32.
+    """
+    rows = []
+    measured = sorted(results("host_memory")["rows"], key=place_of)
+    for row in sorted(measured, key=lambda row: row["ranks"]):
+        copies = []
+        for kind in ("loading", "resuming"):
+            copies.append(" ".join(f"{size:.2f}" for size in row.get(kind, [])))
+        rows.append([yaml_of(row), row["ranks"], *copies])
+    columns = ["YAML", "ranks", "loading: model sizes, by rank", "resuming: the same"]
+    return table(rows, columns)
+
+
+def checkpoint_memory() -> str:
+    """Return the MB that each rank took to save, beside what it may take, by YAML.
+
+    It may take its share and twice the largest tensor. What is beyond that is bold.
+    """
+    rows = []
+    for row in sorted(results("checkpoint_memory")["rows"], key=place_of):
+        cells = {}
+        least = {}
+        for kind in ("checkpoint", "background", "folder"):
+            saved = row[kind]
+            bounds = [share + 2 * saved["largest"] for share in saved["shares"]]
+            least[kind] = f"{min(bounds) / MB:.0f}"
+            grown = []
+            for size, bound in zip(saved["grown"], bounds, strict=True):
+                grown.append(f"{size / MB:.0f}" if size <= bound else f"**{size / MB:.0f}**")
+            cells[kind] = " ".join(grown)
+        checkpoint = [cells["checkpoint"], cells["background"], least["checkpoint"]]
+        rows.append([yaml_of(row), row["ranks"], *checkpoint, cells["folder"], least["folder"]])
+    columns = ["YAML", "ranks", "checkpoint: MB, by rank", "with `--async_save`", "bound"]
+    return table(rows, [*columns, "folder: the same", "bound"])
+
+
+def checkpoint_plan() -> str:
+    """Return the GB that a rank, and a host of eight, needs to save a large model."""
+    rows = []
+    for row in results("checkpoint_memory")["planned"]:
+        sizes = [row[key] / GB for key in ("whole", "share", "largest", "most", "host")]
+        rows.append([row["model"], row["ranks"], *(f"{size:.1f}" for size in sizes)])
+    names = ["checkpoint", "largest share", "largest tensor", "bound of a rank", "host of 8 ranks"]
+    return table(rows, ["parameters", "ranks", *(f"{name}, GB" for name in names)])
+
+
+# ---- Model families ----
+
+FAMILY_BOUND = 1e-6  # relative: a loss is a mean over some hundred tokens in fp32
+
+
+def families() -> str:
+    """Return how many families are within the bound, a line for each, and the versions."""
+    rows = sorted(measured_families(), key=lambda row: (row["verdict"] != "ok", row["family"]))
+    good = [row for row in rows if row["verdict"] == "ok"]
+    first = decimal(max(row["first"] for row in good))
+    loaded = decimal(max(row["loaded"] for row in good))
+    summary = (
+        f"{len(good)} of {len(rows)} families train as transformers would. Over all of their runs, "
+        f"the first loss differs from the model's own by at most {first}, and the loss of the "
+        f"loaded result from that of the trained model by at most {loaded}."
+    )
+    columns = ["`model_type`", "attention", "own loss", "first loss differs by", "trained"]
+    columns += ["trained with LoRA", "adapters", "loaded differs by", "remarks"]
+    listed = table(map(cells_of_family, rows), columns)
+    versions = results("model_families")["versions"].items()
+    measured_with = ", ".join(f"{name} {version}" for name, version in versions)
+    return f"{summary}\n\n{listed}\n\nMeasured with {measured_with}."
+
+
+def measured_families() -> list[Row]:
+    """Return each family with the largest relative differences of losses that should be equal.
+
+    "first": of a run's first loss and the model's own; "loaded": of what a run wrote and trained.
+    """
+    rows = []
+    for row in results("model_families")["rows"]:
+        runs = [row[kind] for kind in ("full", "LoRA", "FSDP") if kind in row]
+        first = [abs(run["losses"][0] - row["own_loss"]) / row["own_loss"] for run in runs]
+        loaded = [abs(run["loaded"] - run["trained"]) / run["trained"] for run in runs]
+        largest = {"first": max(first, default=None), "loaded": max(loaded, default=None)}
+        rows.append(row | largest)
+    return rows
+
+
+def cells_of_family(row: Row) -> list[str]:
+    """Return the cells of a family; those of runs that failed are empty."""
+    full = row.get("full", {})
+    lora = row.get("LoRA", {})
+    losses = []
+    for loss in (row.get("own_loss"), full.get("trained"), lora.get("trained")):
+        losses.append("" if loss is None else f"{loss:.4f}")
+    first, loaded = ["" if row[key] is None else decimal(row[key]) for key in ("first", "loaded")]
+    remarks = [problem.replace("|", "/") for problem in row["problems"]]
+    if row.get("router_loss"):
+        remarks.insert(0, f"router's loss, not trained on: {row['router_loss']:.4f}")
+    names = [f"`{row['family']}`", row.get("attention", "")]
+    trained = [losses[0], first, *losses[1:], lora.get("adapters", "")]
+    return [*names, *trained, loaded, "; ".join(remarks)]
+
+
+# ---- The sum of it ----
+
+INTERRUPTED = ("resume", "every step", "five", "signals", "twice")
+
+
+def proof() -> str:
+    """Return one row for each claim: what was checked, the result, its bound and the command."""
+    runs = [run for run in compared_runs() if run["precision"] == "no"]
+    configs = {run["config"] for run in runs} - {"single"}
+    recipes = {run["recipe"] for run in runs}
+    difference = decimal(max(run["differences"]["loss"] for run in runs))
+    finished = [run for run in results("parity")["rows"] if run["verdict"] == "ok"]
+    kept = [run for run in finished if run["bytes"] == "ok"]
+    interrupted, _ = trials_of(*INTERRUPTED)
+    kills, lost = trials_of("random kills")
+    beside_saves, lost_there = trials_of("random kills, --async_save")
+    tracked = results("planner_ranks")["rows"]
+    untold = [abs(job["even"]) for job in tracked if "even" in job]
+    drawn = [job[FORMULAS] for job in results("planner")["cells"] if job["kind"] == "drawn"]
+    beside = [job["beside_bucket"] for job in tracked]
+    on_ranks = errors_text(beside, "jobs, every YAML on two to eight ranks")
+    number = len(measured_families())
+    good = [row for row in measured_families() if row["verdict"] == "ok"]
+    first = decimal(max(row["first"] for row in good))
+    rows = [
+        (
+            f"Every strategy gives the same loss: {len(runs)} runs, {len(recipes)} recipes, "
+            f"{len(configs)} multi-GPU YAMLs",
+            f"largest relative difference from a single-process run: {difference}",
+            decimal(usual_bounds()["loss"]),
+            "`python evidence/parity.py`",
+        ),
+        (
+            "Each process has only the share of the training state that its YAML promises",
+            f"{len(kept)} of {len(finished)} runs",
+            "all",
+            "`python evidence/parity.py`",
+        ),
+        (
+            "A run that was interrupted and resumed equals an uninterrupted one, bit for bit",
+            f"{interrupted} interruptions; {kills} `kill -9` at random moments, at most {lost} "
+            f"steps lost when saving every second step, and {beside_saves} with `--async_save`, at "
+            f"most {lost_there} lost",
+            "all",
+            "`python evidence/fault_injection.py`",
+        ),
+        (
+            "Planned peak memory equals the measured tensors",
+            f"{on_ranks}, {len(untold)} of them told where tokens went to experts (untold: at most "
+            f"{max(untold):.2%}); {errors_text(drawn, 'fp32 jobs with random settings')}",
+            "5%",
+            "`python evidence/track_ranks.py`, `python evidence/validate_planner.py`",
+        ),
+        (
+            f"Tiny models of {number} model families have the loss that transformers gives",
+            f"{len(good)} of {number}, largest relative difference in the first loss: {first}",
+            decimal(FAMILY_BOUND),
+            "`python evidence/model_families.py`",
+        ),
+    ]
+    return table(rows, ["what was checked", "result", "bound", "how to repeat it"])
+
+
+def trials_of(*groups: str) -> tuple[str, int]:
+    """Return how many attempts ended as promised, as "5 of 5", and the largest figure of all."""
+    measured = results("fault_injection")
+    trials = [trial for group in groups for trial in measured[group]["trials"]]
+    kept = sum(trial["count"] for trial in trials if trial["ok"])
+    tried = sum(trial["count"] for trial in trials)
+    return f"{kept} of {tried}", math.ceil(max(trial["figure"] for trial in trials))
+
+
+def errors_text(errors: Sequence[float], kind: str) -> str:
+    """Return how many plans there are, the mean size of their errors, and the largest."""
+    worst = max(map(abs, errors))
+    return f"{len(errors)} {kind}: mean error {mean_size(errors):.2%}, largest {worst:.2%}"
+
+
+# ---- The documents ----
+
+BLOCKS: dict[str, Callable[[], str]] = {
+    "parity": parity,
+    "shares": shares,
+    "proof": proof,
+    "planner": planner,
+    "host_memory": host_memory,
+    "checkpoint_memory": checkpoint_memory,
+    "checkpoint_plan": checkpoint_plan,
+    "families": families,
+    **tables_speed.BLOCKS,
+}
+
+
+def filled(text: str) -> str:
+    """Return the text of a document with its tables. Raises KeyError if BLOCKS has no such NAME."""
+    return MARKED.sub(lambda found: found[1] + BLOCKS[found[2]](), text)
+
+
+def main() -> int:
+    """Write the documents that differ, or with --check only name them; return the exit code."""
+    parser = Parser(description="Write the tables of README.md and docs/ from results/*.json.")
+    parser.add_argument("--check", action="store_true", help="write nothing; print what differs")
+    args = parser.parse_args()
+    differ = 0
+    for path in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]:
+        text = path.read_text()
+        wanted = filled(text)
+        if text != wanted:
+            differ += 1
+            print(f"{path.relative_to(ROOT)} differs from results/")
+            if not args.check:
+                path.write_text(wanted)
+    return 1 if args.check and differ else 0
+
+
+if __name__ == "__main__":
+    run_command(main)

@@ -1,0 +1,45 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What documents show is what results/ says: their tables, and the pictures in docs/pictures."""
+
+import re
+
+import pytest
+
+import pictures
+import tables
+from launching import REPO
+
+DOCUMENTS = [REPO / "README.md", *sorted((REPO / "docs").glob("*.md"))]
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
+def test_the_tables_of_a_document_are_made_from_the_results(path):
+    assert tables.filled(path.read_text()) == path.read_text(), "python evidence/tables.py"
+
+
+def test_each_table_is_in_one_document():
+    marks = []
+    for path in DOCUMENTS:
+        marks += re.findall(r"^<!-- (?!end of )(\w+) -->$", path.read_text(), re.MULTILINE)
+    assert sorted(marks) == sorted(tables.BLOCKS)
+
+
+def test_a_figure_that_differs_is_made_again():
+    page = REPO / "docs" / "proof.md"
+    changed = page.read_text().replace("| full ", "| none ")
+    assert changed != page.read_text() and tables.filled(changed) == page.read_text()
+
+
+@pytest.mark.parametrize("name", pictures.PICTURES)
+def test_a_picture_is_what_the_command_draws(name):
+    drawn = (REPO / "docs" / "pictures" / f"{name}.svg").read_text()
+    assert pictures.draw(name) == drawn, f"python evidence/pictures.py {name}"
+    assert "prefers-color-scheme: dark" in drawn
+
+
+def test_each_picture_is_shown_and_no_other_is_committed():
+    committed = {path.stem for path in (REPO / "docs" / "pictures").iterdir()}
+    shown = set()
+    for path in DOCUMENTS:
+        shown |= set(re.findall(r"\]\(\S*pictures/(\w+)\.svg\)", path.read_text()))
+    assert committed == shown == set(pictures.PICTURES)
