@@ -279,7 +279,7 @@ TOOLS = {
 
 def draw_speed() -> str:
     """Return the bars of real tokens per second, the fastest first."""
-    cell = next(one for one in results("benchmark")["cells"] if one["cell"] == CELL)
+    cell = next(one for one in results("speed").values() if one["cell"] == CELL)
     rates = rates_of(cell)
     medians = {label: statistics.median(found.values()) for label, found in rates.items()}
     order = sorted(medians, key=lambda label: medians[label])

@@ -36,6 +36,12 @@ def results(name: str) -> dict[str, Any]:
     return json.loads((ROOT / "results" / f"{name}.json").read_text())
 
 
+def rows_of(name: str) -> list[Row]:
+    """Return the rows of results/NAME.json: one for each test that recorded, in their order."""
+    found = results(name)
+    return found.get("rows") or list(found.values())
+
+
 def table(rows: Iterable[Sequence[Any]], columns: Sequence[str]) -> str:
     """Return an aligned Markdown table. Every row has as many cells as there are columns."""
     lines = [list(columns)]
@@ -96,7 +102,7 @@ def group_of(run: Row) -> str:
 def compared_runs() -> list[Row]:
     """Return the runs that were compared with another one, without those that were refused."""
     runs = []
-    for run in results("parity")["rows"]:
+    for run in rows_of("parity"):
         is_reference = run["config"] == "single" and group_of(run) in REFERENCED
         if run["verdict"] == "ok" and not is_reference:
             runs.append(run)
@@ -168,7 +174,7 @@ def shares() -> str:
     """Return the share of each class that the fullest rank has; one row for YAMLs that agree."""
     fullest: dict[tuple[str, int, str], int] = {}  # bytes by YAML, ranks and class
     yamls = {}
-    for run in results("parity")["rows"]:
+    for run in rows_of("parity"):
         if run["group"] == "strategies" and run["weights"] == "full" and "held" in run:
             yamls[run["config"]] = run
             for kind, held in run["held"].items():
@@ -240,7 +246,7 @@ def tracked_jobs() -> list[Row]:
     One whose plan was told where tokens arrived is there with a plan that was not, too.
     """
     jobs = []
-    for row in results("planner_ranks")["rows"]:
+    for row in rows_of("planner_ranks"):
         kind = "meshes" if "sizes" in row else "ranks"
         for key, named in {"ep": "experts", "pp": "pipelines"}.items():
             if key in row:
@@ -264,7 +270,7 @@ def host_memory() -> str:
     The unit is the size of the model in fp32.
     """
     rows = []
-    measured = sorted(results("host_memory")["rows"], key=place_of)
+    measured = sorted(rows_of("host_memory"), key=place_of)
     for row in sorted(measured, key=lambda row: row["ranks"]):
         copies = []
         for kind in ("loading", "resuming"):
@@ -280,7 +286,7 @@ def checkpoint_memory() -> str:
     It may take its share and twice the largest tensor. What is beyond that is bold.
     """
     rows = []
-    for row in sorted(results("checkpoint_memory")["rows"], key=place_of):
+    for row in sorted(rows_of("checkpoint_memory"), key=place_of):
         cells = {}
         least = {}
         for kind in ("checkpoint", "background", "folder"):
@@ -337,7 +343,7 @@ def measured_families() -> list[Row]:
     "first": of a run's first loss and the model's own; "loaded": of what a run wrote and trained.
     """
     rows = []
-    for row in results("model_families")["rows"]:
+    for row in rows_of("model_families"):
         runs = [row[kind] for kind in ("full", "LoRA", "FSDP") if kind in row]
         first = [abs(run["losses"][0] - row["own_loss"]) / row["own_loss"] for run in runs]
         loaded = [abs(run["loaded"] - run["trained"]) / run["trained"] for run in runs]
@@ -373,12 +379,12 @@ def proof() -> str:
     configs = {run["config"] for run in runs} - {"single"}
     recipes = {run["recipe"] for run in runs}
     difference = decimal(max(run["differences"]["loss"] for run in runs))
-    finished = [run for run in results("parity")["rows"] if run["verdict"] == "ok"]
+    finished = [run for run in rows_of("parity") if run["verdict"] == "ok"]
     kept = [run for run in finished if run["bytes"] == "ok"]
     interrupted, _ = trials_of(*INTERRUPTED)
     kills, lost = trials_of("random kills")
     beside_saves, lost_there = trials_of("random kills, --async_save")
-    tracked = results("planner_ranks")["rows"]
+    tracked = rows_of("planner_ranks")
     untold = [abs(job["even"]) for job in tracked if "even" in job]
     drawn = [job[FORMULAS] for job in results("planner")["cells"] if job["kind"] == "drawn"]
     beside = [job["beside_bucket"] for job in tracked]
@@ -392,13 +398,13 @@ def proof() -> str:
             f"{len(configs)} multi-GPU YAMLs",
             f"largest relative difference from a single-process run: {difference}",
             decimal(usual_bounds()["loss"]),
-            "`python evidence/parity.py`",
+            "`pytest evidence/test_parity.py --all`",
         ),
         (
             "Each process has only the share of the training state that its YAML promises",
             f"{len(kept)} of {len(finished)} runs",
             "all",
-            "`python evidence/parity.py`",
+            "`pytest evidence/test_parity.py --all`",
         ),
         (
             "A run that was interrupted and resumed equals an uninterrupted one, bit for bit",
@@ -406,7 +412,7 @@ def proof() -> str:
             f"steps lost when saving every second step, and {beside_saves} with `--async_save`, at "
             f"most {lost_there} lost",
             "all",
-            "`python evidence/fault_injection.py`",
+            "`pytest evidence/test_faults.py --all`",
         ),
         (
             "Planned peak memory equals the measured tensors",
@@ -427,8 +433,7 @@ def proof() -> str:
 
 def trials_of(*groups: str) -> tuple[str, int]:
     """Return how many attempts ended as promised, as "5 of 5", and the largest figure of all."""
-    measured = results("fault_injection")
-    trials = [trial for group in groups for trial in measured[group]["trials"]]
+    trials = [trial for trial in rows_of("faults") if trial["group"] in groups]
     kept = sum(trial["count"] for trial in trials if trial["ok"])
     tried = sum(trial["count"] for trial in trials)
     return f"{kept} of {tried}", math.ceil(max(trial["figure"] for trial in trials))
@@ -442,10 +447,46 @@ def errors_text(errors: Sequence[float], kind: str) -> str:
 
 # ---- The documents ----
 
+DIFFERENCES = "differences from an uninterrupted run"
+LOSS = "largest relative difference in loss"
+UNITS = {  # of the figures of a group of evidence/test_faults.py
+    "resume": DIFFERENCES,
+    "every step": DIFFERENCES,
+    "five": DIFFERENCES,
+    "elastic": LOSS,
+    "strategies": LOSS,
+    "signals": DIFFERENCES,
+    "twice": DIFFERENCES,
+    "dead ranks": "seconds until the other ranks ended",
+    "random kills": "steps lost",
+    "random kills, --async_save": "steps lost",
+    "writes": DIFFERENCES,
+    "disk": DIFFERENCES,
+    "hashing": "share of the time of a save",
+    "damage": "missed",
+    "foreign": "broken promises",
+    "numbers": "broken promises",
+}
+
+
+def faults() -> str:
+    """Return one row for each thing that was done to runs: how many trials, and the worst one."""
+    lines = []
+    for group, unit in UNITS.items():
+        of_group = [row for row in rows_of("faults") if row["group"] == group]
+        for what in sorted({row["what"] for row in of_group}):
+            same = [row for row in of_group if row["what"] == what]
+            tried = sum(row["count"] for row in same)
+            worst = Decimal(f"{max(row['figure'] for row in same):.2g}")
+            lines.append([group, what, f"{tried:,}", f"{unit}: {worst:f}"])
+    return table(lines, ["group", "what was done", "trials, all as promised", "worst outcome"])
+
+
 BLOCKS: dict[str, Callable[[], str]] = {
     "parity": parity,
     "shares": shares,
     "proof": proof,
+    "faults": faults,
     "planner": planner,
     "host_memory": host_memory,
     "checkpoint_memory": checkpoint_memory,
