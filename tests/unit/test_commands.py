@@ -27,6 +27,7 @@ PROGRAMS = [
 PARSERS = {str(path.relative_to(REPO)): importlib.import_module(path.stem) for path in PROGRAMS}
 PARSERS["llama.py"] = PARSERS["recipes/llama.py"]  # a copy
 PLAIN = {
+    "python evidence/tables.py",
     """kill -USR1 $(grep -oP '"process": \\K[0-9]+' runs/full/status.json)""",
     "pip download -r requirements-dev.txt -d wheels",
     "cd my_project",
