@@ -107,14 +107,18 @@ PIPELINES.append(Cell(shape=TIED))
 for config in ("fsdp2_full_shard", "deepspeed_zero3"):
     PIPELINES.append(Cell(config, shape=TIED, ranks=2, riding=PIECES))
 for sharing, riding in (
-    (4, ("--pp_size", "4")),
+    (4, ("--pp_size", "4", *cut(6, 2))),
     (2, ()),
     (2, ("--pipeline_schedule", "interleaved")),
     (2, ("--shard_stages", "--pipeline_schedule", "interleaved_zero_bubble")),
-    (2, ("--shard_stages", "--pipeline_schedule", "zbv")),
 ):
     cell = Cell("pp", "llama_pipeline", ranks=4, sharing=sharing, riding=riding, shape=TIED)
     PIPELINES.append(cell)
+# ZBV has the first and the last stage on one rank, and no weight in both
+DEEP = ("--num_hidden_layers", "4")
+ZBV = ("--shard_stages", "--pipeline_schedule", "zbv")
+PIPELINES.append(Cell(shape=DEEP))
+PIPELINES.append(Cell("pp", "llama_pipeline", ranks=4, sharing=2, riding=ZBV, shape=DEEP))
 
 PACKING = ("--packing", "--max_length", "128")
 HEAD = ("--modules_to_save", "lm_head")

@@ -10,7 +10,10 @@ import net
 from net import Cell
 
 # It learns to write texts, which are not yet right
-LEARNING = ("--learning_rate", "3e-3", "--max_steps", "20", "--num_train_epochs", "6")
+LEARNING = (
+    *("--learning_rate", "3e-3", "--max_steps", "20", "--num_train_epochs", "6"),
+    *("--eval_steps", "20", "--save_steps", "20"),
+)
 
 
 def texts_of(folder):
