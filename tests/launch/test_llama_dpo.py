@@ -22,7 +22,7 @@ def test_it_learns_to_prefer_and_a_resumed_run_reads_its_reference(net_tiny, tmp
     lines = net.metrics(folder)
     evaluations = [line for line in lines if "eval_loss" in line]
     assert evaluations[-1]["eval_loss"] < 0.6 < abs(lines[0]["loss"])
-    assert evaluations[-1]["eval_rewards/accuracies"] >= 0.75
+    assert evaluations[-1]["eval_rewards/accuracies"] > 0.6  # Chance is a half
     card = (folder / "README.md").read_text()
     assert "DPO with beta 0.1" in card and "eval_rewards/margins" in card
     assert "--max_steps 8" in card.split("## Command")[1]
