@@ -10,7 +10,7 @@ export TOKENIZERS_PARALLELISM ?= false
 # Some containers set it. Without bytecode each process compiles all that it imports from here.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help install install-dev docs quickstart proof pictures test check fix test-export test-cluster test-hosts test-object-store evidence-gpu clean
+.PHONY: help install install-dev docs quickstart evidence evidence-gpu pictures test check fix test-export test-cluster test-hosts test-object-store clean
 .PHONY: quickstart-llama quickstart-mistral_pretrain quickstart-bert quickstart-bert_ner quickstart-t5 quickstart-llama_dpo quickstart-vit quickstart-mixtral
 
 help:  ## list these targets
@@ -197,16 +197,10 @@ test-cluster: install-dev  ## run clusters/ on Slurm, started here, and on two a
 test-hosts: install-dev  ## two hosts in network namespaces lose each other, and disagree
 	python -m pytest -q -rs tests/hosts
 
-proof: install  ## measure every strategy and the planner; write the tables
-	python -m pytest evidence/test_parity.py evidence/test_faults.py --all -n 2
-	python evidence/validate_planner.py --json results/planner.json
-	python evidence/track_ranks.py --json results/planner_ranks.json
-	python evidence/host_memory.py --json results/host_memory.json
-	python evidence/checkpoint_memory.py --json results/checkpoint_memory.json
-	python evidence/activations.py --json results/activations.json
-	python evidence/model_families.py --warm --json results/model_families.json
-	python -m pytest -q evidence/test_quickstarts.py --all
+evidence: install-dev  ## measure all that needs no GPU, for a day, and write the tables
+	python -m pytest evidence --ignore evidence/gpu --all -n 2
 	python evidence/tables.py
+
 
 pictures: install  ## draw the pictures of README.md and docs/ from results/
 	python evidence/pictures.py

@@ -13,7 +13,7 @@ In one process, gradients exist only within a step. Around the layer that is bei
 sharded strategy holds all of its parameters, and then all of its gradients.
 
 FSDP's two versions are in fsdp.py, DeepSpeed's stages in zero.py and zero3.py.
-evidence/track_ranks.py compares each with live tensors.
+evidence/test_planner.py compares each with live tensors.
 """
 
 import math

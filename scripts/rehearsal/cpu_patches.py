@@ -24,7 +24,6 @@ from torch.distributed.fsdp import (
 )
 from torch.distributed.tensor import DTensor, Shard
 
-from rehearsal.rank import PROBES
 
 # Settings of the YAML that accelerate's plugin refuses if there is no GPU
 LOADS_ONCE = "FSDP_CPU_RAM_EFFICIENT_LOADING"
@@ -208,7 +207,7 @@ def do_not_compile() -> None:
     def post_init(self: DeepSpeedPlugin) -> None:
         original(self)
         self.deepspeed_config["zero_force_ds_cpu_optimizer"] = False
-        if not any(probe.variable in os.environ for probe in PROBES):
+        if "REHEARSAL_PROBE" not in os.environ:
             self.deepspeed_config["zero_optimization"]["stage3_param_persistence_threshold"] = 0
 
     DeepSpeedPlugin.__post_init__ = post_init

@@ -1,31 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """One rank of a rehearsal: what happens in it before and after the recipe."""
 
-import importlib
 import os
 import runpy
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
 from rehearsal.exit_codes import Rank, exit_code_of
-
-
-@dataclass(frozen=True)
-class Probe:
-    """A measurement in each rank, by a call of module.track(path) before the recipe starts."""
-
-    variable: str  # environment variable that names the folder of the ranks' measurements
-    module: str
-    file: str  # the name of a rank's file there, without its number
-
-
-PEAKS = Probe("REHEARSAL_PEAKS", "measured.peak_probe", "peak")
-HOST_MEMORY = Probe("REHEARSAL_HOST_MEMORY", "measured.host_probe", "host")
-SAVE_MEMORY = Probe("REHEARSAL_SAVE_MEMORY", "measured.save_probe", "save")
-ACTIVATIONS = Probe("REHEARSAL_ACTIVATIONS", "measured.activation_probe", "activations")
-PROBES = (PEAKS, HOST_MEMORY, SAVE_MEMORY, ACTIVATIONS)
 
 
 def prepare() -> Rank:
@@ -45,10 +27,10 @@ def prepare() -> Rank:
     if os.environ["REHEARSAL_DEVICE"] == "cpu":
         cpu_patches.treat_cpu_as_gpu(int(os.environ["REHEARSAL_RANKS_PER_NODE"]))
     live_tensors.measure_first_step(rank.folder / f"shards.{rank.number}")
-    for probe in PROBES:
-        if probe.variable in os.environ:
-            folder = Path(os.environ[probe.variable])
-            importlib.import_module(probe.module).track(folder / f"{probe.file}.{rank.number}")
+    if "REHEARSAL_PROBE" in os.environ:
+        # FILE:FOLDER, a program that measures in each rank and the folder of what it finds
+        program, _, folder = os.environ["REHEARSAL_PROBE"].rpartition(":")
+        runpy.run_path(program)["track"](Path(folder, str(rank.number)))
     record_hard_exits(rank)
     return rank
 

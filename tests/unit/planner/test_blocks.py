@@ -5,7 +5,6 @@ from dataclasses import replace
 
 import pytest
 
-from measured.validation import BASE, config_of, training_arguments
 from planner.autograd import Autograd
 from planner.blocks import Forward
 from planner.closed_form import strategy_for
@@ -13,6 +12,7 @@ from planner.ledger import Ledger
 from planner.plan import Plan
 from planner.ranks import Replica
 from planner.request import Batch
+from planner_jobs import BASE, config_of, training_arguments
 
 CELL = BASE | {"width": 64, "vocab": 100}
 HIDDEN = CELL["width"]

@@ -4,10 +4,10 @@
 import pytest
 from transformers import AutoConfig
 
-from measured.validation import BASE, config_of, training_arguments
 from planner.closed_form import closed_form, strategy_for
 from planner.plan import Plan, plan_of
 from planner.request import Batch
+from planner_jobs import BASE, config_of, training_arguments
 
 GB = 10**9
 SMALL = BASE | {"width": 128, "depth": 2, "vocab": 1000}

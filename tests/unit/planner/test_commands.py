@@ -6,10 +6,10 @@ import shlex
 import pytest
 from accelerate.commands.launch import launch_command_parser
 
-from measured.validation import BASE, config_of
 from planner import answer, commands, recipe
 from planner.answer import read_question
 from planner.request import Request
+from planner_jobs import BASE, config_of
 
 SMALL = BASE | {"width": 128, "depth": 1, "vocab": 1000}
 

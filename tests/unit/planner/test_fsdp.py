@@ -3,7 +3,6 @@
 
 import pytest
 
-from measured.validation import BASE, config_of, training_arguments
 from planner.autograd import Autograd
 from planner.blocks import TAIL, Forward
 from planner.closed_form import strategy_for
@@ -11,6 +10,7 @@ from planner.decoder import Layer
 from planner.ledger import Ledger
 from planner.plan import Plan
 from planner.request import Batch
+from planner_jobs import BASE, config_of, training_arguments
 
 RANKS = 4
 # Layers next to which embedding and head are small

@@ -5,11 +5,13 @@ import pytest
 
 from components import config_reading
 from launching import CONFIGS
-from measured.validation import training_arguments
 from planner import yaml_files
 from planner.errors import UnplannableError
 from planner.plan import plan_of
-from proof.jobs import mesh_configs
+from planner_jobs import training_arguments
+
+# YAMLs under which ranks share rows
+MESHES = "deepspeed_ulysses fsdp2_cp fsdp2_tp hsdp_cp hsdp_tp tp".split()
 
 COLUMNS = "engine stage shards reshards offloads_parameters offloads_optimizer".split()
 PLANS = {  # the plan of each YAML on 4 ranks of 2 machines
@@ -47,7 +49,7 @@ MESHES = {
 }
 
 
-@pytest.mark.parametrize("name", mesh_configs())
+@pytest.mark.parametrize("name", MESHES)
 def test_a_yaml_under_which_ranks_share_rows_is_planned_as_what_it_runs(name):
     plan = plan_of(training_arguments([]), yaml_files.read(CONFIGS / f"{name}.yaml"))
     found = (plan.name, plan.ranks, plan.shards, plan.replicas, plan.copies)
@@ -55,7 +57,7 @@ def test_a_yaml_under_which_ranks_share_rows_is_planned_as_what_it_runs(name):
     assert plan.mesh.data_ranks * plan.mesh.copies == plan.ranks
 
 
-@pytest.mark.parametrize("name", mesh_configs())
+@pytest.mark.parametrize("name", MESHES)
 def test_other_numbers_of_ranks_than_those_of_the_mesh_are_refused(name):
     config = yaml_files.read(CONFIGS / f"{name}.yaml")
     with pytest.raises(UnplannableError, match="the config's mesh is"):

@@ -8,11 +8,11 @@ import pytest
 
 import plan_memory
 from launching import CONFIGS
-from measured.validation import BASE, config_of, mixture_of
 from planner import recipe
 from planner.answer import read_question
 from planner.candidates import launch_of
 from planner.request import Request, without_launcher_options
+from planner_jobs import BASE, config_of, mixture_of
 
 SMALL = BASE | {"width": 128, "depth": 2, "vocab": 1000}
 CONFIG_FILES = {path.stem: path for path in CONFIGS.glob("*.yaml")}

@@ -6,11 +6,11 @@ import sys
 import pytest
 
 import plan_memory
-from measured.validation import BASE, config_of, mixture_of
 from planner import plot
 from planner.answer import plans_on, read_question
 from planner.cards import GIB
 from planner.request import Request
+from planner_jobs import BASE, config_of, mixture_of
 
 SHAPE = BASE | {"width": 128, "depth": 2, "vocab": 1000}
 MAKERS = {"llama.py": config_of, "mixtral.py": mixture_of}

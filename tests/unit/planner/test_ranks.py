@@ -7,9 +7,8 @@ from dataclasses import replace
 import pytest
 from transformers import AutoConfig
 
+import planner_jobs
 from launching import CONFIGS, REPO
-from measured import live_peaks
-from measured.validation import training_arguments
 from planner import yaml_files
 from planner.closed_form import closed_form
 from planner.errors import UnplannableError
@@ -20,7 +19,7 @@ from planner.request import Batch
 from planner.shapes import MemoizedBuild
 from planner.zero import Zero
 from planner.zero3 import Zero3
-from proof import jobs
+from planner_jobs import training_arguments
 
 BUILD = MemoizedBuild()
 SHAPE = {
@@ -41,12 +40,15 @@ CATEGORIES = {
 }
 
 
-def rows_of(name):
-    return json.loads((REPO / "results" / name).read_text())["rows"]
-
-
-TRACKED = rows_of("planner_ranks.json")
-RUNS = [row for row in rows_of("parity.json") if row["group"] == "strategies"]
+TRACKED = planner_jobs.tracked_rows()
+PARITY = json.loads((REPO / "results" / "parity.json").read_text()).values()
+RUNS = [row for row in PARITY if row["group"] == "strategies"]
+WEIGHTS = {
+    "full": [],
+    "LoRA": ["--use_peft"],
+    "int8 LoRA": ["--use_peft", "--load_in_8bit"],
+    "nf4 LoRA": ["--use_peft", "--load_in_4bit", "--bnb_4bit_use_double_quant"],
+}
 
 
 def plan_of_run(row):
@@ -54,7 +56,7 @@ def plan_of_run(row):
     machines = 1
     if row["config"] == "fsdp1_hybrid_shard":  # whose machines the rehearsal simulates
         machines = 2
-    args = training_arguments(jobs.WEIGHTS[row["weights"]])
+    args = training_arguments(WEIGHTS[row["weights"]])
     return plan_of(args, config, row["ranks"], machines, "no")
 
 
@@ -105,8 +107,8 @@ PIPELINES = [row for row in TRACKED if "pp" in row]
 
 @pytest.mark.parametrize("row", MESHES, ids=name_of_tracked)
 def test_a_rank_of_a_mesh_holds_what_the_planner_says(row, monkeypatch):
-    model = live_peaks.model_of_row(row)
-    planned = held_at_the_step(live_peaks.plan_of_row(row), model, monkeypatch)
+    model = planner_jobs.model_of_row(row)
+    planned = held_at_the_step(planner_jobs.plan_of_row(row), model, monkeypatch)
     for name, categories in CATEGORIES.items():
         sizes = [planned.get(category, 0) for category in categories]
         assert sum(sizes) == row["held"].get(name, 0), name
@@ -121,7 +123,7 @@ def test_a_rank_of_a_pipeline_holds_what_the_planner_says(row, monkeypatch):
 
     for strategy in (Replica, Gathered):
         monkeypatch.setattr(strategy, "step", step)
-    live_peaks.planned_places(row)
+    planner_jobs.planned_places(row)
     assert len(held) == row["pp"]
     for planned, measured in zip(held.values(), row["held"], strict=True):
         for name, categories in CATEGORIES.items():
@@ -132,10 +134,10 @@ def test_a_rank_of_a_pipeline_holds_what_the_planner_says(row, monkeypatch):
 def test_more_tokens_at_the_experts_of_a_rank_take_more_activations_and_nothing_else():
     """A token is sent to two of the experts, and each layer has its own number of arrivals."""
     row = {"config": "ep", "job": "plain", "ranks": 2, "sizes": [], "ep": 2, "supervised": 496}
-    batch = live_peaks.batch_of_row(row)
+    batch = planner_jobs.batch_of_row(row)
     sent = 2 * batch.sequences * batch.length
     even, same, more, most = (
-        live_peaks.planned_rank(row, replace(batch, arrived=arrived))
+        planner_jobs.planned_rank(row, replace(batch, arrived=arrived))
         for arrived in ((), (sent, sent), (sent, 2 * sent), (2 * sent, 2 * sent))
     )
     assert even == same
@@ -147,8 +149,8 @@ def test_more_tokens_at_the_experts_of_a_rank_take_more_activations_and_nothing_
 
 @pytest.mark.parametrize("row", TRACKED, ids=name_of_tracked)
 def test_the_peak_is_that_of_live_tensors(row):
-    """Measured by evidence/track_ranks.py; the tests of tests/launch measure some of them again."""
-    compared = live_peaks.compare(row)
+    """Measured by evidence/test_planner.py."""
+    compared = planner_jobs.compare(row)
     assert abs(compared["error"]) < 0.05
     assert abs(compared["beside_bucket"]) < 0.05
 
@@ -163,10 +165,3 @@ def test_every_mesh_that_can_be_traced_was_and_its_trace_is_close():
             assert 1 + row["traced"] == pytest.approx(1 + even, rel=0.01)
         else:
             assert abs(row["traced"]) < 0.001
-
-
-def test_every_yaml_and_mesh_was_tracked():
-    alone = [row["config"] for row in TRACKED if "sizes" not in row]
-    assert set(alone) == set(jobs.configs())
-    found = [(row["job"], live_peaks.mesh_of_row(row)) for row in MESHES + PIPELINES]
-    assert sorted(found) == sorted(live_peaks.tracked_places())

@@ -22,10 +22,10 @@ from components.pipeline_stages import PartOfModel, cut_into_stages
 from components.state import gather_state
 from components.strategy import Strategy
 from fakes import fake_accelerator
-from measured.validation import training_arguments
 from planner.plan import Plan
 from planner.recipe import parse_words
 from planner.saving import bytes_to_join, saving_of, sizes_of_tensors
+from planner_jobs import training_arguments
 
 SMALL = {
     "hidden_size": 128,

@@ -10,12 +10,12 @@ from transformers import AutoConfig, AutoModelForCausalLM
 import llama
 from components.optimizer import make_adamw
 from fakes import fake_accelerator
-from measured.validation import training_arguments
 from planner.closed_form import closed_form, strategy_for
 from planner.errors import UnplannableError
 from planner.plan import Plan
 from planner.request import Batch
 from planner.shapes import build, read_model_config
+from planner_jobs import training_arguments
 
 GB = 10**9
 SMALL = {

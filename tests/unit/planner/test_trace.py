@@ -1,23 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """The traced peak of a rank is the one that MemTracker measured on real CPU ranks.
 
-evidence/track_ranks.py measured them, under every mesh that fake ranks can stand for.
+evidence/test_planner.py measured them, under every mesh that fake ranks can stand for.
 """
-
-import json
 
 import pytest
 import torch.distributed as dist
 
-from launching import REPO
-from measured import live_peaks
-from measured.validation import training_arguments
+import planner_jobs
 from planner import recipe
 from planner.closed_form import closed_form
 from planner.fake_ranks import fake_ranks
 from planner.plan import Plan
 from planner.request import Batch
 from planner.trace import simulate
+from planner_jobs import training_arguments
 
 # Measured differs from traced by the batch, of which a rank also holds what it does not compute
 # with: 8 bytes for each token, and 0.05 % of the smallest of these peaks.
@@ -40,7 +37,7 @@ TRACED = [
     ("fsdp2_ep", [], 2, "short"),
     ("fsdp2_ep", [], 4, "plain"),
 ]
-ROWS = json.loads((REPO / "results" / "planner_ranks.json").read_text())["rows"]
+ROWS = planner_jobs.tracked_rows()
 
 
 def measured(config, sizes, ep, job):
@@ -56,8 +53,8 @@ def measured(config, sizes, ep, job):
 @pytest.mark.parametrize("place", TRACED, ids=str)
 def test_the_traced_peak_is_that_of_live_tensors(place):
     row = measured(*place)
-    shape = live_peaks.model_of_row(row)
-    traced = simulate(live_peaks.plan_of_row(row), shape, live_peaks.batch_of_row(row))
+    shape = planner_jobs.model_of_row(row)
+    traced = simulate(planner_jobs.plan_of_row(row), shape, planner_jobs.batch_of_row(row))
     close = CLOSE_WITH_ROUTERS if "ep" in row else CLOSE
     assert sum(traced.values()) == pytest.approx(max(row["measured"]), rel=close)
 
@@ -68,7 +65,7 @@ def test_the_closed_form_gives_the_traced_peak_of_tied_weights(how, precision):
     """What was measured has no tied weights, and fp32."""
     plan = Plan(training_arguments([]), ranks=2, shards=2 // how.get("tp", 1), **how)
     plan = Plan(**vars(plan) | {"mixed_precision": precision})
-    config = live_peaks.model_of_row({})
+    config = planner_jobs.model_of_row({})
     config.tie_word_embeddings = True
     batch = Batch(2, 256, 512)
     traced = sum(simulate(plan, config, batch).values())
@@ -83,7 +80,7 @@ def test_the_gradient_of_a_tied_embedding_is_whole_until_it_is_added(shards, fla
     """With few layers and short rows it is at the peak, beside what its head adds to it."""
     engine = "single" if shards == 1 else "fsdp2"
     how = {"engine": engine, "ranks": 2 * shards, "shards": shards, "tp": 2}
-    config = live_peaks.model_of_row({})
+    config = planner_jobs.model_of_row({})
     config.num_hidden_layers = 1
     config.tie_word_embeddings = True
     assert_same_peak(Plan(training_arguments(flags), **how), config, Batch(2, 16, 16))
@@ -95,7 +92,7 @@ def test_checkpointed_experts_stay_whole_once_they_are_recomputed(length):
     flags = ["--eval_strategy", "no", "--ep_size", "2", "--gradient_checkpointing"]
     args = recipe.parse_words(flags, "mixtral.py")
     plan = Plan(args, engine="fsdp2", ranks=4, shards=4, ep=2)
-    assert_same_peak(plan, live_peaks.model_of_row({"ep": 2}), Batch(2, length, 2 * length))
+    assert_same_peak(plan, planner_jobs.model_of_row({"ep": 2}), Batch(2, length, 2 * length))
 
 
 def test_checkpointed_experts_without_copies_hold_their_results_beside_the_next_unit():
@@ -105,7 +102,7 @@ def test_checkpointed_experts_without_copies_hold_their_results_beside_the_next_
     """
     flags = ["--eval_strategy", "no", "--ep_size", "4", "--gradient_checkpointing"]
     plan = Plan(recipe.parse_words(flags, "mixtral.py"), engine="fsdp2", ranks=4, shards=4, ep=4)
-    shape = live_peaks.model_of_row({"ep": 4})
+    shape = planner_jobs.model_of_row({"ep": 4})
     batch = Batch(2, 256, 1)
     traced = sum(simulate(plan, shape, batch).values())
     device, _ = closed_form(plan, shape, batch)
@@ -122,7 +119,7 @@ def assert_same_peak(plan, config, batch):
 def test_one_process_can_trace_equal_meshes_one_after_the_other():
     """DTensor would remember the process groups of the first, which are gone."""
     plan = Plan(training_arguments([]), ranks=2, tp=2)
-    config = live_peaks.model_of_row({})
+    config = planner_jobs.model_of_row({})
     config.num_hidden_layers = 1
     batch = Batch(1, 16, 16)
     assert simulate(plan, config, batch) == simulate(plan, config, batch)

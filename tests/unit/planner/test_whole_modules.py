@@ -7,10 +7,10 @@ at rest with live tensors.
 
 import pytest
 
-from measured.validation import BASE, config_of, training_arguments
 from planner.closed_form import strategy_for
 from planner.decoder import Layer
 from planner.plan import Plan
+from planner_jobs import BASE, config_of, training_arguments
 
 WIDTH = 128
 VOCABULARY = 4000

@@ -134,14 +134,14 @@ class Probe:
         self.steps = 0
 
     def before(self, zero: Any, base: Any) -> None:
-        """Called before each step of the optimizer."""
+        """Begin before the second to last step of the optimizer."""
         self.steps += 1
         if self.steps == STEPS - 1:
             self.tracker.track_external(*live_tensors())
             self.tracker.__enter__()
 
     def after(self, zero: Any, base: Any) -> None:
-        """Called after each step of the optimizer."""
+        """End after the last step of the optimizer."""
         if self.steps == STEPS:
             self.tracker.__exit__(None, None, None)
             found = {"peak": self.tracker.peak(), "exchanged": self.tracker.exchanged}

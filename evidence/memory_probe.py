@@ -1,0 +1,133 @@
+# SPDX-License-Identifier: Apache-2.0
+"""In a rank of a rehearsal: how its host memory grows while it loads, resumes and saves.
+
+Loading is from the Accelerator to `prepare`, resuming from there to the first forward pass. A
+checkpoint is measured until it is whole: with --async_save the run waits for that here, so that
+neither training nor the next save is measured with it. The folder that `from_pretrained` loads is
+spread over all ranks, as that of a large model is.
+"""
+
+import functools
+import json
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+# The recipe imports datasets, and with it pandas, only once it has made its Accelerator. Imported
+# here, it does not count: it takes about 45 MB, which do not belong to the model.
+import datasets  # noqa: F401
+from accelerate import Accelerator
+from torch.nn import Module
+
+from components import export, run, shards
+from components.owners import SMALLEST_SHARE
+from rehearsal.step_hooks import when_prepared
+
+SAMPLE_SECONDS = 0.002
+
+
+def memory(field: str) -> int:
+    """Return the bytes of a field of /proc/self/status."""
+    with open("/proc/self/status") as status:
+        line = next(line for line in status if line.startswith(f"{field}:"))
+    return int(line.split()[1]) * 1024
+
+
+class Phase:
+    """The growth of this process's memory between two places in the recipe."""
+
+    def __init__(self) -> None:
+        with open("/proc/self/clear_refs", "w") as file:
+            file.write("5")  # resets the peak of resident memory (man proc_pid_clear_refs)
+        self.private = memory("RssAnon")
+        self.most_private = self.private
+        self.resident = memory("VmRSS")
+        self.running = True
+        self.thread = threading.Thread(target=self.sample, daemon=True)
+        self.thread.start()
+
+    def sample(self) -> None:
+        """Record the peak of private memory until the phase ends."""
+        while self.running:
+            self.most_private = max(self.most_private, memory("RssAnon"))
+            time.sleep(SAMPLE_SECONDS)
+
+    def end(self) -> dict[str, int]:
+        """Stop the sampling; return the bytes by which the two kinds of memory grew at most."""
+        self.running = False
+        self.thread.join()
+        most = max(self.most_private, memory("RssAnon"))
+        return {"private": most - self.private, "resident": memory("VmHWM") - self.resident}
+
+
+class Recorder:
+    """Writes the growth of each phase to a file, the largest where one is repeated."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.growth: dict[str, dict[str, int]] = {}
+        self.phase: Phase | None = None
+
+    def begin(self) -> None:
+        """Begin a phase."""
+        self.phase = Phase()
+
+    def end(self, name: str) -> None:
+        """End the phase, if there is one."""
+        if self.phase is not None:
+            found = self.phase.end()
+            self.phase = None
+            if found["private"] >= self.growth.get(name, found)["private"]:
+                self.growth[name] = found
+            self.path.write_text(json.dumps(self.growth))
+
+    def measured(self, name: str, save: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a function that does the same, as a phase."""
+
+        @functools.wraps(save)
+        def call(*arguments: Any, **options: Any) -> Any:
+            self.begin()
+            result = save(*arguments, **options)
+            self.end(name)
+            return result
+
+        return call
+
+
+def track(path: Path) -> None:
+    """Make this rank write {what it did: growth} to `path`. Call it before the recipe starts."""
+    recorder = Recorder(path)
+    make = Accelerator.__init__
+    prepare = Accelerator.prepare
+    save_if_new = run.Run._save_if_new
+
+    def make_and_begin(self: Accelerator, *arguments: Any, **options: Any) -> None:
+        make(self, *arguments, **options)
+        recorder.begin()
+
+    def end_and_prepare(self: Accelerator, *arguments: Any, **options: Any) -> Any:
+        if any(isinstance(item, Module) for item in arguments):
+            recorder.end("loading")
+        return prepare(self, *arguments, **options)
+
+    def begin_to_resume(model: Module, *_: Any) -> None:
+        recorder.begin()
+
+        def end_resuming(*_: Any) -> None:
+            hook.remove()
+            recorder.end("resuming")
+
+        hook = model.register_forward_pre_hook(end_resuming)
+
+    def save_and_finish(self: run.Run, *arguments: Any, **options: Any) -> None:
+        save_if_new(self, *arguments, **options)
+        self._finish_save()
+
+    Accelerator.__init__ = make_and_begin
+    Accelerator.prepare = end_and_prepare
+    when_prepared(begin_to_resume)
+    shards.SMALLEST_SHARE = SMALLEST_SHARE
+    run.Run._save_if_new = recorder.measured("checkpoint", save_and_finish)
+    export.save_model = recorder.measured("folder", export.save_model)
