@@ -42,7 +42,7 @@ from job import CUT, ENVIRONMENT, ROOT, Run, make_model, read_steps, read_weight
 from jobs import data_of
 from test_parity import configs, on_mesh, ranks_of, reference_of, runs_on_meshes
 
-TIMEOUT = 300  # seconds for a launch: a run that hangs is not as promised
+TIMEOUT = 600  # seconds for a launch: a run that hangs is not as promised
 MOST_LAUNCHES = 9  # times that the same command is started in a row
 STEPS, EPOCH, ROWS = 20, 18, 210  # of the job; EPOCH: steps of the first epoch
 ROWS_PER_STEP, ROWS_OF_EVALUATION, ROWS_OF_SECOND_EPOCH, SEED = 12, 21, 24, 42

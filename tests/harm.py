@@ -8,8 +8,7 @@ def shows_harm_without(name):
     """Run a test without a workaround and with it; its argument `cured` says which.
 
     Without it the test must find the harm in the library as it is installed, and with it none.
-    Where the first fails and the second passes, the library is fixed and the workaround goes:
-    `python evidence/workarounds.py --check` says so.
+    Where the first fails and the second passes, the library is fixed and the workaround goes.
 
     Args:
         name: of the workaround.

@@ -4,7 +4,7 @@
 Each is one function, called by its name where it is needed. A test that is marked with that name
 shows the harm without it (most are in tests/launch/test_upstream.py): once there is no harm any
 more, the library is fixed and the workaround is removed.
-`python evidence/workarounds.py` lists them with their tests, and runs the tests with --check.
+`pytest tests/launch/test_upstream.py -m workaround` runs the tests that show the harm without each.
 
 Other libraries are imported inside the functions, since `start_faster` must run before they are
 imported.

@@ -16,7 +16,7 @@ import pytest
 from _pytest.runner import runtestprotocol
 
 from launching import INTERPRETER
-from warm import start as warm_start
+from warm import start as start_warm
 
 # The variable with the program that starts Python warm: from the process that was started by hand
 # to its workers
@@ -36,7 +36,7 @@ def pytest_configure(config):
     if os.environ.get("COLD"):
         return
     try:
-        os.environ[WARM] = str(warm_start.start(folder, owner=os.getpid()))
+        os.environ[WARM] = str(start_warm(folder, os.getpid()))
     except OSError as error:
         config.issue_config_time_warning(
             pytest.PytestWarning(f"all launches start cold: {error}"), 2

@@ -1,228 +1,286 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The server of warm starts, which has imported the libraries and forks for each request."""
+"""The server of warm starts: `python server.py FOLDER OWNER`, until the process OWNER ends."""
 
+import ast
+import atexit
 import contextlib
 import gc
+import importlib
 import json
 import os
+import random
+import resource
+import runpy
 import selectors
 import signal
 import socket
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass
+import tempfile
+import threading
+import traceback
+import warnings
 from pathlib import Path
 
-from paths import RECIPES, SCRIPTS
-from warm.imports import (
-    LATER,
-    LATER_WITH_DEEPSPEED,
-    import_libraries_of,
-    import_modules,
-    number_of_threads,
-)
-from warm.process import Request, become
-from warm.python import namespaces
-
-TESTS = Path(__file__).resolve().parents[1]
-IDLE = 30 * 60  # seconds without a request after which a server without an owner ends
+REPO = Path(__file__).resolve().parents[2]
+OWN = tuple(f"{REPO}/{room}/" for room in ("recipes", "scripts", "evidence", "tests"))
+EXIT_AT_ONCE = os._exit  # the original, even if a script replaces it
+# Modules that recipes and their libraries import while they run. A missing entry only costs time.
+LATER = (
+    "accelerate.commands.launch torch.distributed.run torch.distributed.launcher.api "
+    "torch.distributed.elastic.rendezvous.static_tcp_rendezvous torch.nn.attention.varlen "
+    "numpy.ctypeslib einops hjson msgpack pydantic encodings.idna bitsandbytes "
+    "peft.tuners.lora.bnb peft.utils.transformers_weight_conversion "
+    "transformers.integrations.bitsandbytes transformers.models.bert.modeling_bert "
+    "transformers.models.llama.modeling_llama transformers.models.mistral.modeling_mistral "
+    "transformers.models.mixtral.modeling_mixtral transformers.models.t5.modeling_t5 "
+    "transformers.models.vit.modeling_vit"
+).split()
+LATER_WITH_DEEPSPEED = (
+    "deepspeed deepspeed.module_inject.auto_ep_layer deepspeed.moe.ep_experts "
+    "deepspeed.runtime.superoffload.superoffload_stage3 "
+    "deepspeed.runtime.zero.muon.muon_optimizer torch._subclasses.schema_check_mode"
+).split()
 # Prefixes of variables that may differ between processes, since no library reads them when it is
-# imported
-FREE_VARIABLES = (
-    "_",
-    "COLUMNS",
-    "LINES",
-    "MAKE",
-    "MFLAGS",
-    "OLDPWD",
-    "PATH",
-    "PS1",
-    "PWD",
-    "SHLVL",
-    "TERM",
-    "TMPDIR",
-    "VIRTUAL_ENV",
-    "ACCELERATE_",
-    "FSDP_",
-    "JE_ARROW_MALLOC_CONF",
-    "MIXED_PRECISION",
-    "PARALLELISM_",
-    "PYTORCH_NVML_BASED_CUDA_CHECK",
-    "GLOO_",
-    "GROUP_",
-    "LOCAL_",
-    "MASTER_",
-    "NCCL_",
-    "RANK",
-    "ROLE_",
-    "TORCHELASTIC_",
-    "TORCH_NCCL_",
-    "WORLD_SIZE",
-    "TOKENIZERS_PARALLELISM",
-    # These are set by this project and its tests.
-    "FAULT",
-    "GPU_PROOF_",
-    "PYTEST_",
-    "REHEARSAL_",
-    "TRIAL",
-    "WARM_",
+# imported; the last ones are set by this project and its tests
+FREE_VARIABLES = tuple(
+    "_ COLUMNS LINES MAKE MFLAGS OLDPWD PATH PS1 PWD SHLVL TERM TMPDIR VIRTUAL_ENV ACCELERATE_ "
+    "FSDP_ JE_ARROW_MALLOC_CONF MIXED_PRECISION PARALLELISM_ PYTORCH_NVML_BASED_CUDA_CHECK GLOO_ "
+    "GROUP_ LOCAL_ MASTER_ NCCL_ RANK ROLE_ TORCHELASTIC_ TORCH_NCCL_ WORLD_SIZE "
+    "TOKENIZERS_PARALLELISM FAULT GPU_PROOF_ NET_ PYTEST_ REHEARSAL_ TRIAL WARM_".split()
 )
 
 
-@dataclass(frozen=True)
-class Job:
-    """A process that runs for a client."""
+# ---- What is imported ----
 
-    pid: int
-    pidfd: int
-    connection: socket.socket
+
+def import_libraries():
+    """Import what the recipes' files import at their top, except for files of this project."""
+    own = {path.stem for room in ("recipes", "scripts") for path in (REPO / room).iterdir()}
+    for path in sorted((REPO / "recipes").rglob("*.py")):
+        for statement in ast.parse(path.read_text()).body:
+            if isinstance(statement, ast.ImportFrom):
+                names = [statement.module or "components"]
+            elif isinstance(statement, ast.Import):
+                names = [alias.name for alias in statement.names]
+            else:
+                continue
+            if not own & {name.partition(".")[0] for name in names}:
+                with contextlib.suppress(ImportError):
+                    exec(ast.unparse(statement), {})
+
+
+def import_modules(names):
+    """Import modules by name, except those that are not installed."""
+    for name in names:
+        with contextlib.suppress(ImportError):
+            importlib.import_module(name)
+
+
+# ---- A process of a client ----
+
+
+def become(request, streams, program):
+    """Run as `python *arguments` would, and exit.
+
+    Args:
+        request: what it starts with, as python.py describes it.
+        streams: the three file descriptors of its standard streams.
+        program: its sys.executable, which makes its own children start warm too.
+    """
+    os.setsid()
+    for number, stream in enumerate(streams):
+        os.dup2(stream, number)
+        os.close(stream)
+    os.chdir(request["folder"])
+    os.umask(request["umask"])
+    for name, limits in request["limits"].items():
+        with contextlib.suppress(ValueError, OSError):  # only root may raise one
+            resource.setrlimit(getattr(resource, name), limits)
+    os.environ.clear()
+    os.environ.update(request["environment"])
+    # What it would share with all other forks
+    sys.executable = program
+    tempfile.tempdir = None
+    random.seed()
+    sys.modules["numpy"].random.seed()
+    if "PYTHONPATH" in os.environ:
+        sys.path[0:0] = os.environ["PYTHONPATH"].split(os.pathsep)
+    words = request["arguments"]
+    is_unbuffered = words[0] == "-u"
+    for stream in (sys.stdout, sys.stderr):
+        by_line = stream.isatty() or stream is sys.stderr
+        stream.reconfigure(write_through=is_unbuffered, line_buffering=by_line)
+    end(run(words[1:] if is_unbuffered else words))
+
+
+def run(words):
+    """Run a script, or a module after -m, as the interpreter does.
+
+    Returns:
+        The exit code; a negative one is a signal.
+    """
+    try:
+        if words[0] == "-m":
+            # runpy would warn about modules that are already imported.
+            warnings.filterwarnings("ignore", module="runpy")
+            sys.argv = words[1:]
+            sys.path.insert(0, os.getcwd())
+            runpy.run_module(words[1], run_name="__main__", alter_sys=True)
+        else:
+            sys.argv = words
+            sys.path.insert(0, str(Path(words[0]).resolve().parent))
+            runpy.run_path(words[0], run_name="__main__")
+    except SystemExit as error:
+        if error.code is None or isinstance(error.code, int):
+            return error.code or 0
+        print(error.code, file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        traceback.print_exc()
+        return -signal.SIGINT
+    except BaseException as error:
+        sys.excepthook(type(error), error, error.__traceback__)
+        return 1
+    return 0
+
+
+def end(code):
+    """Exit as the interpreter does: join threads, call exit functions, flush streams.
+
+    Modules are not torn down one by one, which takes time and has no visible effect.
+    """
+    try:
+        threading._shutdown()
+        atexit._run_exitfuncs()
+        sys.stdout.flush()
+        sys.stderr.flush()
+    finally:
+        if code < 0:
+            signal.signal(-code, signal.SIG_DFL)
+            os.kill(os.getpid(), -code)
+        EXIT_AT_ONCE(code & 255)
+
+
+# ---- The server ----
 
 
 class Server:
-    """Forks processes for clients and reports how they ended.
-
-    It has one thread, so that a fork is safe.
+    """Forks processes for clients and reports how they ended; it has one thread.
 
     Args:
         listener: the socket of the clients.
         program: sys.executable of the processes.
         at_start: the environment before the imports.
-        owner: the id of a process whose end also ends this one, or None.
+        owner: the id of a process whose end also ends this one.
     """
 
-    def __init__(
-        self, listener: socket.socket, program: str, at_start: dict[str, str], owner: int | None
-    ) -> None:
+    def __init__(self, listener, program, at_start, owner):
         self.listener = listener
         self.program = program
         self.at_start = at_start
-        self.set_by_imports = {}  # variables that libraries set while they are imported
-        for name, value in os.environ.items():
-            if at_start.get(name) != value:
-                self.set_by_imports[name] = value
-        self.namespaces = namespaces()
-        self.owner = os.pidfd_open(owner) if owner else None
-        self.jobs = {}
+        changed = os.environ.items() - at_start.items()
+        self.set_by_imports = dict(changed)  # variables that libraries set
+        self.owner = os.pidfd_open(owner)
         self.selector = selectors.DefaultSelector()
+        self.selector.register(listener, selectors.EVENT_READ, self.accept)
+        self.selector.register(self.owner, selectors.EVENT_READ, sys.exit)
+        self.jobs = {}  # {file descriptor of a process: connection of its client}
 
-    def serve(self) -> None:
-        """Answer requests until the owner ends or, without an owner, until IDLE seconds pass."""
-        self.selector.register(self.listener, selectors.EVENT_READ, self.accept)
-        if self.owner:
-            self.selector.register(self.owner, selectors.EVENT_READ, sys.exit)
-        patience = None if self.owner else IDLE
+    def serve(self):
+        """Answer requests until the owner ends."""
         while True:
-            events = self.selector.select(patience)
-            if not events and not self.jobs:
-                return
-            for key, _ in events:
+            for key, _ in self.selector.select():
                 key.data()
 
-    def accept(self) -> None:
-        """Read the request of a new client."""
+    def accept(self):
+        """Fork a process for a new client, or answer why it must start cold."""
         connection, _ = self.listener.accept()
         streams = []
         try:
             _, streams, _, _ = socket.recv_fds(connection, 1, 3)
-            request = Request(**json.loads(connection.makefile().readline()))
-        except (OSError, ValueError, TypeError):
-            connection.close()  # The client was killed meanwhile, or has another version.
+            request = json.loads(connection.makefile().readline())
+        except (OSError, ValueError):
+            connection.close()  # The client was killed meanwhile.
         else:
-            self.decide(request, streams, connection)
+            reason = self.reason_for_cold(request)
+            print(f"cold: {reason}" if reason else "warm", flush=True)
+            if reason:
+                send(connection, cold=reason)
+                connection.close()
+            else:
+                self.fork(request, streams, connection)
         for stream in streams:
             os.close(stream)
 
-    def decide(self, request: Request, streams: Sequence[int], connection: socket.socket) -> None:
-        """Fork the process, or answer why the client must start it cold."""
-        reason = self.reason_for_cold(request)
-        print(f"cold: {reason}" if reason else "warm", flush=True)
-        if reason:
-            send(connection, cold=reason)
-            connection.close()
-        else:
-            self.fork(request, streams, connection)
-
-    def reason_for_cold(self, request: Request) -> str | None:
+    def reason_for_cold(self, request):
         """Why a fork of this server would differ from what is requested, or None."""
-        if request.namespaces != self.namespaces:
+        if request["namespaces"] != [os.readlink(f"/proc/self/ns/{n}") for n in NAMESPACES]:
             return "it is in namespaces of its own"
-        different = self.different_variables(request)
+        environment = dict(request["environment"])
+        if environment.get("PYTHONPATH") == request["folder"]:
+            del environment["PYTHONPATH"]  # accelerate adds it for DeepSpeed
+        names = sorted({*environment, *self.at_start})
+        different = [name for name in names if self.differs(name, environment.get(name))]
         if different:
             return f"the libraries were imported with another value of {', '.join(different)}"
         return None
 
-    def different_variables(self, request: Request) -> list[str]:
-        """Return names of variables that would have made a difference to the imports."""
-        environment = dict(request.environment)
-        if environment.get("PYTHONPATH") == request.folder:
-            del environment["PYTHONPATH"]  # accelerate adds it for DeepSpeed
-        names = {*environment, *self.at_start}
-        return [name for name in sorted(names) if self.differs(name, environment.get(name))]
-
-    def differs(self, name: str, value: str | None) -> bool:
-        """Return whether a variable with this value would have made a difference to the imports."""
+    def differs(self, name, value):
+        """Whether a variable with this value would have made a difference to the imports."""
         if value in (self.at_start.get(name), self.set_by_imports.get(name)):
             return False
         if name == "CUDA_VISIBLE_DEVICES":
-            return has_gpu()
+            return os.path.exists("/dev/nvidiactl") or os.path.exists("/dev/kfd")
         if name == "DS_ACCELERATOR":
             return "deepspeed" in sys.modules
         return not name.startswith(FREE_VARIABLES)
 
-    def fork(self, request: Request, streams: Sequence[int], connection: socket.socket) -> None:
+    def fork(self, request, streams, connection):
         """Start a process for a client."""
         pid = os.fork()
         if pid == 0:
-            self.close_in_child(connection)
-            request.environment.update(self.set_by_imports)
+            self.selector.close()
+            self.listener.close()
+            connection.close()
+            for descriptor, other in self.jobs.items():
+                other.close()
+                os.close(descriptor)
+            os.close(self.owner)
+            request["environment"] |= self.set_by_imports
             become(request, streams, self.program)
-        job = Job(pid, os.pidfd_open(pid), connection)
-        self.jobs[pid] = job
-        self.selector.register(job.pidfd, selectors.EVENT_READ, lambda: self.report_end(job))
-        self.selector.register(connection, selectors.EVENT_READ, lambda: self.kill_abandoned(job))
+        descriptor = os.pidfd_open(pid)
+        self.jobs[descriptor] = connection
+
+        def report_end():
+            _, status = os.waitpid(pid, 0)
+            send(connection, status=os.waitstatus_to_exitcode(status))
+            self.selector.unregister(descriptor)
+            with contextlib.suppress(KeyError):
+                self.selector.unregister(connection)
+            os.close(descriptor)
+            connection.close()
+            del self.jobs[descriptor]
+
+        def kill_abandoned():
+            self.selector.unregister(connection)  # Its client was killed.
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(pid, signal.SIGKILL)
+
+        self.selector.register(descriptor, selectors.EVENT_READ, report_end)
+        self.selector.register(connection, selectors.EVENT_READ, kill_abandoned)
         send(connection, pid=pid)
 
-    def close_in_child(self, connection: socket.socket) -> None:
-        """Close the server's sockets and descriptors in a new process."""
-        self.selector.close()
-        self.listener.close()
-        connection.close()
-        for job in self.jobs.values():
-            job.connection.close()
-            os.close(job.pidfd)
-        if self.owner:
-            os.close(self.owner)
 
-    def report_end(self, job: Job) -> None:
-        """Report to a client how its process ended."""
-        _, status = os.waitpid(job.pid, 0)
-        send(job.connection, status=os.waitstatus_to_exitcode(status))
-        self.selector.unregister(job.pidfd)
-        with contextlib.suppress(KeyError):
-            self.selector.unregister(job.connection)
-        os.close(job.pidfd)
-        job.connection.close()
-        del self.jobs[job.pid]
-
-    def kill_abandoned(self, job: Job) -> None:
-        """End a process whose client was killed."""
-        self.selector.unregister(job.connection)
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(job.pid, signal.SIGKILL)
+NAMESPACES = ("mnt", "net", "pid", "user")  # as in python.py
 
 
-def send(connection: socket.socket, **content: str | int) -> None:
+def send(connection, **content):
     """Send a line of JSON, if the client is still connected."""
     with contextlib.suppress(OSError):
         connection.sendall(json.dumps(content).encode() + b"\n")
 
 
-def has_gpu() -> bool:
-    """Return whether this machine has a GPU of NVIDIA or AMD."""
-    return os.path.exists("/dev/nvidiactl") or os.path.exists("/dev/kfd")
-
-
-def listen(path: Path) -> socket.socket:
+def listen(path):
     """Return a socket to which clients can connect from now on."""
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(str(path))
@@ -230,39 +288,28 @@ def listen(path: Path) -> socket.socket:
     return listener
 
 
-def serve(folder: Path, owner: int | None) -> None:
-    """Import the libraries and serve at `folder`/socket; a fork serves at socket.deepspeed."""
+def main():
+    """Import the libraries and serve at FOLDER/socket; a fork serves at socket.deepspeed."""
+    folder, owner = Path(sys.argv[1]), int(sys.argv[2])
     at_start = dict(os.environ)
-    (folder / "pid").write_text(str(os.getpid()))
-    plain = listen(folder / "socket")
-    with_deepspeed = listen(folder / "socket.deepspeed")
-    leave_project()
-    import_libraries_of(RECIPES, [SCRIPTS])
-    import_modules(LATER)
-    first = os.getpid()
-    if os.fork() == 0:
-        import_modules(LATER_WITH_DEEPSPEED)
-        plain.close()
-        listener = with_deepspeed
-        owner = first
-    else:
-        with_deepspeed.close()
-        listener = plain
-    if number_of_threads() > 1:
+    plain, with_deepspeed = listen(folder / "socket"), listen(folder / "socket.deepspeed")
+    sys.path[:] = [place for place in sys.path if not f"{place}/".startswith(OWN)]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        import_libraries()
+        import_modules(LATER)
+        listener, other = plain, with_deepspeed
+        first = os.getpid()
+        if os.fork() == 0:
+            import_modules(LATER_WITH_DEEPSPEED)
+            listener, other, owner = with_deepspeed, plain, first
+    other.close()
+    if len(os.listdir("/proc/self/task")) > 1:
         sys.exit("the imports have started a thread, which makes forks unsafe")
     gc.collect()
     gc.freeze()  # Collections in forks would only copy the pages of these objects.
     Server(listener, str(folder / "python"), at_start, owner).serve()
 
 
-def leave_project() -> None:
-    """Remove this project from the imported modules and from the import path.
-
-    A process that is forked from this one reads the files again, so that an edit takes effect.
-    """
-    own = (f"{RECIPES}/", f"{SCRIPTS}/", f"{TESTS}/")
-    sys.path[:] = [folder for folder in sys.path if not f"{folder}/".startswith(own)]
-    for name, module in list(sys.modules.items()):
-        file = str(vars(module).get("__file__"))
-        if name != "__main__" and file.startswith(own):
-            del sys.modules[name]
+if __name__ == "__main__":
+    main()
