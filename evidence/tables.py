@@ -36,10 +36,9 @@ def results(name: str) -> dict[str, Any]:
     return json.loads((ROOT / "results" / f"{name}.json").read_text())
 
 
-def rows_of(name: str) -> list[Row]:
-    """Return the rows of results/NAME.json: one for each test that recorded, in their order."""
-    found = results(name)
-    return found.get("rows") or list(found.values())
+def rows_of(name: str, key: str = "versions") -> list[Row]:
+    """Return the rows of results/NAME.json, one for each test that recorded, which have a key."""
+    return [row for row in results(name).values() if key in row]
 
 
 def table(rows: Iterable[Sequence[Any]], columns: Sequence[str]) -> str:
@@ -223,7 +222,7 @@ COMPARED = {
 
 def planner() -> str:
     """Return the errors of the planned peak, by what it is compared with."""
-    jobs = results("planner")["cells"] + tracked_jobs()
+    jobs = rows_of("planner", "kind") + tracked_jobs()
     rows = []
     for kind, text in COMPARED.items():
         for method, name in METHODS.items():
@@ -246,7 +245,7 @@ def tracked_jobs() -> list[Row]:
     One whose plan was told where tokens arrived is there with a plan that was not, too.
     """
     jobs = []
-    for row in rows_of("planner_ranks"):
+    for row in rows_of("planner", "config"):
         kind = "meshes" if "sizes" in row else "ranks"
         for key, named in {"ep": "experts", "pp": "pipelines"}.items():
             if key in row:
@@ -270,7 +269,7 @@ def host_memory() -> str:
     The unit is the size of the model in fp32.
     """
     rows = []
-    measured = sorted(rows_of("host_memory"), key=place_of)
+    measured = sorted(rows_of("memory", "loading"), key=place_of)
     for row in sorted(measured, key=lambda row: row["ranks"]):
         copies = []
         for kind in ("loading", "resuming"):
@@ -286,7 +285,7 @@ def checkpoint_memory() -> str:
     It may take its share and twice the largest tensor. What is beyond that is bold.
     """
     rows = []
-    for row in sorted(rows_of("checkpoint_memory"), key=place_of):
+    for row in sorted(rows_of("memory", "checkpoint"), key=place_of):
         cells = {}
         least = {}
         for kind in ("checkpoint", "background", "folder"):
@@ -303,10 +302,15 @@ def checkpoint_memory() -> str:
     return table(rows, [*columns, "folder: the same", "bound"])
 
 
+def size_of_plan(row: Row) -> tuple[int, int]:
+    """Return the sort key of a large model on a number of ranks."""
+    return int(row["model"].removesuffix("B")), row["ranks"]
+
+
 def checkpoint_plan() -> str:
     """Return the GB that a rank, and a host of eight, needs to save a large model."""
     rows = []
-    for row in results("checkpoint_memory")["planned"]:
+    for row in sorted(rows_of("memory", "model"), key=size_of_plan):
         sizes = [row[key] / GB for key in ("whole", "share", "largest", "most", "host")]
         rows.append([row["model"], row["ranks"], *(f"{size:.1f}" for size in sizes)])
     names = ["checkpoint", "largest share", "largest tensor", "bound of a rank", "host of 8 ranks"]
@@ -332,7 +336,7 @@ def families() -> str:
     columns = ["`model_type`", "attention", "own loss", "first loss differs by", "trained"]
     columns += ["trained with LoRA", "adapters", "loaded differs by", "remarks"]
     listed = table(map(cells_of_family, rows), columns)
-    versions = results("model_families")["versions"].items()
+    versions = rows[0]["versions"].items()
     measured_with = ", ".join(f"{name} {version}" for name, version in versions)
     return f"{summary}\n\n{listed}\n\nMeasured with {measured_with}."
 
@@ -343,7 +347,7 @@ def measured_families() -> list[Row]:
     "first": of a run's first loss and the model's own; "loaded": of what a run wrote and trained.
     """
     rows = []
-    for row in rows_of("model_families"):
+    for row in rows_of("families"):
         runs = [row[kind] for kind in ("full", "LoRA", "FSDP") if kind in row]
         first = [abs(run["losses"][0] - row["own_loss"]) / row["own_loss"] for run in runs]
         loaded = [abs(run["loaded"] - run["trained"]) / run["trained"] for run in runs]
@@ -384,9 +388,9 @@ def proof() -> str:
     interrupted, _ = trials_of(*INTERRUPTED)
     kills, lost = trials_of("random kills")
     beside_saves, lost_there = trials_of("random kills, --async_save")
-    tracked = rows_of("planner_ranks")
+    tracked = rows_of("planner", "config")
     untold = [abs(job["even"]) for job in tracked if "even" in job]
-    drawn = [job[FORMULAS] for job in results("planner")["cells"] if job["kind"] == "drawn"]
+    drawn = [job[FORMULAS] for job in rows_of("planner", "kind") if job["kind"] == "drawn"]
     beside = [job["beside_bucket"] for job in tracked]
     on_ranks = errors_text(beside, "jobs, every YAML on two to eight ranks")
     number = len(measured_families())
@@ -419,13 +423,13 @@ def proof() -> str:
             f"{on_ranks}, {len(untold)} of them told where tokens went to experts (untold: at most "
             f"{max(untold):.2%}); {errors_text(drawn, 'fp32 jobs with random settings')}",
             "5%",
-            "`python evidence/track_ranks.py`, `python evidence/validate_planner.py`",
+            "`pytest evidence/test_planner.py --all`",
         ),
         (
             f"Tiny models of {number} model families have the loss that transformers gives",
             f"{len(good)} of {number}, largest relative difference in the first loss: {first}",
             decimal(FAMILY_BOUND),
-            "`python evidence/model_families.py`",
+            "`pytest evidence/test_families.py --all`",
         ),
     ]
     return table(rows, ["what was checked", "result", "bound", "how to repeat it"])

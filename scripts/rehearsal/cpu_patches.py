@@ -24,7 +24,6 @@ from torch.distributed.fsdp import (
 )
 from torch.distributed.tensor import DTensor, Shard
 
-
 # Settings of the YAML that accelerate's plugin refuses if there is no GPU
 LOADS_ONCE = "FSDP_CPU_RAM_EFFICIENT_LOADING"
 SYNCS_STATES = "FSDP_SYNC_MODULE_STATES"
