@@ -111,7 +111,7 @@ def run_all(job, home, cold, repeat):
         run = contestants.run(job, label, home, cold) | {"repeat": repeat}
         if not job.matched and "failed" not in run:
             folder = home / "runs" / contestants.slug(f"{job.name} {label}") / "run"
-            run["held_out_loss"] = round(held_out_loss(folder, job), 5)
+            run["held_out_loss"] = round(held_out_loss(folder, home / "model", job), 5)
         runs.append(run)
     return runs
 
@@ -168,7 +168,7 @@ def verdict(run, floor, job):
     return largest, "" if largest <= CURVE[job.device] else f"loss differs by {largest:.1e}"
 
 
-def held_out_loss(folder, job):
+def held_out_loss(folder, base, job):
     """The loss of a saved model on GSM8K's test rows, in nats per supervised token."""
     import torch
     from transformers import AutoModelForCausalLM
@@ -177,7 +177,7 @@ def held_out_loss(folder, job):
     from components import chat
     from components.chat_template import ChatTemplate
 
-    tokenizer = chat.load_tokenizer(str(folder))
+    tokenizer = chat.load_tokenizer(str(base))
     template = ChatTemplate(tokenizer)
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     total = 0.0
