@@ -30,6 +30,7 @@ REPEATS = 5
 CURVE = {"cpu": 1e-5, "cuda": 1e-2}  # nats: fp32, and autocast to bf16
 HELD_OUT = 0.02  # relative
 HELD_OUT_ROWS = 200
+HELD_OUT_LENGTH = 1024  # tokens
 # The vocabulary is 32 times as large as the hidden state, as in Llama 3.
 MEDIUM = {
     "hidden_size": 512,
@@ -111,7 +112,7 @@ def run_all(job, home, cold, repeat):
         run = contestants.run(job, label, home, cold) | {"repeat": repeat}
         if not job.matched and "failed" not in run:
             folder = home / "runs" / contestants.slug(f"{job.name} {label}") / "run"
-            run["held_out_loss"] = round(held_out_loss(folder, home / "model", job), 5)
+            run["held_out_loss"] = round(held_out_loss(folder, home / "model"), 5)
         runs.append(run)
     return runs
 
@@ -168,7 +169,7 @@ def verdict(run, floor, job):
     return largest, "" if largest <= CURVE[job.device] else f"loss differs by {largest:.1e}"
 
 
-def held_out_loss(folder, base, job):
+def held_out_loss(folder, base):
     """The loss of a saved model on GSM8K's test rows, in nats per supervised token."""
     import torch
     from transformers import AutoModelForCausalLM
@@ -183,7 +184,7 @@ def held_out_loss(folder, base, job):
     total = 0.0
     count = 0
     for line in (GSM8K / "test.jsonl").read_text().splitlines()[:HELD_OUT_ROWS]:
-        row = llama.tokenize_row(json.loads(line), template, 2 * job.flags["max_length"])
+        row = llama.tokenize_row(json.loads(line), template, HELD_OUT_LENGTH)
         ids = torch.tensor([row["input_ids"]])
         labels = torch.tensor([row["labels"]])
         supervised = (labels[:, 1:] != -100).sum().item()
