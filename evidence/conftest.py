@@ -28,7 +28,9 @@ LIBRARIES = "torch transformers accelerate peft deepspeed bitsandbytes datasets 
 def pytest_addoption(parser):
     parser.addoption("--all", action="store_true", help="every measurement, and keep its row")
     parser.addoption("--results", type=Path, default=REPO / "results", help="folder of the rows")
-    parser.addoption("--dry", action="store_true", help="cells of a GPU in small on a CPU, no rows")
+    parser.addoption(
+        "--dry", action="store_true", help="tiny cells of a GPU on a CPU, without rows"
+    )
 
 
 def pytest_configure(config):

@@ -3,7 +3,7 @@
 
     make evidence-gpu                                  # all of them: about an hour on one GPU
     pytest evidence/gpu -k "strategies or resume"      # those that prove the recipes right
-    pytest evidence/gpu --dry -k "trains and one_process"    # in small, on a CPU
+    pytest evidence/gpu --dry -k "trains and one_process"    # a tiny form, on a CPU
 
 Models are made on the device from configs, with random weights, and rows are generated: nothing is
 downloaded. Without a GPU, or a package that a cell needs, it is skipped with the reason. Cells of

@@ -94,7 +94,7 @@ def test_side_by_side(name, cell):
 
 
 def job_of(cell, name, flags, others, shape=LLAMA_8B, steps=10):
-    """A job of one GPU, or in small for a CPU."""
+    """A job of one GPU, or a tiny one for a CPU."""
     job = Job(name, shape, flags, others, rows="long", steps=steps, device="cuda", maker=ON_GPU)
     return job if cell.on_gpu else job.in_small()
 
