@@ -4,7 +4,8 @@
 A lever is measured on six layers of Llama 3 8B's shape with random weights, since the cost of a
 layer does not depend on their number: forward and backward of rows of 4,096 tokens. The floor is
 the time of a layer's matrix products and attention alone, each at the speed measured here. The last
-rows are whole steps of all 32 layers with head, loss and optimizer. --dry tries tiny models on a CPU.
+rows are whole steps of all 32 layers with head, loss and optimizer. --dry runs what needs no
+compiler on tiny models.
 """
 
 import gc
