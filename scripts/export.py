@@ -1,6 +1,6 @@
 #!/usr/bin/env python
 # SPDX-License-Identifier: Apache-2.0
-r"""Export a trained folder for another program: llama.cpp (GGUF), Ollama or vLLM, with a receipt.
+r"""Export a trained folder for another program: llama.cpp (GGUF), Ollama or vLLM.
 
     python scripts/export.py runs/merged exports/gguf --to gguf
     python scripts/export.py runs/merged exports/gguf --to gguf --outtype q4_k_m
@@ -8,13 +8,14 @@ r"""Export a trained folder for another program: llama.cpp (GGUF), Ollama or vLL
     python scripts/export.py runs/lora exports/vllm --to vllm
 
 gguf and ollama take a whole model: what a run without adapters saved, or what scripts/merge.py made
-of one with adapters. vllm takes adapters too. llama.cpp's own converter writes the GGUF (pip
-install -r requirements-export.txt). Its tensors, vocabulary, special tokens and chat template are
-read back and compared with the folder. With llama-cpp-python (pip install -r
-requirements-llama-cpp.txt, which compiles it) it also answers prompts, and its answers and logits
-are compared with the trained model's.
+of one with adapters. llama.cpp's own converter writes the GGUF (pip install -r
+requirements-export.txt). Its vocabulary, end tokens and chat template are read back and compared
+with the folder. With llama-cpp-python (pip install -r requirements-llama-cpp.txt, which compiles
+it) its tokens of prompts and its logits are compared with the trained model's too.
 
-The new folder has a receipt.json with all of it. A difference above its bound is an error.
+ollama adds a Modelfile whose template writes conversations as in training; a chat template that
+Ollama's language cannot write is refused. vllm takes adapters too. It writes the generation config
+with all tokens that end an answer, and prints the command that serves the trained folder.
 
 Exit codes: 0 done, 64 usage, 65 data, 69 hub, 73 cannot write, 76 the exported model differs.
 """
@@ -25,8 +26,11 @@ from pathlib import Path
 import paths  # noqa: F401  makes recipes/ importable
 from components import upstream
 from exits import run_command
-from exporting.outtypes import CONVERTED, QUANTIZED
 from usage import Parser, add_prompt_options
+
+# The types that llama.cpp's converter writes, and those that its quantizer makes of them
+CONVERTED = ("f32", "f16", "bf16", "q8_0")
+QUANTIZED = ("q6_k", "q5_k_m", "q5_k_s", "q4_k_m", "q4_k_s", "q3_k_m", "q2_k", "iq4_xs")
 
 
 def parse_args() -> argparse.Namespace:
@@ -40,6 +44,11 @@ def parse_args() -> argparse.Namespace:
         default="auto",
         choices=["auto", *CONVERTED, *QUANTIZED],
         help="type of the weights in a GGUF; auto: as in the folder [%(default)s]",
+    )
+    add(
+        "--pre_tokenizer",
+        help="llama.cpp's name of the rules by which the tokenizer cuts words, such as gpt-2, for "
+        "a vocabulary of your own, which llama.cpp's converter does not know",
     )
     add_prompt_options(parser)
     add(
@@ -55,7 +64,7 @@ def main() -> None:
     args = parse_args()
     # Imported here since it takes seconds: a wrong flag and --help are answered at once
     upstream.start_faster()
-    from exporting.session import run
+    from generation.exporting import run
 
     run(args)
 

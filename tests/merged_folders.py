@@ -9,10 +9,6 @@ from safetensors.torch import load_file, save_file
 FEW = ("--num_prompts", "50", "--max_new_tokens", "4", "--device", "cpu")
 
 
-def read_receipt(folder):
-    return json.loads((folder / "receipt.json").read_text())
-
-
 def edit_json(path, **changes):
     path.write_text(json.dumps(json.loads(path.read_text()) | changes))
 

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What is evaluated: trained folders, and the bases that they were trained from."""
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +23,6 @@ from generation.loading import (
 )
 from generation.questions import columns_of_run
 from generation.recorded import arguments_of_run, find_run
-from merging.receipt import hash_file
 
 WEIGHTS = ("*.safetensors", "*.bin")
 
@@ -169,3 +169,9 @@ def hash_weights(source: Source) -> dict[str, str]:
             for path in sorted(Path(name).glob(pattern)):
                 found[str(path)] = hash_file(path)
     return found
+
+
+def hash_file(path: Path) -> str:
+    """Return the SHA-256 of a file."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -17,14 +17,13 @@ from transformers import set_seed
 from transformers.utils import logging
 
 from evaluation import asking, own_rows, plot, report
-from evaluation.contestants import Contestant, find_contestants
+from evaluation.contestants import Contestant, find_contestants, hash_file
 from evaluation.documents import Document, Reader
 from evaluation.figures import read_figures
 from evaluation.report import Measured
 from evaluation.tasks import Loaded, load_tasks
 from exits import Exit, stop
 from generation import loading, scoring
-from merging.receipt import hash_file
 
 # Resamplings for errors of metrics that are no means. lm-eval's command makes 100,000, which takes
 # minutes; a thousand tell an error within a few percent.

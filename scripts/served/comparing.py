@@ -12,9 +12,7 @@ from typing import Any
 
 import torch
 
-from merging.comparing import largest_logit
-from merging.contestants import Contestant
-from merging.receipt import align
+from generation.trained import Answers
 from served.client import Reply
 
 HALF_CHARACTER = "\ufffd"  # what a tokenizer writes where an answer is cut within a character
@@ -33,21 +31,16 @@ class Judge:
         special: the special tokens as texts; they are in no answer.
     """
 
-    reference: Contestant
+    reference: Answers
     decode: Callable[[Sequence[int]], str]
     bound: float
     max_new_tokens: int
     special: Sequence[str] = ()
 
-    @property
-    def stop_tokens(self) -> frozenset[int]:
-        """Return the tokens that end an answer."""
-        return self.reference.stop_tokens or frozenset()
-
     def words_of(self, place: int) -> list[int]:
         """Return the tokens of an answer of the trained model without the one that ends it."""
         tokens = list(self.reference.tokens[place])
-        if tokens and tokens[-1] in self.stop_tokens:
+        if tokens and tokens[-1] in self.reference.stop_tokens:
             tokens.pop()
         return tokens
 
@@ -103,7 +96,7 @@ class Judge:
         for token in near:
             if token == tokens[step]:
                 continue
-            if token in self.stop_tokens:
+            if token in self.reference.stop_tokens:
                 fits = normalize(reply.text) == normalize(self.decode(before))
             else:
                 text = self.decode([*before, token]).rstrip(HALF_CHARACTER)
@@ -114,7 +107,6 @@ class Judge:
 
     def logits_of(self, place: int) -> torch.Tensor:
         """Return the logits that predict the tokens of an answer, [tokens, vocabulary]."""
-        assert self.reference.logits is not None, "models of transformers have logits"
         return self.reference.logits[place][-len(self.reference.tokens[place]) :]
 
     def largest_gap(self, replies: Sequence[Reply]) -> float | None:
@@ -168,7 +160,7 @@ class Verdict:
             "problems": list(self.problems),
         }
 
-    def table(self, reference: Contestant) -> list[str]:
+    def table(self, reference: Answers) -> list[str]:
         """Return the lines of a table like that of a receipt."""
         number = str(self.num_prompts)
         gap = "not known" if self.gap is None else f"{self.gap:.2e}"
@@ -179,14 +171,24 @@ class Verdict:
         return align(
             [
                 ["", "greedy answers", "largest logprob gap", "bound", "tokens of prompts"],
-                [f"{reference.name}, {reference.dtype}", number, "", "", number],
+                [f"trained, {reference.dtype}", number, "", "", number],
                 [self.server, answers, gap, f"{self.bound:.2e}", lengths],
             ]
         )
 
 
+def align(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Return rows of cells as lines, with the cells of each column below each other."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = []
+    for row in rows:
+        cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=True)]
+        lines.append("  ".join(cells).rstrip())
+    return lines
+
+
 def judge(
-    reference: Contestant,
+    reference: Answers,
     replies: Sequence[Reply],
     tokenizer: Any,
     relative_bound: float,
@@ -201,7 +203,7 @@ def judge(
     def decode(tokens: Sequence[int]) -> str:
         return tokenizer.decode(tokens, skip_special_tokens=True)
 
-    bound = relative_bound * largest_logit(reference)
+    bound = relative_bound * reference.largest_logit
     special = tuple(tokenizer.all_special_tokens)
     ours = Judge(reference, decode, bound, max_new_tokens, special)
     same_answers = 0
@@ -231,14 +233,14 @@ def judge(
     )
 
 
-def count_same_lengths(reference: Contestant, replies: Sequence[Reply]) -> int | None:
+def count_same_lengths(reference: Answers, replies: Sequence[Reply]) -> int | None:
     """Return how many prompts have as many tokens on the server, None if it does not say."""
     if all(reply.num_prompt_tokens is None for reply in replies):
         return None
     return len(replies) - len(other_lengths(reference, replies))
 
 
-def other_lengths(reference: Contestant, replies: Sequence[Reply]) -> list[int]:
+def other_lengths(reference: Answers, replies: Sequence[Reply]) -> list[int]:
     """Return the places of the prompts of which a server makes another number of tokens."""
     places = []
     for place, reply in enumerate(replies):
@@ -247,7 +249,7 @@ def other_lengths(reference: Contestant, replies: Sequence[Reply]) -> list[int]:
     return places
 
 
-def find_other_prompts(reference: Contestant, replies: Sequence[Reply]) -> Iterator[str]:
+def find_other_prompts(reference: Answers, replies: Sequence[Reply]) -> Iterator[str]:
     """Yield a problem if the server makes another number of tokens of prompts."""
     places = other_lengths(reference, replies)
     if not places:

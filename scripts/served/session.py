@@ -2,6 +2,7 @@
 """What check_server.py does with its command line: ask a server, and compare what it answers."""
 
 import argparse
+import json
 import math
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -10,15 +11,10 @@ from datasets import disable_progress_bars
 from transformers.utils import logging
 
 from components import __version__
-from components.conversations import Conversation
 from exits import Exit, stop
-from exporting.origin import Origin, read_origin
-from generation import loading
+from generation import loading, trained
 from generation.session import check_output
-from merging import comparing, prompts
-from merging.checking import load_tokenizer
-from merging.contestants import Asking, Contestant
-from merging.writing import write_json
+from generation.trained import Answers, Prompt, Trained, read_trained
 from served.client import Reply, Server, normalize_url
 from served.comparing import Verdict, judge
 
@@ -28,7 +24,7 @@ GREETING = [{"role": "user", "content": "Hello"}]
 
 def find_problems(args: argparse.Namespace) -> Iterator[str]:
     """Yield everything that is wrong with the command line."""
-    yield from prompts.find_problems(args)
+    yield from trained.find_problems(args)
     if not 0 < args.timeout < math.inf:
         yield "--timeout must be above 0"
     try:
@@ -47,19 +43,20 @@ def run(args: argparse.Namespace) -> None:
     logging.set_verbosity_error()
     disable_progress_bars()
     source = loading.find_model(args.model_name_or_path)
-    if not load_tokenizer(source.tokenizer, source.revision).chat_template:
-        stop(Exit.DATA, f"{source.name}: has no chat template, by which a server could be asked")
+    loading.load_chat_tokenizer(source)
     server = find_server(args)
-    ours = read_origin(source, args, PlainReader)
-    reference = ours.answer()
-    replies = ask_all(server, ours.asking)
+    ours = read_trained(source, args, is_plain)
+    reference = ours.ask(ours.load())
+    replies = ask_all(server, ours)
     dtype = reference.dtype if args.dtype == "auto" else args.dtype
     verdict = judge(
         reference, replies, ours.tokenizer, relative_bound(args, dtype), args.max_new_tokens
     )
     report(ours, reference, verdict)
     if args.json is not None:
-        write_json(args.json, to_json(args, server, ours, reference, replies, verdict))
+        content = to_json(args, server, ours, reference, replies, verdict)
+        text = json.dumps(content, indent=2, ensure_ascii=False)
+        args.json.write_text(f"{text}\n", encoding="utf-8")
     if verdict.problems:
         more = ""
         if len(verdict.problems) > 1:
@@ -85,37 +82,25 @@ def find_server(args: argparse.Namespace) -> Server:
     return server
 
 
-def ask_all(server: Server, asking: Asking) -> list[Reply]:
+def ask_all(server: Server, ours: Trained) -> list[Reply]:
     """Return the replies of a server to all prompts, one after another."""
     replies = []
-    for prompt in asking.prompts:
+    for prompt in ours.prompts:
         assert prompt.conversation is not None, "the trained model has a chat template"
         messages = prompt.conversation.messages
-        replies.append(server.ask(messages, asking.max_new_tokens, asking.settings))
+        replies.append(server.ask(messages, ours.max_new_tokens, ours.settings))
     return replies
 
 
 # ---- Prompts ----
-class PlainReader(prompts.Reader):
-    """Leaves out conversations with tools or reasoning, which each server parses in its own way."""
+def is_plain(prompt: Prompt) -> bool:
+    """Return whether a prompt has only texts, by roles that every server knows.
 
-    @property
-    def taken(self) -> str:
-        """Which rows are read, for the message that a file has none of them."""
-        return f"{super().taken} and without tools, reasoning or parts of text"
-
-    def is_short(self, prompt: prompts.Prompt) -> bool:
-        """Return whether a prompt is plain, has at least one token, and is not too long."""
-        if prompt.conversation is None or not is_plain(prompt.conversation):
-            return False
-        return super().is_short(prompt)
-
-
-def is_plain(conversation: Conversation) -> bool:
-    """Return whether a conversation has only texts, by roles that every server knows."""
-    if conversation.tools:
+    Each server parses tools and reasoning in its own way.
+    """
+    if prompt.conversation is None or prompt.conversation.tools:
         return False
-    for message in conversation.messages:
+    for message in prompt.conversation.messages:
         if message["role"] not in PLAIN_ROLES or set(message) != {"role", "content"}:
             return False
     return True
@@ -125,11 +110,11 @@ def relative_bound(args: argparse.Namespace, dtype: str) -> float:
     """Return the bound of a difference of logits, as a part of the largest logit."""
     if args.bound is not None:
         return args.bound
-    return comparing.ROUNDING[dtype]
+    return trained.ROUNDING[dtype]
 
 
 # ---- The report ----
-def report(ours: Origin, reference: Contestant, verdict: Verdict) -> None:
+def report(ours: Trained, reference: Answers, verdict: Verdict) -> None:
     """Print the table of a verdict, and where the prompts come from."""
     for source, number in ours.sources.items():
         print(f"{number} prompts: {source}")
@@ -140,8 +125,8 @@ def report(ours: Origin, reference: Contestant, verdict: Verdict) -> None:
 def to_json(
     args: argparse.Namespace,
     server: Server,
-    ours: Origin,
-    reference: Contestant,
+    ours: Trained,
+    reference: Answers,
     replies: Sequence[Reply],
     verdict: Verdict,
 ) -> dict[str, Any]:
@@ -151,7 +136,7 @@ def to_json(
         text = ours.tokenizer.decode(reference.tokens[place], skip_special_tokens=True)
         answers.append(
             {
-                "prompt": reference.rendered[place],
+                "prompt": ours.prompts[place].text,
                 "trained": text,
                 "server": reply.text,
                 "ended_by": reply.end,

@@ -6,9 +6,8 @@ import shutil
 
 import pytest
 
-from evaluation.contestants import base_of, find_contestants, hash_weights
+from evaluation.contestants import base_of, find_contestants, hash_file, hash_weights
 from generation.loading import Source
-from merging.receipt import hash_file
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from merging.contestants import Contestant
+from generation.trained import Answers
 from served.client import Reply
 from served.comparing import judge
 
@@ -32,16 +32,8 @@ class Tokenizer:
 
 @pytest.fixture
 def trained():
-    """A contestant with one prompt of two tokens."""
-    return Contestant(
-        name="trained",
-        dtype="float32",
-        rendered=["<user>"],
-        prompts=[[7, 8]],
-        tokens=[TOKENS],
-        logits=[LOGITS],
-        stop_tokens=frozenset([END]),
-    )
+    """Answers to one prompt of two tokens."""
+    return Answers("float32", [[7, 8]], [TOKENS], [LOGITS], [END])
 
 
 GOOD = Reply(" lamp red", "stop", 2)

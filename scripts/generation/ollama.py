@@ -1,0 +1,189 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A chat template in Ollama's language, where it only writes something around each message.
+
+Ollama does not run Jinja. Its templates are Go's (https://docs.ollama.com/template), in which a
+conversation is a loop over `.Messages`. What a chat template writes around messages is found by
+rendering conversations, and the result is compared with it on others.
+"""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from components.chat_template import ChatTemplate
+from components.conversations import Conversation
+from exits import Exit, stop
+from generation.trained import Trained
+
+QUOTES = '"""'
+SYSTEM = {"role": "system", "content": "qZsysQ"}
+USER = {"role": "user", "content": "qZuserQ"}
+ANSWER = {"role": "assistant", "content": "qZanswerQ"}
+AGAIN = {"role": "user", "content": "qZagainQ"}
+
+
+@dataclass(frozen=True)
+class Turns:
+    """What a chat template writes around the messages of a conversation.
+
+    Attributes:
+        lead: before the first message.
+        no_system: after that, if there is no system message: a default one, for example.
+        before, after: {role: text before and after the content of a message}.
+        generation: where an answer is to begin.
+    """
+
+    lead: str
+    no_system: str
+    before: Mapping[str, str]
+    after: Mapping[str, str]
+    generation: str
+
+    def render(self, messages: Sequence[Mapping[str, str]]) -> str:
+        """Return the text in which an answer to messages is to be generated, as Ollama does."""
+        text = self.lead
+        if messages[0]["role"] != "system":
+            text += self.no_system
+        for message in messages:
+            role = message["role"]
+            text += self.before[role] + message["content"] + self.after[role]
+        return text + self.generation
+
+    def without_start(self, start: str) -> "Turns":
+        """Return turns that leave out the start of a text, which another program writes."""
+        if self.lead.startswith(start):
+            return replace(self, lead=self.lead.removeprefix(start))
+        before = {role: text.removeprefix(start) for role, text in self.before.items()}
+        return replace(self, no_system=self.no_system.removeprefix(start), before=before)
+
+    def to_go(self) -> str:
+        """Return the template for Ollama. Each text is a string of Go, so that none is trimmed."""
+        lines = [go_text(self.lead)]
+        if self.no_system:
+            lines += ["{{- if not .System }}", go_text(self.no_system), "{{- end }}"]
+        lines.append("{{- range $i, $message := .Messages }}")
+        branch = "{{- if"
+        for role, text in self.before.items():
+            lines.append(f'{branch} eq $message.Role "{role}" }}}}')
+            lines += [go_text(text), "{{- $message.Content }}", go_text(self.after[role])]
+            branch = "{{- else if"
+        lines += ["{{- end }}", "{{- end }}", go_text(self.generation)]
+        return "\n".join(line for line in lines if line)
+
+
+def go_text(text: str) -> str:
+    """Return an action of a Go template that writes a text; nothing for an empty one."""
+    return "{{- " + json.dumps(text, ensure_ascii=False) + " }}" if text else ""
+
+
+def find_turns(trained: Trained) -> Turns:
+    """Return the chat template of a trained folder as turns.
+
+    Raises SystemExit with 65 if there is none, or if turns cannot write what it writes.
+    """
+    name = trained.source.name
+    if not trained.tokenizer.chat_template:
+        stop(Exit.DATA, f"{name}: has no chat template; export it --to gguf")
+    template = ChatTemplate(trained.tokenizer, trained.settings)
+
+    def render(messages: Sequence[Any], adds_generation_prompt: bool = True) -> str:
+        copies = [dict(message) for message in messages]
+        conversation = Conversation(copies, tools=[], is_trained_on=[False] * len(copies))
+        return template.render(conversation, add_generation_prompt=adds_generation_prompt)
+
+    try:
+        turns = probe(render)
+        for messages in plain_conversations(trained, "system" in turns.before):
+            if turns.render(messages) != render(messages):
+                raise ValueError(f"it changes {messages}")
+    except Exception as error:  # Templates raise what they like, for a role they do not take
+        reason = " ".join(str(error).split())[:300]
+        stop(
+            Exit.DATA,
+            f"{name}: Ollama's templates cannot write its chat template: {reason}; export it "
+            "--to gguf, and serve that with llama-server, which runs the chat template itself",
+        )
+    return turns
+
+
+def probe(render: Any) -> Turns:
+    """Return what a function that renders messages writes around them. Raises ValueError."""
+    start, ask = split(render([USER]), USER)
+    _, between, back, _ = split(render([USER, ANSWER, AGAIN]), USER, ANSWER, AGAIN)
+    _, after_user = split(render([USER], False), USER)
+    _, after_answer = split(render([USER, ANSWER], False), ANSWER)
+    before_user = without_start(back, after_answer)
+    lead = without_end(start, before_user)
+    before = {"user": before_user, "assistant": without_start(between, after_user)}
+    after = {"user": after_user, "assistant": after_answer}
+    generation = without_start(ask, after_user)
+    try:
+        text = render([SYSTEM, USER])
+    except Exception:  # It takes no system messages
+        return Turns(lead, "", before, after, generation)
+    with_system, middle, _ = split(text, SYSTEM, USER)
+    no_system = ""
+    if not with_system.startswith(lead):  # What stands before the first user is a default message
+        no_system, lead = lead, ""
+    before = {"system": without_start(with_system, lead), **before}
+    after = {"system": without_end(middle, before_user), **after}
+    return Turns(lead, no_system, before, after, generation)
+
+
+def split(text: str, *messages: Mapping[str, str]) -> list[str]:
+    """Return the parts of a text around messages. Raises ValueError unless each is there once."""
+    parts = []
+    for message in messages:
+        if text.count(message["content"]) != 1:
+            raise ValueError(f"it does not write each message once: {text!r}")
+        part, text = text.split(message["content"])
+        parts.append(part)
+    return [*parts, text]
+
+
+def without_start(text: str, start: str) -> str:
+    """Return a text without its start. Raises ValueError if it has another one."""
+    if not text.startswith(start):
+        raise ValueError(f"it writes {text!r} where {start!r} was expected first")
+    return text.removeprefix(start)
+
+
+def without_end(text: str, end: str) -> str:
+    """Return a text without its end. Raises ValueError if it has another one."""
+    if not text.endswith(end):
+        raise ValueError(f"it writes {text!r} where {end!r} was expected last")
+    return text.removesuffix(end)
+
+
+def plain_conversations(trained: Trained, has_system: bool) -> Iterator[list[Any]]:
+    """Yield conversations that have to be written as by the chat template: also the prompts'."""
+    for text in ('He said "no" {{ .Role }} {% if %} \\n', "多行\nétage\n\n🦙", "<b>&amp;</b>"):
+        asked = {"role": "user", "content": text}
+        yield [asked]
+        yield [asked, ANSWER, USER, {"role": "assistant", "content": text}, AGAIN]
+        if has_system:
+            yield [SYSTEM, asked, ANSWER, USER]
+    for prompt in trained.prompts:
+        conversation = prompt.conversation
+        if conversation is None or conversation.tools:
+            continue
+        if all(set(message) == {"role", "content"} for message in conversation.messages):
+            yield list(conversation.messages)
+
+
+def write_modelfile(
+    path: Path, gguf_name: str, turns: Turns, stops: Sequence[str], num_ctx: int
+) -> None:
+    """Write a Modelfile (https://docs.ollama.com/modelfile).
+
+    Args:
+        stops: texts that end an answer.
+        num_ctx: the most tokens of a prompt and its answer. Ollama's default is smaller than most
+            models', and it cuts longer prompts without an error.
+    """
+    lines = [f"FROM ./{gguf_name}", f"TEMPLATE {QUOTES}{turns.to_go()}{QUOTES}"]
+    lines += [f"PARAMETER stop {json.dumps(text, ensure_ascii=False)}" for text in stops]
+    lines.append(f"PARAMETER num_ctx {num_ctx}")
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")

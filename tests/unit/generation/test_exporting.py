@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Faults in a GGUF are found, and a chat template is written in Ollama's language or refused."""
+
+import json
+from argparse import Namespace
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from transformers import AutoTokenizer
+
+from adapter_folders import make_base
+from generation import exporting, ollama
+from generation.loading import Source
+from generation.trained import read_trained
+from gguf_files import rewrite
+
+TEMPLATES = Path(__file__).parents[2] / "data" / "chat_templates"
+# What Go 1.19 made of the templates and conversations, by the program in the same folder
+BY_GO = Path(__file__).parents[2] / "data" / "go_templates" / "rendered.json"
+ENDS = [2, 3]
+
+
+@pytest.fixture(scope="module")
+def trained(once):
+    base = once("exporting_base", lambda folder: make_base(folder, shard="100KB"))
+    args = Namespace(prompts=None, num_prompts=2, max_new_tokens=2, device="cpu")
+    return read_trained(Source(str(base / "model")), args)
+
+
+@pytest.fixture(scope="module")
+def gguf(trained, once):
+    def fill(folder):
+        folder.mkdir()
+        exporting.convert(trained, folder / "model.gguf", "f32", ENDS, "smollm")
+
+    return once("exporting_gguf", fill) / "model.gguf"
+
+
+def test_a_good_gguf_has_the_vocabulary_of_its_folder(gguf, trained):
+    fields = exporting.check_gguf(gguf, trained, ENDS)
+    assert fields["tokenizer.ggml.pre"] == "smollm"
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"tokenizer.chat_template": "{{ messages }}"},
+        {"tokenizer.chat_template": None},
+        {"tokenizer.ggml.eot_token_id": None},
+        {"tokenizer.ggml.eos_token_id": 9},
+        {"tokenizer.ggml.add_bos_token": True},
+        {"tokenizer.ggml.tokens": ["a"] * 263},
+    ],
+    ids=str,
+)
+def test_a_fault_of_a_gguf_is_found(fields, gguf, trained, tmp_path):
+    path = rewrite(gguf, tmp_path / "model.gguf", fields)
+    with pytest.raises(SystemExit, match="76"):
+        exporting.check_gguf(path, trained, ENDS)
+
+
+# ---- Ollama ----
+@pytest.fixture
+def find_turns(trained):
+    """A function from a chat template to what is written for Ollama."""
+    tokenizer = AutoTokenizer.from_pretrained(trained.source.name)
+
+    def find(template):
+        tokenizer.chat_template = template
+        tokenizer.bos_token, tokenizer.eos_token = "<s>", "</s>"  # those of the recorded texts
+        source = SimpleNamespace(name="model")
+        return ollama.find_turns(
+            SimpleNamespace(source=source, tokenizer=tokenizer, settings={}, prompts=[])
+        )
+
+    return find
+
+
+@pytest.mark.parametrize("family", sorted(path.stem for path in TEMPLATES.glob("*.jinja")))
+def test_go_writes_what_the_template_of_a_family_writes_or_it_is_refused(family, find_turns):
+    written = {"granite4", "llama3", "phi4", "qwen3", "smollm3"}
+    try:
+        found = find_turns((TEMPLATES / f"{family}.jinja").read_text())
+    except SystemExit as end:
+        assert end.code == 65 and family not in written
+        return
+    recorded = json.loads(BY_GO.read_text())[family]
+    assert found.to_go() == recorded["template"]
+
+
+PLAIN = (
+    "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}<|end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        PLAIN.replace("m.content", "m.content | upper"),
+        PLAIN.replace("{{ m.content }}", "{{ m.content }}{{ m.content }}"),
+        PLAIN.replace("<|end|>", "<|end {{ loop.index }}|>"),
+        PLAIN.replace("m.content", "m.content | replace('<', '&lt;')"),
+        PLAIN.replace("messages", "messages[-1:]"),
+    ],
+)
+def test_a_template_that_ollama_cannot_write_is_refused(template, find_turns):
+    assert find_turns(PLAIN).before["user"] == "<|user|>"
+    with pytest.raises(SystemExit, match="65"):
+        find_turns(template)
