@@ -34,8 +34,7 @@ def test_a_dry_run_prints_summary_and_plan_and_writes_nothing(tiny, tmp_path):
     assert plan[0] == "scripts/plan_memory.py"
     planned = run(sys.executable, *plan)
     assert planned.returncode == 0, planned.output[-3000:]
-    ranks = json.loads((tmp_path / "plan.json").read_text())["ranks"]
-    assert len(ranks) == 2 and ranks[0]["device"]["adapters"] > 0
+    assert json.loads((tmp_path / "plan.json").read_text())["device"]["adapters"] > 0
 
 
 @pytest.mark.parametrize("save_steps", [1, 0])
