@@ -16,7 +16,7 @@ FAULT_IN_LIBRARIES is a JSON object or a list of them, each with fields of `Faul
            limit files     no file can grow beyond "size" bytes, as on a full disk
            crash at change SIGKILL before the "size"-th change of the file system from here on
            run             run "command", a list of words, and print how it ended
-           wait            until the optimizer has been called "size" times
+           wait            until the model has run forward "size" times with gradients
     to     who receives a signal: "own" process, its "group" or its "parent", the launcher
     rank   on which rank; on all without it
 
@@ -73,13 +73,13 @@ class Injector:
         for fault in self.faults:
             if fault.is_due(kind, self.passed[kind]):
                 if fault.do == "wait":
-                    self.wait_for_step(fault.size)
+                    self.wait_for_forward(fault.size)
                 else:
                     do(fault, subject)
 
-    def wait_for_step(self, number):
-        print(f"waits for call {number} of the optimizer", flush=True)
-        while self.passed.get("step", 0) < number:
+    def wait_for_forward(self, number):
+        print(f"waits for forward pass {number}", flush=True)
+        while self.passed["forward"] < number:
             time.sleep(0.05)
 
     def before(self, owner, name, kind):
