@@ -9,6 +9,7 @@ cpu, nonzero and masks as indices. They are the same operations on a CPU, so the
 there. Collating a batch is not counted: it works on arrays of the host.
 """
 
+import importlib
 import json
 import sys
 import traceback
@@ -16,9 +17,6 @@ from pathlib import Path
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
-
-sys.path.append(str(Path(__file__).resolve().parents[1] / "scripts"))
-from proof.faults import current_step, load
 
 # Operations that torch dispatches, and methods of a tensor, that read from the device
 READS = {
@@ -61,7 +59,8 @@ class Reads(TorchDispatchMode):
             return  # a batch is collated
         asked = [frame for frame in frames if frame.filename != __file__][-1]
         file = "/".join(Path(asked.filename).parts[-2:])
-        self.found.append({"step": current_step(), "file": file, "line": asked.line})
+        step = sys.modules["components.status"].process_status().step
+        self.found.append({"step": step, "file": file, "line": asked.line})
 
 
 def main():
@@ -69,7 +68,7 @@ def main():
     out, recipe, *arguments = sys.argv[1:]
     sys.argv = [recipe, *arguments]
     sys.path[0] = str(Path(recipe).resolve().parent)
-    module = load(recipe)
+    module = importlib.import_module(Path(recipe).stem)
     reads = Reads()
     for name in METHODS:
         setattr(torch.Tensor, name, reads.noted(getattr(torch.Tensor, name)))
