@@ -968,8 +968,9 @@ def spread(folder):
     """An Accelerator of two ranks that share experts, and the mixture as they load it."""
     args = parse_arguments(mixtral.Arguments, words=["--ep_size", "2", "--report_to", "none"])
     accelerator = new_accelerator(args)
-    options = {"dtype": torch.float32, "attn_implementation": "sdpa"}
-    return accelerator, load_pretrained(AutoModelForCausalLM, accelerator, folder, **options)
+    options = {"dtype": torch.float32, "attn_implementation": "sdpa", "output_loading_info": True}
+    model, _ = load_pretrained(AutoModelForCausalLM, accelerator, folder, **options)
+    return accelerator, model
 
 
 @shows_harm_without("ddp_takes_split_weights")
