@@ -21,7 +21,7 @@ from exits import run_command
 from paths import ROOT
 from usage import Parser
 
-Row = Mapping[str, Any]
+Row = dict[str, Any]
 MARKED = re.compile(r"(^<!-- (\w+) -->\n).*?(?=\n<!-- end of \2 -->$)", re.DOTALL | re.MULTILINE)
 # The order of the YAMLs in each table, by how their names begin
 ORDER = ("single", "ddp", "tp", "ep", "pp", "fsdp2", "hsdp", "fsdp1", "deepspeed")

@@ -64,7 +64,9 @@ DOCUMENTS = [
 ]
 # In sentences. Left out are names of programs without arguments, and commands with a placeholder.
 PLACEHOLDERS = ("...", "X", "yours")
-INLINE = re.compile(r"(source|pip|apt|make|accelerate launch|python (scripts|recipes)/\w+\.py)\b ?")
+INLINE = re.compile(
+    r"(source|pip|apt|make|pytest|accelerate launch|python (scripts|recipes)/\w+\.py)\b ?"
+)
 
 
 def commands_of(text):
@@ -135,8 +137,8 @@ def test_the_commands_were_found():
     [
         ("```bash\npython a.py \\\n    --x 1  # why\n# a comment\n```", ["python a.py      --x 1"]),
         ("Run `make evidence-gpu` or `pip install x`.", ["make evidence-gpu", "pip install x"]),
-        ("`python evidence/parity.py --groups bf16`", ["python evidence/parity.py --groups bf16"]),
-        ("`accelerate launch` and `python evidence/parity.py` and `ddp.yaml`", []),
+        ("`python scripts/plot_loss.py runs/a`", ["python scripts/plot_loss.py runs/a"]),
+        ("`accelerate launch` and `python scripts/plot_loss.py` and `ddp.yaml`", []),
         ("```json\nmake nothing\n```", []),
     ],
 )
@@ -155,6 +157,8 @@ def test_the_command_is_accepted(command, monkeypatch):
         check_cluster_command(words, monkeypatch)
     elif words[0] == "make":
         assert re.search(rf"^{words[1]}:", (REPO / "Makefile").read_text(), re.MULTILINE)
+    elif words[0] == "pytest":
+        assert (REPO / words[1]).exists()
     elif words[0] == "python":
         assert words[1] == "llama.py" or (REPO / words[1]).is_file()
         parse_with(words[1], words[2:], monkeypatch)
