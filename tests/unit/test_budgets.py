@@ -15,15 +15,15 @@ from template.imports import modules_needed
 RECIPES = sorted((REPO / "recipes").glob("*.py"))
 # Lines of Python at most; each issue of the rewrite lowers them to its own
 BUDGETS = {
-    "llama.py with all that it imports": 25_600,
+    "llama.py with all that it imports": 25_550,
     "files of it": 118,
     "the largest recipe with all that it imports": 26_400,
     "recipes/*.py": 3_750,
     "recipes/components": 27_900,
-    "scripts": 25_000,
+    "scripts": 21_000,
     "programs at the top of scripts": 14,
-    "evidence": 22_000,
-    "tests": 56_000,
+    "evidence": 7_500,
+    "tests": 34_000,
 }
 
 
