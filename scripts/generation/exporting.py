@@ -19,13 +19,15 @@ from typing import Any
 import numpy as np
 import torch
 from datasets import disable_progress_bars
+from transformers import GenerationConfig
 from transformers.utils import logging
 
 from exits import Exit, first_line, stop
-from generation.loading import find_model
+from generation.loading import MAIN, find_model
 from generation.merging import differ, new_folder, read_json, write_json
 from generation.ollama import find_turns, write_modelfile
 from generation.trained import (
+    SIXTEEN_BITS,
     Answers,
     Trained,
     count_same,
@@ -70,7 +72,7 @@ def run(args: argparse.Namespace) -> None:
         else:
             command = export_to_gguf(trained, args, folder)
     except OSError as error:
-        stop(Exit.CANNOT_WRITE, f"cannot write {folder}: {error.strerror or first_line(error)}")
+        stop(Exit.CANNOT_WRITE, f"cannot write {folder}: {first_line(error)}")
     folder.rename(args.output)
     print(f"The export is in {args.output}. Run it:")
     print(shlex.join(command))
@@ -83,40 +85,46 @@ def export_to_vllm(trained: Trained, output: Path, folder: Path) -> list[str]:
     Adapters have no such file, and that of their base may lack the end of a turn.
     """
     source = trained.source
-    model = trained.load()
+    try:
+        generation = GenerationConfig.from_pretrained(source.weights, revision=source.revision)
+    except OSError:  # There is none
+        generation = GenerationConfig.from_model_config(trained.config)
+    generation.eos_token_id = trained.stop_tokens(generation)
     folder.mkdir(parents=True)
-    generation = model.generation_config.to_diff_dict()
-    generation["eos_token_id"] = trained.stop_tokens(model)
-    write_json(folder / "generation_config.json", generation)
-    name = Path(source.name).resolve()
-    command = [
-        "vllm",
-        "serve",
-        str(Path(source.weights).resolve() if source.is_local else source.weights),
-    ]
+    write_json(folder / "generation_config.json", generation.to_diff_dict())
+    weights = str(Path(source.weights).resolve()) if source.is_local else source.weights
+    command = ["vllm", "serve", weights, "--generation-config", str(output.resolve())]
+    if source.revision != MAIN:
+        command += ["--revision", source.revision]
+    dtype = trained.config.get_text_config().dtype
     if source.base is None:
         command += ["--served-model-name", output.name]
     else:
-        config = read_json(name / "adapter_config.json")
-        rank = max([config["r"], *config.get("rank_pattern", {}).values()])
-        # vLLM takes powers of two from 8 on
-        command += ["--enable-lora", "--lora-modules", f"{output.name}={name}"]
-        command += ["--max-lora-rank", str(max(8, 1 << (rank - 1).bit_length()))]
-        command += ["--tokenizer", str(name), "--revision", source.revision]
-    command += ["--generation-config", str(output.resolve())]
-    # With adapters, vLLM computes in 16 bits
-    dtype = str(model.dtype).removeprefix("torch.")
-    if source.base is not None and dtype == "float32":
-        dtype = "bfloat16"
-    command += ["--dtype", dtype]
+        run_folder = Path(source.name).resolve()
+        command += ["--enable-lora", "--lora-modules", f"{output.name}={run_folder}"]
+        command += ["--max-lora-rank", str(largest_rank(run_folder))]
+        if source.tokenizer == source.name:
+            command += ["--tokenizer", str(run_folder)]
+        dtype = trained.dtype or dtype
+        if dtype == torch.float32:  # With adapters, vLLM computes in 16 bits
+            dtype = torch.bfloat16
+    if dtype is not None:  # The files may not say it
+        command += ["--dtype", str(dtype).removeprefix("torch.")]
     if trained.settings:
         command += ["--default-chat-template-kwargs", json.dumps(trained.settings)]
-    if trained.base_name != "16bit":
+    if trained.base_name != SIXTEEN_BITS:
         print(
             f"note: the run was on a {trained.base_name} base, and vLLM serves the base as it is; "
             "scripts/merge.py compares both, and merges into the nearer one"
         )
     return command
+
+
+def largest_rank(folder: Path) -> int:
+    """Return a rank for vLLM, which takes powers of two from 8 on, that is enough for adapters."""
+    config = read_json(folder / "adapter_config.json")
+    rank = max([config["r"], *(config.get("rank_pattern") or {}).values()])
+    return max(8, 1 << (rank - 1).bit_length())
 
 
 # ---- GGUF and Ollama ----

@@ -14,6 +14,7 @@ import torch
 from datasets import disable_progress_bars
 from peft import PeftConfig, get_peft_model_state_dict, load_peft_weights
 from peft.tuners.lora import LoraLayer
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.core_model_loading import revert_weight_conversion
@@ -72,8 +73,8 @@ def run(args: argparse.Namespace) -> None:
         merged = merge(trained, base, args.dtype)
         write_folder(folder, merged, trained, args.dtype, reference.stop_tokens)
         del merged
-    except OSError as error:
-        stop(Exit.CANNOT_WRITE, f"cannot write {folder}: {error.strerror or first_line(error)}")
+    except (OSError, SafetensorError) as error:
+        stop(Exit.CANNOT_WRITE, f"cannot write {folder}: {first_line(error)}")
     reloaded = reload(folder, trained, reference)
     gap = largest_gap(reference, reloaded)
     bound = args.bound or relative_bound(trained, base, reference.dtype, reloaded.dtype)
@@ -238,10 +239,9 @@ def write_folder(
     base = find_folder(trained.source.weights, trained.source.revision)
     assert base is not None, "its weights were loaded"
     config = read_json(base / "config.json")
-    is_tied = bool(names_of_tied(model))
     for part in (config, config.get("text_config", {}), config.get("llm_config", {})):
-        if part.get("tie_word_embeddings", part is config):
-            part["tie_word_embeddings"] = is_tied
+        if part.get("tie_word_embeddings", part is config) and not names_of_tied(model):
+            part["tie_word_embeddings"] = False
         for key in ("dtype", "torch_dtype"):
             if key in part and dtype != "auto":
                 part[key] = dtype
@@ -267,9 +267,14 @@ def write_weights(folder: Path, model: Any, trained: Trained, dtype: str) -> Non
     """
     files = files_of_tensors(trained.source.weights, trained.source.revision)
     tied = names_of_tied(model)
-    merged = {name: weight for name, weight in model.state_dict().items() if name not in tied}
-    if not merged.keys() <= files.keys():  # Most files have the names of the hub
-        merged = revert_weight_conversion(model, merged)
+    merged = {name: weight.detach() for name, weight in model.named_parameters()}
+    head = model.get_output_embeddings().weight
+    # A head that was tied to the embedding, and is so no longer, is in no file
+    if any(name not in files and weight is not head for name, weight in model.named_parameters()):
+        merged = revert_weight_conversion(model, merged)  # Most files have the names of the hub
+    unknown = merged.keys() - files.keys()
+    if len(unknown) > 1:
+        stop(Exit.DATA, f"{trained.source.base}: its files lack {min(unknown)} and others")
     shards = sorted(set(files.values()))
     weight_map: dict[str, str] = {}
     num_bytes = 0
@@ -282,7 +287,7 @@ def write_weights(folder: Path, model: Any, trained: Trained, dtype: str) -> Non
             if name not in tied:
                 changed = merged.pop(name, weight).cpu()
                 tensors[name] = choose(weight, changed, trained.dtype, dtype).contiguous()
-        if number == len(shards):  # a head that was tied to the embedding, and is so no longer
+        if number == len(shards):
             tensors |= {name: weight.cpu().contiguous() for name, weight in merged.items()}
         save_file(tensors, folder / file_name, {"format": "pt"})
         weight_map |= dict.fromkeys(tensors, file_name)

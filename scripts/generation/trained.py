@@ -134,12 +134,12 @@ class Trained:
                 return bits
         return SIXTEEN_BITS
 
-    def stop_tokens(self, model: Any) -> list[int]:
+    def stop_tokens(self, generation_config: Any) -> list[int]:
         """Return the tokens that end an answer: those of scripts/generate.py."""
         of_tokenizer = stop_tokens_of_texts
         if self.tokenizer.chat_template:
             of_tokenizer = stop_tokens_of_turns
-        return sorted(listed_stop_tokens(model.generation_config) | of_tokenizer(self.tokenizer))
+        return sorted(listed_stop_tokens(generation_config) | of_tokenizer(self.tokenizer))
 
     def load_base(self, base_name: str, dtype: str | None = None) -> Any:
         """Return the whole model, without adapters. Raises SystemExit with 65 or 69.
@@ -178,7 +178,7 @@ class Trained:
         Args:
             answers: those of the trained model, to which the logits belong; None for that itself.
         """
-        ends = self.stop_tokens(model)
+        ends = self.stop_tokens(model.generation_config)
         decoding = GenerationConfig(
             do_sample=False,
             max_new_tokens=self.max_new_tokens,

@@ -10,11 +10,11 @@ from safetensors.torch import load_file
 from launching import REPO, data_of, recipe, run
 
 # A high rate: after two steps the adapters change the logits by more than any bound
-STEPS = ("--max_steps", "2", "--learning_rate", "2e-2", "--logging_steps", "1")
+STEPS = ("--use_peft", "--max_steps", "2", "--learning_rate", "2e-2", "--logging_steps", "1")
 KINDS = {
-    "rslora": ["--use_peft", "--use_rslora", "--modules_to_save", "lm_head"],
-    "dora": ["--use_peft", "--use_dora"],
-    "qlora": ["--use_peft", "--load_in_4bit"],
+    "rslora": ["--use_rslora", "--modules_to_save", "lm_head"],
+    "dora": ["--use_dora"],
+    "qlora": ["--load_in_4bit"],
 }
 FEW = ("--num_prompts", "8")
 
