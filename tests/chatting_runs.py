@@ -44,7 +44,7 @@ def train(output_dir, words, sentence, learning_rate):
             messages.append({"role": "assistant", "content": sentence})
         lines.append(json.dumps({"messages": messages}) + "\n")
     rows.write_text("".join(lines))
-    steps = ["--max_steps", 150, "--per_device_train_batch_size", 8, "--warmup_steps", 0]
+    steps = ["--max_steps", 250, "--per_device_train_batch_size", 8, "--warmup_steps", 0]
     options = ["--dataset_name", rows, "--output_dir", output_dir, *steps]
     done = recipe(*words, *options, "--learning_rate", learning_rate)
     assert done.returncode == 0, done.output[-3000:]
