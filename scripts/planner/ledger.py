@@ -22,9 +22,6 @@ the closed form mirrors the function whose memory it counts: a local variable of
 a local variable here, and is freed at the same point.
 """
 
-from collections.abc import Generator
-from contextlib import contextmanager
-
 Sizes = dict[str, int]  # {category: bytes}
 
 
@@ -73,13 +70,6 @@ class Ledger:
         """What was held then, by category."""
         self._note_peak()
         return self._at_peak
-
-    @contextmanager
-    def holding(self, category: str, size: int) -> Generator[None]:
-        """Hold bytes within a `with` statement."""
-        self.add(category, size)
-        yield
-        self.add(category, -size)
 
 
 class Storage:

@@ -106,11 +106,6 @@ def recipe_for(config: PretrainedConfig) -> str:
     return OF_MIXTURES if has_loss and has_factor else FIRST
 
 
-def recipe_of(args: RecipeArguments) -> str:
-    """Return the name of the recipe that has these arguments."""
-    return next(name for name, kind in RECIPES.items() if isinstance(args, kind))
-
-
 def expert_ranks_of(args: RecipeArguments) -> int:
     """Return over how many ranks the arguments spread the experts of a layer."""
     return args.ep_size if isinstance(args, ExpertParallelArguments) else 1

@@ -21,11 +21,9 @@ from components.private_text import (
     names_of_this_machine,
     pattern_of,
 )
-from exits import Exit, first_line, stop
 from generation.recorded import arguments_of_run, read_run
 from publishing import selection
 
-RECEIPT = "receipt.json"
 # Arguments by which a result is loaded, merged, asked and evaluated
 NEEDED = (
     "assistant_only_loss",
@@ -78,12 +76,6 @@ def make_copies(source: Path, names: Mapping[str, Any], base: str | None) -> dic
         cleaned = clean(text)
         if MARKER in text and cleaned != text:
             copies[CARD] = Copy(cleaned.encode(), "without paths and names of this machine")
-    if RECEIPT in names:
-        receipt = read_receipt(source)
-        cleaned = clean_json(receipt, clean)
-        if cleaned != receipt:
-            why = "without paths and names of this machine"
-            copies[RECEIPT] = Copy(as_json(cleaned), why)
     return copies
 
 
@@ -119,29 +111,6 @@ def public_record(source: Path) -> dict[str, Any] | None:
     if fingerprint is not None:
         record["base_weights"] = fingerprint
     return record
-
-
-# ---- Receipts ----
-def read_receipt(source: Path) -> Any:
-    """Return the content of a receipt; end with 65 if it is no JSON."""
-    path = source / RECEIPT
-    with selection.reading(path):
-        text = path.read_text(encoding="utf-8", errors="replace")
-    try:
-        return json.loads(text)
-    except ValueError as error:
-        stop(Exit.DATA, f"{path}: not JSON ({first_line(error)}): merge again, or remove it")
-
-
-def clean_json(value: Any, clean: Cleaner) -> Any:
-    """Return a JSON value with all of its texts, and names of its members, cleaned."""
-    if isinstance(value, str):
-        return clean(value)
-    if isinstance(value, list):
-        return [clean_json(item, clean) for item in value]
-    if isinstance(value, dict):
-        return {clean(name): clean_json(item, clean) for name, item in value.items()}
-    return value
 
 
 # ---- What is named before the push ----

@@ -23,7 +23,7 @@ PUSHED = """
     tokenizer_config.json special_tokens_map.json added_tokens.json vocab.json vocab.txt merges.txt
     tekken.json *.model *.spm *.tiktoken chat_template.jinja chat_template.json
     additional_chat_templates/*.jinja custom_generate/*.py custom_generate/requirements.txt
-    README.md run_public.json receipt.json LICENSE* NOTICE*
+    README.md run_public.json LICENSE* NOTICE*
 """.split()
 SECRET = re.compile(rb"\bhf_[A-Za-z0-9]{20,}|-----BEGIN [A-Z ]*PRIVATE KEY-----")
 LARGEST_READ = 32 * 2**20  # bytes of a text file that is searched for tokens

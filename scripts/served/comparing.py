@@ -161,7 +161,7 @@ class Verdict:
         }
 
     def table(self, reference: Answers) -> list[str]:
-        """Return the lines of a table like that of a receipt."""
+        """Return the lines of a table of the verdict."""
         number = str(self.num_prompts)
         gap = "not known" if self.gap is None else f"{self.gap:.2e}"
         lengths = "not known"

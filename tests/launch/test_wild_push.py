@@ -45,7 +45,6 @@ LOADED = [
     "custom_generate/generate.py",
     "custom_generate/requirements.txt",
     "README.md",
-    "receipt.json",
     "LICENSE",
     "LICENSE.txt",
 ]
@@ -101,7 +100,6 @@ def show(folder):
 def test_all_that_loads_a_result_is_pushed_and_all_else_is_named_as_staying(tmp_path):
     texts = {utils.CONFIG_NAME: "{}", "status.json": json.dumps({"state": "done"})}
     texts[ADAPTER_CONFIG] = json.dumps({"base_model_name_or_path": "owner/base"})
-    texts["receipt.json"] = "{}"
     for name in (*LOADED, *KEPT):
         path = tmp_path / name
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -50,17 +50,6 @@ def test_adapters_name_their_base_in_one_place_only(result):
     assert record == {"arguments": {}, "base_weights": "ab"}
 
 
-def test_a_receipt_is_pushed_without_paths_and_names(result):
-    receipt = {"adapters": ALICE, "prompts_from": {"/data/rows.jsonl": 3}, "base": "by alice"}
-    (result / "receipt.json").write_text(json.dumps(receipt))
-    assert json.loads(made_of(result)["receipt.json"]) == {
-        "adapters": "lora",
-        "prompts_from": {"rows.jsonl": 3},
-        "base": "by user",
-    }
-    assert told_of(result) == []
-
-
 def test_a_card_of_a_run_is_masked_and_one_of_the_users_is_named(result):
     (result / "README.md").write_text(f"{MARKER}\nby alice in {ALICE}\n")
     assert made_of(result) == {"README.md": f"{MARKER}\nby user in lora\n"}
