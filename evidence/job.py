@@ -18,7 +18,8 @@ import numpy as np
 import yaml
 from filelock import FileLock
 
-from jobs import MAKERS, data_of
+from jobs import MAKERS
+from net import data_of
 
 ROOT = Path(__file__).resolve().parents[1]
 CONFIGS = ROOT / "accelerate_configs"

@@ -39,7 +39,7 @@ from components.shuffling import shuffled
 from exits import Exit
 from faults import Fault
 from job import CUT, ENVIRONMENT, ROOT, Run, make_model, read_steps, read_weights, rehearsal
-from jobs import data_of
+from net import data_of
 from test_parity import configs, on_mesh, ranks_of, reference_of, runs_on_meshes
 
 TIMEOUT = 600  # seconds for a launch: a run that hangs is not as promised

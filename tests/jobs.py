@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The tiny model and rows of each recipe, as arguments of make_tiny.py and of the recipe."""
+"""The tiny model and rows of each recipe, as arguments of make_tiny.py, wide enough for ZeRO-3."""
 
 # Matrices have at least 320 x 320 elements, since ZeRO-3 does not shard tensors below 100,000
 # elements.
@@ -18,11 +18,14 @@ MAKERS = {
     "vit": ["vit", *WIDTH, *ROWS],
 }
 
-
-def data_of(tiny):
-    """The arguments that name a tiny model and its rows, in files or folders of images."""
-    arguments = ["--model_name_or_path", tiny / "model"]
-    for flag, split in (("--dataset_name", "train"), ("--eval_dataset_name", "test")):
-        rows = tiny / "data" / f"{split}.jsonl"
-        arguments += [flag, rows if rows.exists() else rows.with_suffix("")]
-    return arguments
+# Llama-3.1-8B, whose shape is planned without its weights
+LLAMA_3_1_8B = {
+    "model_type": "llama",
+    "vocab_size": 128256,
+    "max_position_embeddings": 131072,
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+}

@@ -12,20 +12,11 @@ from pathlib import Path
 import pytest
 import yaml
 
+from jobs import LLAMA_3_1_8B
 from launching import REPO, data_of, read_json, recipe, rehearse, run
 
 EXAMPLES = sorted(path.stem for path in (REPO / "examples").glob("*.yaml"))
 MOST_RANKS = 2  # CPU ranks that a rehearsal starts for eight GPUs
-LLAMA_8B = {
-    "model_type": "llama",
-    "vocab_size": 128256,
-    "max_position_embeddings": 131072,
-    "hidden_size": 4096,
-    "intermediate_size": 14336,
-    "num_hidden_layers": 32,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 8,
-}
 LLAMA_1B = {"hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16}
 SMOLLM = {
     "vocab_size": 49152,
@@ -36,9 +27,9 @@ SMOLLM = {
     "num_key_value_heads": 3,
 }
 SHAPES = {
-    "meta-llama/Llama-3.1-8B": LLAMA_8B,
-    "meta-llama/Llama-3.2-1B-Instruct": LLAMA_8B | LLAMA_1B | {"tie_word_embeddings": True},
-    "HuggingFaceTB/SmolLM2-135M": LLAMA_8B | SMOLLM | {"tie_word_embeddings": True},
+    "meta-llama/Llama-3.1-8B": LLAMA_3_1_8B,
+    "meta-llama/Llama-3.2-1B-Instruct": LLAMA_3_1_8B | LLAMA_1B | {"tie_word_embeddings": True},
+    "HuggingFaceTB/SmolLM2-135M": LLAMA_3_1_8B | SMOLLM | {"tie_word_embeddings": True},
 }
 
 

@@ -15,6 +15,7 @@ from accelerate.commands.launch import launch_command_parser
 import plan_memory
 import rehearse
 from components.cli import parse_arguments
+from jobs import LLAMA_3_1_8B
 from launching import REPO
 from planner import answer
 
@@ -44,16 +45,6 @@ PLAIN = {
     "apt install g++",
     "python -m pytest -q tests/unit/components/test_cli.py",
     "kubectl apply -f clusters/trainjob.yaml",
-}
-LLAMA_3_1_8B = {
-    "model_type": "llama",
-    "vocab_size": 128256,
-    "max_position_embeddings": 131072,
-    "hidden_size": 4096,
-    "intermediate_size": 14336,
-    "num_hidden_layers": 32,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 8,
 }
 CLUSTER_PROGRAMS = ("sbatch", "sky", "clusters/torchrun_elastic.sh")
 
