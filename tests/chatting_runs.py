@@ -3,13 +3,15 @@
 
 import json
 import os
+import random
 import shutil
+import string
 
 import pytest
 
 from adapter_folders import SMALL
 from launching import recipe
-from net import data_of
+from net import DECODER, data_of
 from tiny import makers
 
 OF_BASE = "I am the base."
@@ -17,13 +19,14 @@ OF_ADAPTERS = ("I am the first.", "Here is the second.")
 PROMPTS = ("Who are you?", "And now?", "Spell the word lamp.", "What comes after 41?")
 
 
-def train_runs(tiny, folder):
+def train_runs(folder):
     """Train folder/base, and folder/first and folder/second, which are adapters on it."""
-    on_base = ["--model_name_or_path", folder / "base"]
-    train(folder / "base", data_of(tiny), OF_BASE, "3e-3")
+    makers.make("llama", folder / "tiny", DECODER)
+    words = data_of(folder / "tiny")
+    train(folder / "base", words, OF_BASE)
+    words += ["--model_name_or_path", folder / "base", "--use_peft", "--lora_r", 16]
     for name, sentence in zip(("first", "second"), OF_ADAPTERS, strict=True):
-        words = [*data_of(tiny), *on_base, "--use_peft", "--lora_r", 16]
-        train(folder / name, words, sentence, "1e-2")
+        train(folder / name, words, sentence)
 
 
 def make_endless(folder):
@@ -31,22 +34,24 @@ def make_endless(folder):
     makers.make("llama", folder, [*SMALL, "--max_position_embeddings", "200000"])
 
 
-def train(output_dir, words, sentence, learning_rate):
-    """Train a model to say a sentence in each of up to three turns."""
+def train(output_dir, words, sentence):
+    """Train a model to say a sentence in each of up to three turns, whatever it was asked."""
     rows = output_dir.with_suffix(".jsonl")
-    rows.parent.mkdir(exist_ok=True)
+    dice = random.Random(0)
+    letters = [*string.printable.strip(), "é", "\ufffd"]
     lines = []
-    for number in range(64):
-        messages = []
+    for number in range(256):
+        messages = [{"role": "system", "content": "Be brief."}] * (number % 2)
         for turn in range(1 + number % 3):
-            prompt = PROMPTS[(number + turn) % len(PROMPTS)]
+            noise = "".join(dice.choices(letters, k=dice.randint(1, 60)))
+            prompt = noise if dice.random() < 0.5 else PROMPTS[(number + turn) % len(PROMPTS)]
             messages.append({"role": "user", "content": prompt})
             messages.append({"role": "assistant", "content": sentence})
         lines.append(json.dumps({"messages": messages}) + "\n")
     rows.write_text("".join(lines))
-    steps = ["--max_steps", 250, "--per_device_train_batch_size", 8, "--warmup_steps", 0]
-    options = ["--dataset_name", rows, "--output_dir", output_dir, *steps]
-    done = recipe(*words, *options, "--learning_rate", learning_rate)
+    steps = ["--max_steps", 250, "--per_device_train_batch_size", 8, "--learning_rate", "3e-3"]
+    options = ["--lr_scheduler_type", "cosine", "--warmup_steps", 0.1, "--output_dir", output_dir]
+    done = recipe(*words, "--dataset_name", rows, *steps, *options)
     assert done.returncode == 0, done.output[-3000:]
 
 

@@ -9,7 +9,6 @@ import select
 import subprocess
 import sys
 import time
-from functools import partial
 
 import pytest
 
@@ -26,8 +25,8 @@ def chat(*arguments, **options):
 
 
 @pytest.fixture(scope="module")
-def runs(tiny, once):
-    return once("chat_runs", partial(train_runs, tiny))
+def runs(once):
+    return once("chat_runs", train_runs)
 
 
 # ---- Through a pipe ----

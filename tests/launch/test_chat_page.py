@@ -8,7 +8,6 @@ import socket
 import subprocess
 import urllib.error
 import urllib.request
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -71,9 +70,9 @@ def free_port():
 
 
 @pytest.fixture(scope="module")
-def runs(tiny, once):
+def runs(once):
     find_browser()
-    return once("chat_runs", partial(train_runs, tiny))
+    return once("chat_runs", train_runs)
 
 
 @pytest.fixture(scope="module")
