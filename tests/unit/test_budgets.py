@@ -19,6 +19,7 @@ BUDGETS = {
     "files of it": 118,
     "the largest recipe with all that it imports": 26_400,
     "recipes/*.py": 3_750,
+    "recipes/core": 4_800,
     "recipes/components": 27_900,
     "scripts": 21_000,
     "programs at the top of scripts": 14,
@@ -44,7 +45,7 @@ def files_counted():
         "the largest recipe with all that it imports": max(closures.values(), key=lines_of),
         "recipes/*.py": RECIPES,
     }
-    for folder in ("recipes/components", "scripts", "evidence", "tests"):
+    for folder in ("recipes/core", "recipes/components", "scripts", "evidence", "tests"):
         counted[folder] = sorted((REPO / folder).rglob("*.py"))
     return counted
 

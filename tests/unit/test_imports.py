@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Imports lead down: from evidence/ to scripts/ to recipes/, whose components import components.
+"""Imports lead down: from evidence/ to scripts/ to recipes/, to components/, to core/.
 
 tests/unit/test_recipes.py has the rest: the layers of the components, and that no recipe imports
 another one or anything of scripts.
@@ -51,6 +51,12 @@ def test_components_import_nothing_of_scripts(imported):
     components = {path: names for path, names in imported.items() if "components/" in path}
     assert len(components) >= 50
     assert files_that_import(OF_SCRIPTS, components) == []
+
+
+def test_the_core_imports_itself_and_libraries_only(imported):
+    core = {path: names for path, names in imported.items() if "recipes/core/" in path}
+    recipes = {path.stem for path in (REPO / "recipes").iterdir()} - {"core"}
+    assert core and files_that_import(OF_SCRIPTS | recipes, core) == []
 
 
 def test_nothing_that_people_use_imports_evidence_or_tests(imported):

@@ -18,7 +18,9 @@ from jobs import MAKERS
 from launching import REPO
 
 RECIPES = sorted((REPO / "recipes").glob("*.py"))
-COMPONENTS = sorted((REPO / "recipes" / "components").glob("*.py"))
+COMPONENTS = sorted(
+    path for room in ("core", "components") for path in (REPO / "recipes" / room).glob("*.py")
+)
 BANNERS = ["Data", "Model, optimizer, schedule", "Train", "Save"]
 VERBS = [  # calls of each main, in order
     "Run",

@@ -1,0 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What every copied recipe takes along. These modules import one another and libraries only.
+
+While it is built, module by module, recipes/components/ has the rest, and stands on it.
+"""
