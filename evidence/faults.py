@@ -52,7 +52,7 @@ COMPONENTS = {
     "summed_loss": "components.head_loss:LossInHead.__call__",
     "skip_if_not_finite": "components.run:Run.skip_if_not_finite",
     "save": "components.run:Run._save",
-    "write_share": "components.saving:write_share",
+    "write_share": "core.checkpoint:write",
 }
 
 

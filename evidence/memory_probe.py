@@ -21,8 +21,7 @@ import datasets  # noqa: F401
 from accelerate import Accelerator
 from torch.nn import Module
 
-from components import export, run, shards
-from components.owners import SMALLEST_SHARE
+from components import export, run
 from rehearsal.step_hooks import when_prepared
 
 SAMPLE_SECONDS = 0.002
@@ -128,6 +127,5 @@ def track(path: Path) -> None:
     Accelerator.__init__ = make_and_begin
     Accelerator.prepare = end_and_prepare
     when_prepared(begin_to_resume)
-    shards.SMALLEST_SHARE = SMALLEST_SHARE
     run.Run._save_if_new = recorder.measured("checkpoint", save_and_finish)
     export.save_model = recorder.measured("folder", export.save_model)

@@ -21,6 +21,7 @@ from pathlib import Path
 REPO = Path(__file__).resolve().parents[1]
 RESULTS = REPO / "results" / "planted_faults.json"
 C = "recipes/components"
+CORE = "recipes/core"
 ONE = "test_cells.py -k single-llama-full"
 STOPS = "test_stops.py -k"
 CHAINS = "test_chains.py -k"
@@ -93,10 +94,10 @@ FAULTS = [
     ),
     fault(
         "the state of the optimizer is not restored",
-        f"{C}/state.py",
+        f"{CORE}/checkpoint.py",
         (
-            "arrived.append(places[name].fill(whole))",
-            "arrived.append(name.startswith('state.') or places[name].fill(whole))",
+            "problem = problem or fill_box(box,",
+            "problem = problem or not box.name.startswith('state.') and fill_box(box,",
         ),
         test=f"{STOPS} SIGKILL-in-a-step",
     ),
@@ -110,7 +111,7 @@ FAULTS = [
     ),
     fault(
         "half of the adapters are not saved",
-        f"{C}/export.py",
+        f"{CORE}/export.py",
         (
             "        if weight.requires_grad:\n            trained[",
             "        if weight.requires_grad and 'lora_B' not in name:\n            trained[",
@@ -128,10 +129,10 @@ FAULTS = [
     ),
     fault(
         "the masters of ZeRO are rounded in a checkpoint",
-        f"{C}/deepspeed_state.py",
+        f"{CORE}/zero.py",
         (
-            "part = weight._hp_mapping.get_hp_fragment(key)",
-            "part = weight._hp_mapping.get_hp_fragment(key).bfloat16().float()",
+            "get_hp_fragment(None), part)",
+            "get_hp_fragment(None).bfloat16().float(), part)",
         ),
         test=f"{CHAINS} 'own_yaml and zero2'",
     ),
@@ -163,28 +164,28 @@ FAULTS = [
     ),
     fault(
         "nothing is flushed",
-        f"{C}/checkpoint.py",
+        f"{CORE}/checkpoint.py",
         ("        os.fsync(descriptor)", "        pass"),
         test=f"{STOPS} flushed",
     ),
     fault(
         "a checkpoint is renamed before it is flushed",
-        f"{C}/checkpoint.py",
+        f"{CORE}/checkpoint.py",
         (
-            "    for path in (staging / PROGRESS, staging / MANIFEST, staging):\n"
+            "    for path in (staging / BOXES, staging / PROGRESS, staging / MANIFEST, staging):\n"
             "        flush(path)\n",
             "",
         ),
         (
-            "    flush(folder)  # Before the one",
-            "    for path in (final / PROGRESS, final / MANIFEST, final):\n        flush(path)\n"
-            "    flush(folder)  # Before the one",
+            "    flush(folder)\n    delete(aside)",
+            "    for path in (final / BOXES, final / PROGRESS, final / MANIFEST, final):\n"
+            "        flush(path)\n    flush(folder)\n    delete(aside)",
         ),
         test=f"{STOPS} flushed",
     ),
     fault(
         "rotation deletes the newest",
-        f"{C}/checkpoint.py",
+        f"{CORE}/checkpoint.py",
         ("for step in ours[limit:]:", "for step in ours[:-limit]:"),
     ),
     fault(
@@ -262,25 +263,33 @@ FAULTS = [
     ),
     fault(
         "a state whose shape shrank is read",
-        f"{C}/state.py",
-        (
-            "    target.copy_(saved)\n    return torch.equal(",
-            "    saved = saved[tuple(map(slice, target.shape))]\n    target.copy_(saved)\n"
-            "    return torch.equal(",
-        ),
+        f"{CORE}/checkpoint.py",
+        ("    if list(box.shape) != list(tensor.shape):", "    if False:"),
         test="test_kept_or_refused.py -k shape",
     ),
     fault(
         "state is asked for where no gradient had reached a weight",
-        f"{C}/state.py",
-        ("        forget_unsaved_state(model, optimizer, names)", "        pass"),
+        f"{CORE}/state.py",
+        ("if nothing or not any(name in saved for name in own):", "if nothing:"),
         test="test_kept_or_refused.py -k gradient",
     ),
     fault(
         "the loss scale of fp16 is not saved",
-        f"{C}/state.py",
+        f"{CORE}/state.py",
         ("        return accelerator.scaler.state_dict()", "        return {}"),
-        test="../unit/components/test_state.py -k accelerates_scaler",
+        test="../unit/core/test_state.py -k accelerates_scaler",
+    ),
+    fault(
+        "the numbers in an optimizer's groups are not restored",
+        f"{C}/run.py",
+        ("            group.update(changed)", "            pass"),
+        test="test_template.py -k optimizer",
+    ),
+    fault(
+        "what a disk does not give now is taken for damage",
+        f"{CORE}/checkpoint.py",
+        ("    FileNotFoundError,\n    IsADirectoryError,\n", "    OSError,\n"),
+        test="../unit/components/test_checkpoint.py -k no_damage",
     ),
     fault(
         "the share of an empty data set is taken from another one",
@@ -299,19 +308,15 @@ FAULTS = [
     ),
     # ---- Faults of ranks: of factors, of collectives, of rows that are shared ----
     fault(
-        "only rank 0 gathers what it saves",
-        f"{C}/export.py",
-        (
-            "    share = gather_share(accelerator, model, unwrapped)\n",
-            "    share = gather_share(accelerator, model, unwrapped)"
-            " if accelerator.process_index == 0 else None\n",
-        ),
+        "the result has only what rank 0 holds",
+        f"{CORE}/export.py",
+        ("enumerate(gather(described, group)):", "enumerate(gather(described, group)[:1]):"),
         test="test_cells.py -k fsdp2_full_shard-llama-full",
     ),
     fault(
         "a save in the background holds what later steps change",
-        f"{C}/run.py",
-        ("copy=in_background", "copy=False"),
+        f"{CORE}/checkpoint.py",
+        ("copies = [copied(box) for box in own]", "copies = own"),
         test="test_saves.py -k beside",
     ),
     fault(

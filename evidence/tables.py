@@ -280,26 +280,24 @@ def host_memory() -> str:
 
 
 def checkpoint_memory() -> str:
-    """Return the MB that each rank took to save, beside what it may take, by YAML.
+    """Return the MB that each rank took to save, beside what the first may take, by YAML.
 
-    It may take its share and twice the largest tensor. What is beyond that is bold.
+    It may take its share, which is all of the folder, and the largest tensor. What is beyond that
+    is bold.
     """
     rows = []
     for row in sorted(rows_of("memory", "checkpoint"), key=place_of):
-        cells = {}
-        least = {}
-        for kind in ("checkpoint", "background", "folder"):
+        cells = []
+        for kind in ("checkpoint", "folder"):
             saved = row[kind]
-            bounds = [share + 2 * saved["largest"] for share in saved["shares"]]
-            least[kind] = f"{min(bounds) / MB:.0f}"
+            bounds = [share + saved["largest"] for share in saved["shares"]]
             grown = []
             for size, bound in zip(saved["grown"], bounds, strict=True):
                 grown.append(f"{size / MB:.0f}" if size <= bound else f"**{size / MB:.0f}**")
-            cells[kind] = " ".join(grown)
-        checkpoint = [cells["checkpoint"], cells["background"], least["checkpoint"]]
-        rows.append([yaml_of(row), row["ranks"], *checkpoint, cells["folder"], least["folder"]])
-    columns = ["YAML", "ranks", "checkpoint: MB, by rank", "with `--async_save`", "bound"]
-    return table(rows, [*columns, "folder: the same", "bound"])
+            cells += [" ".join(grown), f"{bounds[0] / MB:.0f}"]
+        rows.append([yaml_of(row), row["ranks"], *cells])
+    columns = ["YAML", "ranks", "checkpoint: MB, by rank", "bound of rank 0"]
+    return table(rows, [*columns, "folder: the same", "bound of rank 0"])
 
 
 def size_of_plan(row: Row) -> tuple[int, int]:

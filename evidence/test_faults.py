@@ -34,8 +34,8 @@ import pytest
 from safetensors.numpy import load_file
 
 import damage
-from components.checkpoint import checkpoints_in, find_damage, state_files_of
 from components.shuffling import shuffled
+from core.checkpoint import checkpoints_in, find_damage, state_files_of
 from exits import Exit
 from faults import Fault
 from job import CUT, ENVIRONMENT, ROOT, Run, make_model, read_steps, read_weights, rehearsal

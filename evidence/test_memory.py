@@ -6,7 +6,7 @@
 Each launch is a rehearsal in whose ranks memory_probe.py measures. A model is loaded from files in
 bf16, as on the hub, with the default --dtype float32, so that the weights cannot stay a mapping of
 the file; what loading and resuming take is told in sizes of the model in fp32. To save, a rank may
-take its share of what is saved and twice the largest tensor beside it.
+take its share of what is saved and the largest tensor beside it; rank 0 the whole result.
 """
 
 import json
@@ -144,17 +144,16 @@ def test_save(mesh, tiny, tmp_path, record):
     own = tiny("mixtral" if mesh.ep > 1 else "llama")
     # A pipeline needs as many rows as it has stages
     words = ("--max_steps", 1, "--per_device_train_batch_size", 2)
-    row = {}
-    for kind, more in (("checkpoint", ()), ("background", ("--async_save",))):
-        folder = tmp_path / kind
-        grown = launch(mesh, own, folder, *words, *more)
-        row[kind] = facts_of("checkpoint", grown, folder.glob("checkpoint-1/state*.safetensors"))
-        if not more:
-            row["folder"] = facts_of("folder", grown, folder.glob("model*.safetensors"))
+    folder = tmp_path / "run"
+    grown = launch(mesh, own, folder, *words)
+    row = {
+        "checkpoint": facts_of("checkpoint", grown, folder.glob("checkpoint-1/state*.safetensors")),
+        "folder": facts_of("folder", grown, folder.glob("model*.safetensors")),
+    }
     record(config=mesh.config, ranks=mesh.ranks, **row)
     for kind, saved in row.items():
         for size, share in zip(saved["grown"], saved["shares"], strict=True):
-            assert size <= share + 2 * saved["largest"], (kind, row)
+            assert size <= share + saved["largest"], (kind, row)
 
 
 @pytest.mark.parametrize("ranks", [8, 64, 512])

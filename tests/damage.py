@@ -17,13 +17,14 @@ from typing import Any, NamedTuple
 
 import torch
 
-from components import checkpoint as files
 from components import resuming
-from components.checkpoint import find_damage, hash_of
+from core import checkpoint as files
+from core.checkpoint import find_damage, hash_of
+from core.state import LocalBox
 
 MANIFEST = "manifest.json"
 # What `make_checkpoint` writes
-FILES = (*files.state_files(2), files.PROGRESS)
+FILES = (*files.state_files(2), files.BOXES, files.PROGRESS)
 NAMES = (*FILES, MANIFEST)
 # Values that replace others in a changed manifest
 ODD_VALUES = [
@@ -88,12 +89,16 @@ def publish(
     Args:
         shares: the tensors of each owner.
     """
-    step = progress["step"]
-    files.make_staging_folder(folder, step, sum(files.size_of_state(share) for share in shares))
-    written = {}
+    staging = files.staging_of(folder, progress["step"])
+    staging.mkdir()
+    facts, described = [], []
     for name, share in zip(files.state_files(len(shares)), shares, strict=True):
-        written[name] = files.write_part(files.staging_folder(folder, step) / name, share)
-    files.publish(folder, progress, written)
+        boxes = []
+        for key, tensor in share.items():
+            boxes.append(LocalBox(key, tuple(tensor.shape), (0,) * tensor.dim(), tensor))
+        facts.append(files.write(staging, name, boxes))
+        described.append(files.describe(boxes, name))
+    files.publish(folder, progress, facts, described)
     files.delete_old(folder, limit, {kept_step})
 
 
@@ -128,7 +133,7 @@ def share_of_hashing(folder: Path, numbers: int) -> float:
     save_start = time.perf_counter()
     publish(folder, [state], {"step": 1}, 2)
     hash_start = time.perf_counter()
-    hash_of(folder / "checkpoint-1" / files.STATE)
+    hash_of(folder / "checkpoint-1" / files.state_files(1)[0])
     hash_end = time.perf_counter()
     shutil.rmtree(folder / "checkpoint-1")
     return (hash_end - hash_start) / (hash_start - save_start)

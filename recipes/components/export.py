@@ -5,19 +5,19 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
 from accelerate import Accelerator
 from accelerate.utils.other import extract_model_from_parallel
 
 from components import upstream
-from components.deepspeed_state import clean_name
 from components.ending import end_all_ranks
 from components.exits import Exit
 from components.folder import CARD
 from components.left_out import read_left_out
-from components.shards import entries_to_save, gather_share, write_on_rank_0, write_shards
-from components.state import free_whole_weights
+from components.long_calls import call_on_rank_0
 from components.stop_tokens import add_stop_tokens
+from components.write_errors import WriteError
+from core.checkpoint import make_patient_group
+from core.export import adapter_weights, model_weights, write_result
 
 
 def save_model(
@@ -30,8 +30,7 @@ def save_model(
 ) -> None:
     """Write the folder that `from_pretrained` loads: that of transformers, or peft's for adapters.
 
-    Every rank takes part: each writes the weights that it owns, and rank 0 the rest, as well as
-    adapters. If they cannot be written, all ranks end with 73.
+    Every rank takes part, and rank 0 writes. If it cannot be written, all ranks end with 73.
 
     Args:
         model: as `prepare` returned it. It cannot be trained further on rank 0, where FSDP1's
@@ -45,53 +44,36 @@ def save_model(
     """
     unwrapped = extract_model_from_parallel(model, keep_torch_compile=False)
     folder = Path(output_dir)
-    if hasattr(unwrapped, "peft_config"):
-        problem = save_adapters(accelerator, model, processor, folder, config)
+    group = make_patient_group()
+    has_adapters = hasattr(unwrapped, "peft_config")
+    if has_adapters:
+        weights = adapter_weights(model, group)
     else:
-        problem = save_whole_model(accelerator, model, processor, folder, config, stop_tokens)
+        weights = model_weights(model, unwrapped, group)
+
+    def write_rest(staging: Path) -> None:
+        if has_adapters:
+            write_adapters(model, weights, staging)
+            if (folder / CARD).is_file():
+                (staging / CARD).unlink()  # That of peft, which may take the place of the user's
+        else:
+            write_configs(unwrapped, staging)
+        write_processor(processor, config, staging)
+
+    def write() -> str | None:
+        try:
+            if has_adapters:
+                write_result(folder, {}, write_rest)
+                return None
+            list_stop_tokens(unwrapped, processor, stop_tokens)
+            write_result(folder, weights | read_left_out(unwrapped), write_rest)
+        except Exception as error:  # The tokenizers package raises no other kind on a full disk
+            return str(WriteError.of(error))
+        return None
+
+    problem = call_on_rank_0(accelerator, write)
     if problem is not None:
         end_all_ranks(accelerator, Exit.CANNOT_WRITE, f"the model could not be written: {problem}")
-
-
-def save_adapters(
-    accelerator: Accelerator, model: Any, processor: Any, output_dir: Path, config: Any
-) -> str | None:
-    """Write the folder of adapters as `save_model` does. Every rank takes part.
-
-    Returns:
-        On every rank why it could not be written, or None. An earlier result is then unchanged.
-    """
-    weights = adapter_weights(accelerator, model)
-
-    def write_all(folder: Path) -> None:
-        write_adapters(model, weights, folder)
-        if (output_dir / CARD).is_file():
-            (folder / CARD).unlink()  # That of peft, which may take the place of the user's
-        write_processor(processor, config, folder)
-
-    return write_on_rank_0(accelerator, output_dir, write_all)
-
-
-def save_whole_model(
-    accelerator: Accelerator,
-    model: Any,
-    processor: Any,
-    output_dir: Path,
-    config: Any,
-    stop_tokens: Collection[int],
-) -> str | None:
-    """Write the folder of a whole model as `save_model` does. Returns as `save_adapters` does."""
-    unwrapped = extract_model_from_parallel(model, keep_torch_compile=False)
-    if accelerator.is_main_process:
-        list_stop_tokens(unwrapped, processor, stop_tokens)
-
-    def write_rest(folder: Path) -> None:
-        write_configs(unwrapped, folder)
-        write_processor(processor, config, folder)
-
-    share = gather_share(accelerator, model, unwrapped)
-    share |= read_left_out(unwrapped)
-    return write_shards(accelerator, output_dir, share, write_rest)
 
 
 def write_processor(processor: Any, config: Any, output_dir: str | Path) -> None:
@@ -135,25 +117,3 @@ def write_adapters(model: Any, weights: Mapping[str, Any], output_dir: Path) -> 
     unwrapped: Any = extract_model_from_parallel(model, keep_torch_compile=False)
     upstream.remove_fsdp1_wrappers(unwrapped)
     unwrapped.save_pretrained(output_dir, state_dict=weights)
-
-
-def adapter_weights(accelerator: Accelerator, model: Any) -> dict[str, torch.Tensor]:
-    """Return the adapters of a model by name, with the modules that are trained whole beside them.
-
-    Every rank takes part. The frozen base is not gathered: that would take as much memory of the
-    host as the whole model.
-
-    Returns:
-        {name: whole tensor on the host} on rank 0, {} on the others.
-    """
-    free_whole_weights(model)
-    trained = {}
-    for name, weight in model.named_parameters():
-        if weight.requires_grad:
-            trained[clean_name(name)] = weight
-    weights = {}
-    for entry in entries_to_save(accelerator, model, trained):
-        tensor = entry.gather(0)
-        if accelerator.is_main_process:
-            weights[entry.name] = tensor.cpu()
-    return weights

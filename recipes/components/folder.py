@@ -203,3 +203,10 @@ def difference_from_finished_run(folder: Path, arguments: Mapping[str, Any]) -> 
         if value != before.get(name, value) and name != "allow_change":
             changed.append(name)
     return f"had other values of {', '.join(changed)}" if changed else ""
+
+
+def takes_newest(folder: Path, requested: str) -> bool:
+    """Return whether the newest checkpoint of the run's own folder is used if there is one."""
+    if requested in ("auto", "none"):
+        return requested == "auto"
+    return Path(requested).resolve().parent != folder.resolve()

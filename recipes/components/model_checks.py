@@ -27,9 +27,9 @@ from components.mesh_checks import read_model_config
 from components.model_folder import why_not_causal
 from components.packing import takes_one_line
 from components.plugins import fsdp_plugin
-from components.state import running_statistics
 from components.status import fail
 from components.strategy import Strategy
+from core.state import running_statistics
 
 # What LoRA takes in peft; bitsandbytes' quantized layers are linear layers too
 TAKE_ADAPTERS = (

@@ -22,12 +22,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from components import checkpoint, folder
+from components import folder
 from components.exits import Exit
 from components.status import fail
 from components.store_protocol import OtherRunError, StoredCheckpoint, StoredRun, is_of_result
 from components.store_transport import Transport
 from components.write_errors import WriteError
+from core import checkpoint
 
 WRITE_TEST = ".write_test"
 
@@ -91,7 +92,7 @@ class ObjectStore:
         with 65, 69 or 73 if that is not possible.
         """
         self.stored.remove_partly_fetched()
-        may_fetch = checkpoint.takes_newest(self._folder, requested)
+        may_fetch = folder.takes_newest(self._folder, requested)
         here = max(checkpoint.checkpoints_in(self._folder), default=0)
         with self._failures_end_the_run():
             newest = self.stored.newest()
@@ -107,7 +108,7 @@ class ObjectStore:
 
         None does if a certain one is requested. Ends with 69 or 73 if the store cannot be read.
         """
-        if not checkpoint.takes_newest(self._folder, requested):
+        if not folder.takes_newest(self._folder, requested):
             return False
         with self._failures_end_the_run():
             return self.stored.newest() is not None
@@ -123,7 +124,7 @@ class ObjectStore:
         """
         step = checkpoint.read_progress(found)["step"] if found else 0
         with self._failures_end_the_run():
-            if checkpoint.takes_newest(self._folder, requested):
+            if folder.takes_newest(self._folder, requested):
                 # If it is further than what was found, the newest of the folder was damaged.
                 found = self._fetch_newest(step) or found
                 if found is not None:
@@ -232,7 +233,7 @@ class ObjectStore:
     def steps_to_upload(self) -> set[int]:
         """Return the steps of the checkpoints that the folder must keep until they are uploaded."""
         to_upload = [upload.path for upload in self._uploads if not upload.work.done()]
-        return {checkpoint.step_of(path) for path in to_upload}
+        return {int(path.name.removeprefix("checkpoint-")) for path in to_upload}
 
     def _try_to_upload(self, path: Path, limit: int, kept_step: int | None) -> None:
         """Upload a checkpoint, with a warning if that fails: the next one is uploaded too."""

@@ -5,13 +5,24 @@ Rank 0 decides it, in two calls between which all ranks verify the candidates. A
 same, but changes nothing, and looks into no store.
 """
 
-from collections.abc import Mapping
+import shutil
+import sys
+from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
-from components import checkpoint
+from accelerate import Accelerator
+from accelerate.utils import broadcast_object_list, gather_object
+
+from components.ending import end_all_ranks
 from components.exits import Exit
+from components.folder import MANIFEST, takes_newest
+from components.long_calls import call_on_every_rank
 from components.object_store import ObjectStore
-from components.status import fail
+from components.shared_folder import appears
+from components.status import HOST, fail
+from core import checkpoint
+from core.checkpoint import checkpoints_in, read_progress
 
 
 def find_candidates(
@@ -24,10 +35,11 @@ def find_candidates(
         requested: --resume_from_checkpoint: auto, none, or a checkpoint's folder.
     """
     if not dry_run:
-        checkpoint.clean_up_after_killed_saves(folder)
+        for staging in folder.glob(f"checkpoint-*{checkpoint.STAGING}"):
+            shutil.rmtree(staging, ignore_errors=True)  # A save was killed
         if store is not None:
             store.bring_newest(requested)
-    return checkpoint.find_candidates(folder, requested)
+    return checkpoints_to_try(folder, requested)
 
 
 def choose_checkpoint(
@@ -47,11 +59,11 @@ def choose_checkpoint(
         damages: {candidate: why it cannot be trusted, or None}, up to the first that can be.
     """
     if dry_run:
-        return checkpoint.choose_checkpoint(folder, requested, damages)
+        return take_newest_whole(folder, requested, damages)
     all_damaged = bool(damages) and None not in damages.values()
     has_copy = all_damaged and store is not None and store.has_one_for(requested)
-    found = checkpoint.choose_checkpoint(folder, requested, damages, has_copy)
-    checkpoint.set_damaged_aside(damages)
+    found = take_newest_whole(folder, requested, damages, has_copy)
+    checkpoint.set_aside(damages)
     if store is None:
         return found
     found = store.bring_if_further(requested, found)
@@ -62,3 +74,110 @@ def choose_checkpoint(
             "those of the store to start over",
         )
     return found
+
+
+def checkpoints_to_try(folder: Path, requested: str) -> list[Path]:
+    """Return the checkpoints to try, in order.
+
+    Args:
+        requested: as for `choose_checkpoint`.
+    """
+    existing = checkpoints_in(folder)
+    if requested == "auto":
+        return list(existing.values())
+    if requested == "none":
+        return []
+    given = Path(requested)
+    if not takes_newest(folder, requested):
+        return [given]
+    # The run begins from another folder's checkpoint, but may have written its own since
+    return [*existing.values(), given]
+
+
+def take_newest_whole(
+    folder: Path,
+    requested: str,
+    damages: Mapping[Path, str | None],
+    has_copy: bool = False,
+) -> Path | None:
+    """Return the checkpoint that a run continues from, or None to start over.
+
+    Damaged checkpoints are passed over with a line on stderr. Ends with 65 if all are damaged, and
+    with 64 if checkpoints of later steps would be lost.
+
+    Args:
+        requested: --resume_from_checkpoint: auto, none, or a checkpoint's folder.
+        damages: {candidate: why it cannot be trusted, or None}, up to the first that can be.
+        has_copy: return None if all are damaged, since a copy elsewhere can take their place.
+    """
+    found = None
+    passed_over = []
+    for path, damage in damages.items():
+        if damage is None:
+            found = path
+        else:
+            print(f"passed over {path}: {damage}", file=sys.stderr, flush=True)
+            passed_over.append(path)
+    if passed_over and found is None and not has_copy:
+        fail(
+            Exit.DATA,
+            "no checkpoint can be trusted: choose another --output_dir to start over, or move "
+            f"{passed_over[0]} away",
+        )
+    step = read_progress(found)["step"] if found else 0
+    existing = checkpoints_in(folder)
+    later = [
+        number for number, path in existing.items() if number > step and path not in passed_over
+    ]
+    if requested != "auto" and later:
+        fail(
+            Exit.USAGE,
+            f"--resume_from_checkpoint {requested}: {folder} has checkpoint-{max(existing)} of a "
+            "run that went further: continue from that with auto, choose another --output_dir, or "
+            "move it away",
+        )
+    return found
+
+
+# ---- What all ranks verify ----
+def verify_candidates(
+    accelerator: Accelerator, candidates: Sequence[Path]
+) -> dict[Path, str | None]:
+    """Return {checkpoint: why it cannot be trusted, or None}, up to the first that can be.
+
+    Every rank takes part. All ranks end with 64 if a host does not see a checkpoint of rank 0's.
+
+    Args:
+        candidates: the same on every rank, in the order in which they are tried.
+    """
+    found: dict[Path, str | None] = {}
+    for path in candidates:
+        require_on_every_host(accelerator, path)
+        found[path] = verify_together(accelerator, path)
+        if found[path] is None:
+            break
+    return found
+
+
+def verify_together(accelerator: Accelerator, path: Path) -> str | None:
+    """Return why a checkpoint cannot be trusted, or None. Each rank looks at what it reads."""
+    rank, num_ranks = accelerator.process_index, accelerator.num_processes
+    look = partial(checkpoint.find_damage, path, rank, num_ranks)
+    damages = call_on_every_rank(accelerator, look)
+    return next((damage for damage in damages if damage is not None), None)
+
+
+def require_on_every_host(accelerator: Accelerator, path: Path) -> None:
+    """End all ranks with 64 if rank 0 sees a checkpoint's manifest and another host does not."""
+    manifest = path / MANIFEST
+    if not broadcast_object_list([manifest.is_file()])[0]:
+        return
+    seen = gather_object([(HOST, appears(manifest))])
+    missing = [host for host, is_there in seen if not is_there]
+    if missing:
+        end_all_ranks(
+            accelerator,
+            Exit.USAGE,
+            f"{path} is not on {missing[0]}: --output_dir must be on a file system that all hosts "
+            "share",
+        )

@@ -6,6 +6,7 @@ dead and hanging ranks), saving.py (all ranks write together), checkpoint.py (fi
 (whole tensors of any strategy), nonfinite.py and metrics.py.
 """
 
+import contextlib
 import dataclasses
 import os
 import sys
@@ -22,16 +23,14 @@ from accelerate.optimizer import AcceleratedOptimizer
 from accelerate.utils import broadcast_object_list, gather_object
 from safetensors.torch import load_file, save_file
 
-from components import checkpoint, folder, nonfinite, resuming, shuffling, upstream
+from components import folder, nonfinite, resuming, shuffling, upstream
 from components.arguments import CommonArguments, EvalOnStartArguments
 from components.base_files import fingerprint_of_weights
 from components.best import BestEvaluation, is_better, metric_name
 from components.changes import find_changes
-from components.deepspeed_state import master_weights
 from components.ending import Problem, conclude, end_all_ranks, end_as_done, leave_group
 from components.exits import Exit
 from components.folder_lock import FolderLock
-from components.gradient_probe import GradientProbe
 from components.host_checks import check_hosts
 from components.left_out import note_left_out
 from components.long_calls import call_on_rank_0
@@ -41,27 +40,24 @@ from components.model_card import CardNotes, write_card
 from components.model_checks import check_under_strategy, warn_of_long_rows
 from components.object_store import ObjectStore
 from components.optimizer import Schedule
-from components.pipeline_probe import PipelineProbe
-from components.saved_state import (
-    SavedState,
-    require_on_every_host,
-    verify_candidates,
-    verify_together,
-)
-from components.saving import Saver
+from components.resuming import require_on_every_host, verify_candidates, verify_together
 from components.startup import imports_are_done
-from components.state import (
-    gather_state,
-    get_loss_scale,
-    restore_after_training,
-    restore_loss_scale,
-    restore_state,
-)
-from components.status import RANK, Ending, fail, process_status, report_to_launcher
-from components.strategy import PipelineAccelerator, ProbedAccelerator, Strategy
+from components.status import RANK, Ending, process_status, report_to_launcher
+from components.strategy import Strategy
 from components.summary import WARNING, summarize
 from components.trackers import start_trackers
 from components.watch import Watch
+from components.write_errors import WriteError
+from core import checkpoint
+from core.checkpoint import Checkpoints, NotFiniteError, SavedTensor
+from core.state import (
+    State,
+    changed_group_values,
+    get_loss_scale,
+    group_values,
+    restore_loss_scale,
+    state_of,
+)
 
 T = TypeVar("T")
 # The names of the counts in metrics.jsonl and in checkpoints
@@ -117,8 +113,7 @@ class Run:
         self._status = process_status()
         self._status.open(None if leaves_no_trace else self._folder)
         self._watch = Watch(args.output_dir)
-        show_life = self._watch.show_life
-        self._saver = Saver(self._folder, args.save_total_limit, self._store, show_life)
+        self._kept_steps: set[int] = set()  # Checkpoints that the next one does not replace
         self._hosts = ""  # The summary's line about them
         self._watch.take_signals()
         budget = args.nonfinite_budget if args.nonfinite == "skip" else 0
@@ -158,6 +153,10 @@ class Run:
         self._other_run = self._lock_folder()
         self._end_if_folder_is_taken()
         self._hosts = check_hosts(accelerator, self._watch.hosts.hosts, self._args)
+        self._group = checkpoint.make_patient_group()
+        self._checkpoints = Checkpoints(
+            self._folder, self._args.save_total_limit, self._group, self._checkpoint_is_whole
+        )
         self._find_checkpoint()
 
     def _lock_folder(self) -> str | None:
@@ -255,9 +254,12 @@ class Run:
         self._schedule = schedule
         self._others = others
         if Strategy.of(accelerator).zero_stage == 0:
-            masters = master_weights(model, optimizer.optimizer).values()
+            from core.zero import master_weights
+
+            masters = master_weights(optimizer.optimizer).items()
             if masters:
                 upstream.undo_allocating_step(masters, optimizer.optimizer.optimizer)
+        self._group_values = group_values(optimizer.optimizer)
         resumed = self._checkpoint is not None
         start_trackers(accelerator, self._args, Path(sys.argv[0]).stem, resumed)
         if self._checkpoint is not None:
@@ -269,10 +271,6 @@ class Run:
             accelerator, self._args.output_dir, self._total_steps, first_step=self.step
         )
         self._num_seen_before = self._num_seen
-        if isinstance(accelerator, PipelineAccelerator):
-            accelerator.pipeline_probe = PipelineProbe(accelerator, model, self._end)
-        elif isinstance(accelerator, ProbedAccelerator):
-            accelerator.gradient_probe = GradientProbe(accelerator, model, optimizer, self._end)
 
     def owes_evaluation(self, evaluate_after: Collection[int]) -> bool:
         """Return whether the state that the loop begins with has to be evaluated and was not."""
@@ -288,7 +286,7 @@ class Run:
             return load_file(path)["table"].to(self._accelerator.device)
         table = compute()
         if self._accelerator.is_main_process:
-            staged = f"{path}.tmp"
+            staged = path.with_suffix(".tmp")
             save_file({"table": table.cpu()}, staged)
             checkpoint.flush(staged)
             os.replace(staged, path)
@@ -416,7 +414,14 @@ class Run:
         """
         if self._store is None:
             return None
-        return partial(self._saver.finish_uploads, is_done)
+        return partial(self._finish_uploads, self._store, is_done)
+
+    def _finish_uploads(self, store: ObjectStore, is_done: bool) -> Problem | None:
+        """Wait until uploads have ended. Returns why the result could not be uploaded, or None."""
+        problem = store.upload_the_rest(is_done)
+        with contextlib.suppress(OSError):  # It would only take room.
+            checkpoint.delete_old(self._folder, self._args.save_total_limit, self._kept_steps)
+        return problem
 
     def _upload_result_of_earlier_call(self) -> None:
         """Upload the result of a finished run where that is left to do. Every rank takes part.
@@ -474,10 +479,9 @@ class Run:
         A checkpoint that is written in the background is taken further. All ranks end with 73 if it
         cannot be finished.
         """
-        stops, *votes = self._watch.vote(self._accelerator, *self._saver.vote())
-        problem = self._saver.advance(self._accelerator, votes)
-        if problem is not None:
-            self._end(*problem)
+        stops, ended = self._watch.vote(self._accelerator, int(self._checkpoints.has_ended))
+        if ended == self._accelerator.num_processes:
+            self._finish_save()
         return stops > 0
 
     def _save_and_stop(self) -> NoReturn:
@@ -589,25 +593,29 @@ class Run:
         """
         self._finish_save()  # Before there is a second copy of the state
         accelerator = self._accelerator
-        in_background = self._args.async_save
-        share = gather_state(
-            accelerator, self._model, self._optimizer, only_model, copy=in_background
-        )
+        optimizer: Any = self._optimizer.optimizer
+        state = state_of(self._model, optimizer)
+        boxes = [box for box in state.boxes if not (only_model and is_of_optimizer(box.name))]
+        now = group_values(optimizer)
         progress = progress | {
             "only_model": only_model,
             self._counted: int(progress[self._counted]),
             "arguments": vars(self._args) | self._identity,
-            "loss_scale": get_loss_scale(accelerator, self._optimizer),
+            "loss_scale": get_loss_scale(accelerator, optimizer),
+            "optimizer_groups": changed_group_values(self._group_values, now),
             "ranks": accelerator.num_processes,
             "strategy": Strategy.of(accelerator).name,
         }
-        best_step = self._best.step if self._best else None
-        problem = self._saver.start(accelerator, share, progress, best_step)
-        if problem is not None:
-            self._end(*problem)
+        self._kept_steps = {self._best.step} if self._best else set()
+        try:
+            self._checkpoints.begin(boxes, progress)
+        except NotFiniteError as error:
+            self._end(Exit.NOT_FINITE, str(error))
+        except OSError as error:
+            self._end(*self._describe_failed_save(error))
         self._saved_step = progress["step"]
         self._saved_is_whole = not only_model
-        if not in_background:
+        if not self._args.async_save:
             self._finish_save()
 
     def _finish_save(self) -> None:
@@ -615,9 +623,42 @@ class Run:
 
         All ranks end with 73 if it cannot be written.
         """
-        problem = self._saver.finish(self._accelerator)
+        problem = self._wait_for_save()
         if problem is not None:
             self._end(*problem)
+
+    def _wait_for_save(self) -> Problem | None:
+        """Wait for the checkpoint under way; return on every rank why it could not be finished."""
+        if self._checkpoints.is_idle:
+            return None
+        # It may take longer than --ddp_timeout, but no disk that answers takes longer than this
+        self._watch.sign_of_life = time.monotonic() + self._checkpoints.seconds_at_most
+        try:
+            self._checkpoints.finish()
+        except OSError as error:
+            return self._describe_failed_save(error)
+        self._watch.show_life()
+        return None
+
+    def _describe_failed_save(self, error: OSError) -> Problem:
+        """Return how a run ends whose checkpoint cannot be written."""
+        needed = self._checkpoints.nbytes
+        return Exit.CANNOT_WRITE, (
+            f"the checkpoint after step {self._checkpoints.step} could not be finished: "
+            f"{WriteError.of(error).describe(self._folder, needed)}; older checkpoints, if there "
+            "are any, were not touched"
+        )
+
+    def _checkpoint_is_whole(self, path: Path) -> set[int]:
+        """Begin to upload a new checkpoint; return the steps of others that are to be kept.
+
+        One that is still being uploaded is not deleted, however old it is.
+        """
+        if self._store is None:
+            return self._kept_steps
+        best = min(self._kept_steps, default=None)
+        self._store.start_upload(path, self._args.save_total_limit, best)
+        return self._kept_steps | self._store.steps_to_upload()
 
     def _find_checkpoint(self) -> None:
         """Choose the checkpoint to resume from, on rank 0 for all. Every host must see it.
@@ -716,15 +757,16 @@ class Run:
     def _restore(self, path: Path) -> None:
         """Restore the checkpoint's state, and cut the files with a line per step to its step."""
         accelerator = self._accelerator
-        state = SavedState.read(accelerator, path)
-        if not restore_state(accelerator, self._model, self._optimizer, state):
-            fail(
-                Exit.DATA,
-                f"not all of {path} could be restored as it was saved: nothing was trained",
-            )
+        optimizer: Any = self._optimizer.optimizer
+        saved = checkpoint.saved_tensors(path)
+        shapes = {name: tensor.shape for name, tensor in saved.items()}
+        self._fill(state_of(self._model, optimizer, shapes), path, saved)
         progress = self._restored
         self._schedule.advance(progress["schedule_steps"])
-        restore_loss_scale(accelerator, self._optimizer, progress.get("loss_scale", {}))
+        restore_loss_scale(accelerator, optimizer, progress.get("loss_scale", {}))
+        values = progress.get("optimizer_groups", [])
+        for group, changed in zip(optimizer.param_groups, values, strict=False):
+            group.update(changed)
         for name, other in self._others.items():
             other.load_state_dict(progress[name])
         if accelerator.is_main_process:
@@ -764,7 +806,7 @@ class Run:
         is_there = broadcast_object_list([(path / checkpoint.MANIFEST).is_file()])[0]
         if is_there:
             self._best = best
-            self._saver.keep(best.step)
+            self._kept_steps = {best.step}
             return
         self._accelerator.print(
             f"The best evaluation so far was after step {best.step}, but {path} is not there: the "
@@ -796,9 +838,21 @@ class Run:
                 "that of the last step, leave out --load_best_model_at_end and pass "
                 "--allow_change load_best_model_at_end",
             )
-        state = SavedState.read(accelerator, path)
-        if not restore_after_training(accelerator, self._model, self._optimizer, state):
-            fail(Exit.DATA, f"not all of {path} could be restored as it was saved")
+        # Training is over: the optimizer's state is that of the last step
+        state = state_of(self._model, self._optimizer.optimizer)
+        boxes = [box for box in state.boxes if not is_of_optimizer(box.name)]
+        saved = {}
+        for name, tensor in checkpoint.saved_tensors(path).items():
+            if not is_of_optimizer(name):
+                saved[name] = tensor
+        self._fill(State(boxes, state.after_fill), path, saved)
+
+    def _fill(self, state: State, path: Path, saved: dict[str, SavedTensor]) -> None:
+        """Fill a state from a checkpoint; end with 65 if it is of another model."""
+        try:
+            checkpoint.fill(state, path, saved, self._group)
+        except ValueError as error:
+            end_all_ranks(self._accelerator, Exit.DATA, f"{error}: it cannot be continued")
 
     def _end(self, code: int, message: str) -> NoReturn:
         """Finish the checkpoint under way and end all ranks alike; the message is the last line.
@@ -806,11 +860,16 @@ class Run:
         If that checkpoint cannot be written, they end with 73 instead.
         """
         self._metrics.close()
-        problem = self._saver.finish(self._accelerator)
+        problem = self._wait_for_save()
         if problem is not None:
             code, message = problem
         self._watch.sign_of_life = float("inf")  # Uploads may take long.
         end_all_ranks(self._accelerator, code, message, self._uploads(is_done=False))
+
+
+def is_of_optimizer(name: str) -> bool:
+    """Return whether a tensor of a checkpoint is of the optimizer's state."""
+    return name.startswith("state.")
 
 
 def describe_maker(progress: Mapping[str, Any]) -> str:

@@ -25,9 +25,10 @@ from pathlib import Path, PurePosixPath
 
 import xxhash
 
-from components import checkpoint, folder
+from components import folder
 from components.status import write_file
 from components.store_transport import FETCHED, Transport
+from core import checkpoint
 
 NAME = re.compile(r"checkpoint-([0-9]{1,18})-([0-9a-f]{16})")
 RUN_ID = ".run_id"

@@ -20,43 +20,15 @@ import logging
 import sys
 import warnings
 from collections.abc import Callable, Generator, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from components.plugins import fsdp_plugin, mixed_dtype
+from core.workarounds import workaround
 
 if TYPE_CHECKING:
     import torch
     from accelerate import Accelerator
-
-
-@dataclass(frozen=True)
-class Workaround:
-    """The fault that a workaround is for.
-
-    Attributes:
-        link: an issue or pull request, or a file of the library's source and a name in it.
-        seen: the library and its version; "A to B" where versions differ in what they need.
-    """
-
-    link: str
-    seen: str
-
-
-def workaround(link: str, seen: str) -> Callable:
-    """Mark a function as a workaround; `workarounds` lists all of them."""
-
-    def mark(function: Callable) -> Callable:
-        # pyrefly: ignore[missing-attribute]  # Functions can have attributes.
-        function.workaround = Workaround(link, seen)
-        return function
-
-    return mark
-
-
-def workarounds() -> dict[str, Callable]:
-    """Return the workarounds of this module by name, in the order of the source."""
-    return {name: value for name, value in globals().items() if hasattr(value, "workaround")}
 
 
 # ---- At the start ----
@@ -818,23 +790,6 @@ def undo_allocating_step(
         entry = optimizer.state[master]
         if "step" in entry:  # It is a tensor in torch, a number in bitsandbytes.
             entry["step"] = entry["step"] * 0
-
-
-@workaround(
-    "deepspeed/runtime/zero/stage_1_and_2.py, _lazy_init_hp_params_optimizer_state",
-    seen="deepspeed 0.19",
-)
-def link_optimizer_states(zero: Any) -> None:
-    """Link each weight of ZeRO-1 and 2 with its optimizer state.
-
-    DeepSpeed does so once, for the first parameter group only, and for none before the first step.
-
-    Args:
-        zero: DeepSpeed's optimizer. That of ZeRO-3 links all states itself.
-    """
-    if hasattr(zero, "_lazy_init_hp_params_optimizer_state"):
-        zero._hp_optimizer_states_linked = False
-        zero._lazy_init_hp_params_optimizer_state()
 
 
 @workaround("bitsandbytes/optim/optimizer.py, GlobalOptimManager", seen="bitsandbytes 0.50")

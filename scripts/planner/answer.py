@@ -15,7 +15,7 @@ from .pipeline import fullest, peaks_of_ranks
 from .plan import Plan, plan_of
 from .recipe import RecipeArguments
 from .request import Batch, Request, batch_of
-from .saving import Saving, bytes_to_join, saving_of
+from .saving import Saving, saving_of
 from .shapes import read_model_config
 from .yaml_files import Config
 
@@ -214,7 +214,6 @@ def report_of(question: Question, plan: Plan, device: Sizes, host: Sizes) -> Rep
         device={category: size for category, size in device.items() if size},
         host=host,
         saving=saving,
-        joining=bytes_to_join(plan, saving) if saving else 0,
         card=question.card,
         card_note=card_note,
     )

@@ -23,7 +23,6 @@ class Report:
     device: Sizes  # bytes on a GPU at its peak, by category
     host: Sizes  # bytes that are held on the host, for each rank
     saving: Saving | None = None  # None if it cannot be told
-    joining: int = 0  # bytes on a GPU while a save joins the shards of the largest tensor
     card: int | None = None
     card_note: str = ""  # how many GiB of the card count
     ranks: Sizes = field(default_factory=dict)  # peaks of the ranks of a pipeline, by their parts
@@ -51,11 +50,7 @@ class Report:
         if self.ranks:
             found["ranks"] = self.ranks
         if self.saving:
-            found["saving"] = {
-                "rank": self.saving.most,
-                "host": self.saving.host,
-                "gpu": self.joining,
-            }
+            found["saving"] = {"rank": self.saving.most, "host": self.saving.host}
         if self.card:
             found["card"] = self.card
         if self.hints:
@@ -74,11 +69,8 @@ class Report:
             lines.append(f"{whole} GiB: {', '.join(self.host)}")
         if self.saving:
             whole = line("save, per rank", self.saving.most)
-            lines.append(f"{whole} GiB of its host: its share, and twice the largest tensor")
+            lines.append(f"{whole} GiB of its host: its share, and the largest tensor")
             lines.append(f"{line('save, per host', self.saving.host)} GiB, all its ranks")
-        if self.joining:
-            whole = line("save, per GPU", self.joining)
-            lines.append(f"{whole} GiB between steps, to join the largest tensor from its shards")
         if self.card:
             lines.append(f"{line('card', self.card)} GiB: {self.verdict(self.card)}")
             lines.append(self.card_note)

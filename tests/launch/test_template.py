@@ -8,7 +8,7 @@ import sys
 import pytest
 
 import net
-from launching import REPO, read_metrics, run
+from launching import read_metrics, run
 
 # Prints, when the recipe ends, the files of all modules that lie neither beside it nor in packages
 WATCH = """
@@ -33,7 +33,7 @@ def copied(tmp_path):
 
     def copy(recipe):
         folder = tmp_path / "my_project"
-        done = run(sys.executable, REPO / "scripts" / "copy_recipe.py", recipe, folder)
+        done = run(sys.executable, net.ROOT / "scripts" / "copy_recipe.py", recipe, folder)
         assert done.returncode == 0, done.output
         return folder
 
@@ -56,9 +56,25 @@ def test_a_copy_trains_in_its_own_folder_only(recipe, copied, net_tiny, tmp_path
     assert (tmp_path / "run" / "model.safetensors").is_file()
 
 
+# An optimizer that keeps numbers in its groups, as Prodigy and schedule-free ones do
+OWN_OPTIMIZER = """
+class Slowing(torch.optim.AdamW):
+    def step(self, closure=None):
+        for group in self.param_groups:
+            group["k"] = group.get("k", 0) + 1
+            group["lr"] = group["lr"] / group["k"]
+        super().step(closure)
+"""
+
+
 @pytest.mark.cold("as a user starts a copy")
-def test_a_stopped_copy_continues_as_if_it_had_not(copied, net_tiny):
+def test_a_stopped_copy_with_its_own_optimizer_continues_as_if_it_had_not(copied, net_tiny):
     folder = copied("llama")
+    path = folder / "components" / "optimizer.py"
+    text = path.read_text()
+    made = "torch.optim.AdamW(groups, fused=is_fused, **settings)"
+    assert text.count(made) == 1
+    path.write_text(text.replace(made, "Slowing(groups, **settings)") + OWN_OPTIMIZER)
     recipe = [folder / "llama.py", *net.data_of(net_tiny("llama")), "--max_steps", 6]
     recipe += ["--save_steps", 0, "--eval_strategy", "no", "--output_dir"]
     whole = run(sys.executable, *recipe, "whole", cwd=folder)

@@ -59,10 +59,11 @@ from transformers.distributed.parallel_utils import ALL_PARALLEL_STYLES
 import mixtral
 from components import upstream
 from components.cli import parse_arguments
-from components.deepspeed_state import master_weights
 from components.experts import modules_of_experts
 from components.strategy import new_accelerator
 from components.weights import load_pretrained
+from core import workarounds
+from core.zero import master_weights
 from fakes import mixture_of_two
 from harm import shows_harm_without
 from launching import REPO, run
@@ -188,19 +189,21 @@ def error_of(function):
 
 
 # ---- The list ----
-WORKAROUNDS = upstream.workarounds()
+MARKED = vars(workarounds) | vars(upstream)
+WORKAROUNDS = {name: value for name, value in MARKED.items() if hasattr(value, "workaround")}
 TEXTS = [path.read_text() for path in (REPO / "tests").rglob("test_*.py")]
 HARM_TESTS = set(re.findall(r'@shows_harm_without\("(\w+)"\)', "\n".join(TEXTS)))
 
 
 def called_from_others():
-    """The names of upstream.py that recipes and scripts call, as `upstream.name(...)`."""
+    """The workarounds that recipes and scripts call, as `upstream.name(...)`, by name."""
     for folder in (RECIPES, SCRIPTS):
         for path in folder.rglob("*.py"):
             for node in ast.walk(ast.parse(path.read_text())):
                 match node:
-                    case ast.Call(func=ast.Attribute(value=ast.Name(id="upstream"), attr=name)):
-                        yield name
+                    case ast.Call(func=ast.Attribute(value=ast.Name(id=module), attr=name)):
+                        if module in ("upstream", "workarounds"):
+                            yield name
 
 
 def called_at_the_start():
@@ -215,7 +218,7 @@ CALLED = {*called_from_others(), *called_at_the_start()}
 
 
 def test_what_is_called_is_listed():
-    assert CALLED - {"start_faster", "workarounds"} == WORKAROUNDS.keys()
+    assert CALLED - {"start_faster"} == WORKAROUNDS.keys()
 
 
 @pytest.mark.parametrize("name", WORKAROUNDS)
@@ -1028,7 +1031,7 @@ def test_zero_1_and_2_find_the_state_of_the_first_group_only(stage, cured):
         accelerator.backward(model(torch.ones(1, 2)).sum())
         optimizer.step()
         if cured:
-            upstream.link_optimizer_states(model.optimizer)
+            workarounds.link_optimizer_states(model.optimizer)
         first, second = model.parameters()
         assert safe_get_full_optimizer_state(first, "exp_avg") is not None
         try:
@@ -1066,7 +1069,7 @@ def test_zero_0_in_bf16_has_stepped_before_the_first_step(cured):
         model = linear(value=1.0)
         optimizer = torch.optim.AdamW(model.parameters(), lr=0.1, weight_decay=0.5)
         model, optimizer = accelerator.prepare(model, optimizer)
-        masters = master_weights(model, optimizer.optimizer).values()
+        masters = master_weights(optimizer.optimizer).items()
         inner = optimizer.optimizer.optimizer
         if cured:
             upstream.undo_allocating_step(masters, inner)

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Checkpoints in this process: damage is found, foreign files stay, and one is always whole."""
 
+import errno
 import json
+import os
 import shutil
 import sys
 
@@ -11,7 +13,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 import damage
-from components import checkpoint, resuming
+from components import resuming
+from core import checkpoint
 from launching import read_json
 
 pytestmark = pytest.mark.usefixtures("new_process")
@@ -45,7 +48,7 @@ class TestDamage:
         assert function(damage.make_checkpoint(tmp_path, 5), number) == (number, [])
 
     def test_cut_and_lost_files_are_found(self, tmp_path):
-        assert damage.cut_and_lost_files(damage.make_checkpoint(tmp_path, 5)) == (56, [])
+        assert damage.cut_and_lost_files(damage.make_checkpoint(tmp_path, 5)) == (70, [])
 
     def test_a_part_that_the_manifest_leaves_out_is_missed(self, tmp_path):
         """Otherwise its tensors would be left out of the state in silence."""
@@ -56,7 +59,7 @@ class TestDamage:
         assert checkpoint.find_damage(made) == "manifest.json is damaged"
 
     def test_the_checkpoint_before_a_damaged_one_is_taken(self, tmp_path):
-        assert damage.older_one_is_taken(tmp_path / "run") == (4, [])
+        assert damage.older_one_is_taken(tmp_path / "run") == (5, [])
 
     def test_without_any_whole_checkpoint_it_refuses(self, tmp_path, capsys):
         (damage.make_checkpoint(tmp_path, 5) / "progress.json").unlink()
@@ -97,7 +100,7 @@ class TestFolder:
         whole, damaged = (damage.make_checkpoint(tmp_path, step) for step in (5, 6))
         (damaged / "progress.json").unlink()
         (tmp_path / "checkpoint-7.staging").mkdir()
-        whole.rename(tmp_path / "checkpoint-5.replaced")
+        shutil.rmtree(whole)
         older = damage.make_checkpoint(tmp_path, 4)
         before = sorted(tmp_path.rglob("*"))
         candidates = resuming.find_candidates(tmp_path, None, "auto", dry_run=True)
@@ -105,37 +108,31 @@ class TestFolder:
         assert resuming.choose_checkpoint(tmp_path, None, "auto", True, damages) == older
         assert sorted(tmp_path.rglob("*")) == before
 
-    def test_one_that_has_only_the_model_is_there_until_a_whole_one_is(self, tmp_path):
-        """At each change a run that is killed there would find one of the two."""
-        run, copy = tmp_path / "run", tmp_path / "copy"
-        run.mkdir()
-        progress = {"step": 5, "only_model": True}
-        damage.publish(run, [{"weight": torch.ones(9)}], progress, limit=1)
-        found = []
-
-        def look():
-            shutil.copytree(run, copy)
-            path = damage.find_checkpoint(copy)
-            found.append(checkpoint.read_progress(path)["only_model"])
-            assert len(list(copy.glob("*.replaced"))) == 0
-            shutil.rmtree(copy)
-
-        whole = {"weight": torch.ones(9), "state.weight.exp_avg": torch.ones(9)}
-        arguments = (run, [whole], progress | {"only_model": False})
-        polled(look, damage.publish, *arguments, limit=1)
-        look()
-        assert found == sorted(found, reverse=True) and {True, False} == set(found)
-        names = sorted(path.name for path in run.iterdir())
-        assert names == ["checkpoint-5", "latest"]
-
 
 def test_the_state_is_read_from_all_of_its_files_and_from_one_of_an_earlier_version(tmp_path):
     several = damage.make_checkpoint(tmp_path, 5)
-    assert sorted(checkpoint.read_state(several)) == ["state.weight.exp_avg", "weight"]
-    damage.publish(tmp_path, [{"weight": torch.ones(9)}], {"step": 6}, limit=9)
-    single = tmp_path / "checkpoint-6"
-    assert (single / "state.safetensors").is_file() and checkpoint.find_damage(single) is None
-    assert torch.equal(checkpoint.read_state(single)["weight"], torch.ones(9))
+    whole = dict(checkpoint.read_whole(several))
+    assert sorted(whole) == ["state.weight.exp_avg", "weight"]
+    # Those of an earlier version have whole tensors, and no file that says so
+    (several / "boxes.json").unlink()
+    manifest = read_json(several / "manifest.json")
+    del manifest["boxes.json"]
+    (several / "manifest.json").write_text(json.dumps(manifest))
+    assert checkpoint.find_damage(several) is None
+    again = dict(checkpoint.read_whole(several))
+    assert whole.keys() == again.keys() and all(whole[name].equal(again[name]) for name in whole)
+
+
+def test_what_a_disk_does_not_give_now_is_no_damage(tmp_path, monkeypatch):
+    """A missing mount or a server that is away must not have checkpoints set aside."""
+    made = damage.make_checkpoint(tmp_path, 5)
+
+    def refuse(path):
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(checkpoint, "hash_of", refuse)
+    with pytest.raises(OSError, match="Input/output"):
+        checkpoint.find_damage(made)
 
 
 def test_a_run_that_began_elsewhere_goes_on_from_its_own_checkpoints(tmp_path):

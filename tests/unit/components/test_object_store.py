@@ -15,9 +15,9 @@ import fsspec
 import pytest
 
 from components import resuming
-from components.checkpoint import find_damage
 from components.folder import has_result
 from components.object_store import ObjectStore
+from core.checkpoint import find_damage
 from damage import make_checkpoint
 from object_memory import URL
 

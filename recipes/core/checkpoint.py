@@ -1,0 +1,638 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Checkpoints as files. Once one is written, there is a whole one at every instant.
+
+    OUTPUT_DIR/checkpoint-STEP/state-00001-of-00004.safetensors
+                                              what one rank wrote of the trained weights and the
+                                              optimizer's state; state.safetensors if one rank did
+                               boxes.json     where in which file each box of a tensor is
+                               progress.json  steps done, schedule, arguments of the run, ranks
+                               manifest.json  size and hash of the other files; written last
+    OUTPUT_DIR/latest                         the name of the newest checkpoint
+
+Every rank writes the boxes that it has (core/state.py) into a staging folder and flushes them.
+Then rank 0 gives the folder its name, and only then deletes old ones. A rank that resumes reads the
+boxes that overlap its own from whichever files have them, so that neither the strategy nor the
+number of ranks has to be the one that saved. Nothing is gathered, and nothing is unpickled.
+"""
+
+import contextlib
+import copy
+import errno
+import json
+import os
+import re
+import shutil
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+import xxhash
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+
+from core.state import LocalBox, State
+
+MANIFEST = "manifest.json"
+BOXES = "boxes.json"  # Checkpoints of earlier versions have none: their tensors are whole
+PROGRESS = "progress.json"
+LATEST = "latest"
+VERSION = 2  # of the format of boxes.json
+STATE_FILE = re.compile(r"state(-[0-9]{5,}-of-[0-9]{5,})?\.safetensors")
+NAME = re.compile(r"checkpoint-([0-9]{1,18})")
+STAGING = ".staging"  # Ends the name of a checkpoint that is being written
+# Bytes of boxes that several ranks have, below which one rank writes all of them
+SMALL = 2**26
+# Bytes per second that every disk takes from all ranks together; a slower one does not answer
+SLOWEST_DISK = 50_000_000
+# It can only be read by setting it, which is not safe while other threads make files
+UMASK = os.umask(0o077)
+os.umask(UMASK)
+# What reading a damaged file raises. An OSError is no damage: a disk may only be away for a while
+UNREADABLE = (
+    FileNotFoundError,
+    IsADirectoryError,
+    ValueError,
+    LookupError,
+    TypeError,
+    AttributeError,
+    ArithmeticError,
+    RecursionError,
+    SafetensorError,
+)
+
+
+class NotFiniteError(ArithmeticError):
+    """A tensor of the state is not finite, so that no checkpoint is made of it."""
+
+
+# ---- Ranks that may wait for long ----
+def make_patient_group() -> Any:
+    """Return a process group on the host whose calls may take days; None with one process."""
+    if not dist.is_initialized() or dist.get_world_size() == 1:
+        return None
+    return dist.new_group(backend="gloo", timeout=timedelta(days=7))
+
+
+def gather(mine: Any, group: Any) -> list[Any]:
+    """Return what each rank gives, by rank. Every rank takes part."""
+    if group is None:
+        return [mine]
+    found: list[Any] = [None] * dist.get_world_size(group)
+    dist.all_gather_object(found, mine, group=group)
+    return found
+
+
+# ---- Finding ----
+def checkpoints_in(folder: Path) -> dict[int, Path]:
+    """Return {step: folder} of all folders that are named as checkpoints, the newest first."""
+    found = {}
+    for path in folder.glob("checkpoint-*"):
+        match = NAME.fullmatch(path.name)
+        if match and path.is_dir():
+            found[int(match[1])] = path
+    return dict(sorted(found.items(), reverse=True))
+
+
+def read_progress(checkpoint: Path) -> dict[str, Any]:
+    """Return the content of a checkpoint's progress.json."""
+    return json.loads((checkpoint / PROGRESS).read_text())
+
+
+def state_files(number: int) -> list[str]:
+    """Return the names of the files with the state that this number of ranks write."""
+    if number == 1:
+        return ["state.safetensors"]
+    return [f"state-{i:05d}-of-{number:05d}.safetensors" for i in range(1, number + 1)]
+
+
+def state_files_of(manifest: Mapping[str, Any]) -> list[str]:
+    """Return the names of the files with the state.
+
+    Raises:
+        ValueError: if one is missing in the manifest.
+    """
+    names = sorted(name for name in manifest if STATE_FILE.fullmatch(name))
+    if not names or names != state_files(len(names)):
+        raise ValueError("the manifest does not list all files of the state")
+    return names
+
+
+def find_damage(checkpoint: Path, rank: int = 0, num_ranks: int = 1) -> str | None:
+    """Return why a checkpoint cannot be trusted, or None if it can.
+
+    All files must have the size and the hash of the manifest, and be readable.
+
+    Args:
+        rank: look only at the files that this rank of `num_ranks` looks at.
+
+    Raises:
+        OSError: if a file cannot be read now, which says nothing of the checkpoint.
+    """
+    try:
+        manifest = json.loads((checkpoint / MANIFEST).read_text())
+        names = [PROGRESS, *state_files_of(manifest)]
+        if BOXES in manifest or (checkpoint / BOXES).exists():
+            names.append(BOXES)
+        written = [(name, manifest[name]["size"], manifest[name]["xxh3_128"]) for name in names]
+    except UNREADABLE as error:
+        return in_words(MANIFEST, error)
+    for name, size, hashed in written[rank::num_ranks]:
+        damage = find_damage_in_file(checkpoint / name, size, hashed)
+        if damage is not None:
+            return damage
+    return None
+
+
+def find_damage_in_file(file: Path, size: int, hashed: str) -> str | None:
+    """Return why a file of a checkpoint cannot be trusted, or None if it can.
+
+    Args:
+        size: in bytes, when the file was written, as is its hash.
+    """
+    try:
+        size_now = file.stat().st_size
+        if size_now != size:
+            return f"{file.name} has {size_now:,} bytes, not the {size} that were written"
+        if size == 0 or hash_of(file) != hashed:
+            return f"{file.name} is not what was written"
+        if file.suffix == ".json":
+            json.loads(file.read_text())
+        else:
+            with safe_open(file, "pt"):
+                pass
+    except UNREADABLE as error:
+        return in_words(file.name, error)
+    return None
+
+
+def in_words(name: str, error: Exception) -> str:
+    """Return what is wrong with a file, from the error that reading it raised."""
+    if isinstance(error, OSError):
+        return f"{name}: {error.strerror}"
+    return f"{name} is damaged"
+
+
+def hash_of(file: Path) -> str:
+    """Return a file's hash of 128 bits (xxh3), which reveals damage but not forgery."""
+    return xxhash.xxh3_128_hexdigest(np.memmap(file, mode="r").data)
+
+
+def set_aside(damages: Mapping[Path, str | None]) -> None:
+    """Rename damaged checkpoints: the run needs their names when it reaches their steps again.
+
+    Args:
+        damages: {checkpoint: why it cannot be trusted, or None}.
+    """
+    for path, damage in damages.items():
+        if damage is not None:
+            path.rename(f"{path}.damaged-{time.time_ns()}")
+
+
+# ---- Reading ----
+@dataclass(frozen=True)
+class SavedBox:
+    """A box of a whole tensor in a file: under `key`, `sizes` numbers from `start` on."""
+
+    file: str
+    key: str
+    start: Sequence[int]
+    sizes: Sequence[int]
+
+
+@dataclass
+class SavedTensor:
+    """A tensor of a checkpoint: its whole shape, and the boxes that make it up."""
+
+    shape: Sequence[int]
+    boxes: list[SavedBox] = field(default_factory=list)
+
+
+def saved_tensors(checkpoint: Path) -> dict[str, SavedTensor]:
+    """Return {name: where it is} of all tensors of a checkpoint, whatever version wrote it.
+
+    Raises:
+        ValueError: if a newer version wrote it.
+    """
+    found: dict[str, SavedTensor] = {}
+    if (checkpoint / BOXES).is_file():
+        content = json.loads((checkpoint / BOXES).read_text())
+        if content["version"] > VERSION:
+            raise ValueError(f"{checkpoint} is of newer recipes: continue with those")
+        for name, tensor in content["tensors"].items():
+            boxes = [SavedBox(*box) for box in tensor["boxes"]]
+            found[name] = SavedTensor(tensor["shape"], boxes)
+        return found
+    for file in state_files_of(json.loads((checkpoint / MANIFEST).read_text())):
+        with safe_open(checkpoint / file, "pt") as reader:
+            for name in reader.keys():
+                shape = reader.get_slice(name).get_shape()
+                whole = SavedBox(file, name, [0] * len(shape), shape)
+                found[name] = SavedTensor(shape, [whole])
+    return found
+
+
+def fill(
+    state: State, checkpoint: Path, saved: Mapping[str, SavedTensor], group: Any = None
+) -> None:
+    """Fill the boxes of this rank from a checkpoint, in place. Every rank takes part.
+
+    It takes no memory beside them but that of one box.
+
+    Args:
+        saved: what `saved_tensors` returned.
+        group: of all ranks.
+
+    Raises:
+        ValueError: on every rank, if the names, the shapes or the kinds of numbers differ.
+    """
+    own = [box.name for box in state.boxes]
+    names = set().union(*gather(own, group))
+    problem = None
+    if names != saved.keys():
+        problem = f"not all of {checkpoint} is of this model: {sorted(names ^ saved.keys())[:3]}"
+    else:
+        with contextlib.ExitStack() as files:
+            readers: dict[str, Any] = {}
+            for box in state.boxes:
+                problem = problem or fill_box(box, checkpoint, saved[box.name], readers, files)
+    problems = [found for found in gather(problem, group) if found]
+    if problems:
+        raise ValueError(problems[0])
+    state.after_fill()
+
+
+def fill_box(
+    box: LocalBox,
+    checkpoint: Path,
+    tensor: SavedTensor,
+    readers: dict[str, Any],
+    files: contextlib.ExitStack,
+) -> str | None:
+    """Fill one box. Returns why that cannot be, or None.
+
+    Args:
+        readers: the files that are open, which `files` closes.
+    """
+    if list(box.shape) != list(tensor.shape):
+        return f"{checkpoint} has {box.name} with the shape {tensor.shape}, not {[*box.shape]}"
+    missing = box.part.numel()
+    for source in tensor.boxes:
+        both = overlap(source, box)
+        if both is None:
+            continue
+        if source.file not in readers:
+            reader = safe_open(checkpoint / source.file, "pt")
+            readers[source.file] = files.enter_context(reader)
+        inside, here = both
+        data = readers[source.file].get_slice(source.key)[inside]
+        # Programs count steps in integers or in floating point
+        if data.dtype != box.part.dtype and box.part.dim() > 0:
+            return f"{checkpoint} has {box.name} in {data.dtype}, not in {box.part.dtype}"
+        target = box.part[here]
+        target.copy_(data.view(target.shape))
+        missing -= data.numel()
+    return f"{checkpoint} has not all of {box.name}" if missing else None
+
+
+def overlap(source: SavedBox, box: LocalBox) -> tuple[tuple[slice, ...], tuple[slice, ...]] | None:
+    """Return where two boxes have the same numbers, as slices of each, or None if nowhere."""
+    inside = []
+    here = []
+    places = zip(source.start, source.sizes, box.start, box.part.shape, strict=True)
+    for saved_start, saved_size, start, size in places:
+        first = max(saved_start, start)
+        stop = min(saved_start + saved_size, start + size)
+        if first >= stop:
+            return None
+        inside.append(slice(first - saved_start, stop - saved_start))
+        here.append(slice(first - start, stop - start))
+    return tuple(inside), tuple(here)
+
+
+def read_whole(checkpoint: Path) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield (name, whole tensor) of a checkpoint, one tensor after another."""
+    for name, tensor in saved_tensors(checkpoint).items():
+        whole = None
+        for box in tensor.boxes:
+            with safe_open(checkpoint / box.file, "pt") as reader:
+                data = reader.get_tensor(box.key)
+            if whole is None:
+                whole = torch.empty(tensor.shape, dtype=data.dtype)
+            place = zip(box.start, box.sizes, strict=True)
+            whole[tuple(slice(start, start + size) for start, size in place)] = data
+        assert whole is not None, name
+        yield name, whole
+
+
+# ---- Writing ----
+class Checkpoints:
+    """Writes the checkpoints of a run, one at a time. Every rank makes every call."""
+
+    def __init__(
+        self,
+        folder: Path,
+        limit: int,
+        group: Any = None,
+        published: Callable[[Path], Collection[int]] = lambda path: (),
+    ) -> None:
+        """Know where checkpoints go.
+
+        Args:
+            folder: of the run.
+            limit: the newest checkpoints to keep.
+            group: of all ranks, whose calls may take days.
+            published: what rank 0 calls with each new checkpoint; it returns the steps of others
+                that are to be kept.
+        """
+        self._folder = folder
+        self._limit = limit
+        self._group = group
+        self._published = published
+        self._rank = 0 if group is None else dist.get_rank(group)
+        self._thread = ThreadPoolExecutor(1, "saver")
+        self._work: Future[dict[str, Any]] | None = None
+        self._progress: dict[str, Any] = {}
+        self._boxes: dict[str, Any] = {}
+        self.nbytes = 0  # Of the newest checkpoint, from all ranks
+
+    @property
+    def step(self) -> int:
+        """The step of the newest checkpoint, which may be under way or have failed."""
+        return self._progress["step"]
+
+    @property
+    def seconds_at_most(self) -> float:
+        """In which every disk writes the newest checkpoint."""
+        return self.nbytes / SLOWEST_DISK
+
+    def begin(self, boxes: Sequence[LocalBox], progress: Mapping[str, Any]) -> None:
+        """Begin to write a checkpoint of copies of these boxes; `finish` ends it.
+
+        Raises:
+            NotFiniteError, OSError: on every rank, if there cannot be such a checkpoint. Older ones
+                were not touched.
+        """
+        assert self._work is None, "finish the checkpoint before this one first"
+        step = progress["step"]
+        self._progress = copy.deepcopy(dict(progress))  # The run may go on and change it
+        own, number_of_files, self.nbytes = share_of(boxes, self._rank, self._group)
+        copies = [copied(box) for box in own]
+        broken = [box.name for box in copies if not is_finite(box.part)]
+        for names in gather(broken, self._group):
+            if names:
+                raise NotFiniteError(
+                    f"{names[0]} is not finite after step {step}: no checkpoint is made"
+                )
+        self._raise_on_every_rank(self._make_staging_folder() if self._rank == 0 else None)
+        writers = [rank for rank, has_some in enumerate(gather(bool(own), self._group)) if has_some]
+        file = None
+        if own:
+            file = state_files(number_of_files)[writers.index(self._rank)]
+        self._boxes = describe(own, file)
+        self._work = self._thread.submit(write, staging_of(self._folder, step), file, copies)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no checkpoint is under way."""
+        return self._work is None
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether this rank's part of the checkpoint under way is written, or has failed."""
+        return self._work is not None and self._work.done()
+
+    def finish(self) -> Path | None:
+        """Wait until all ranks have written, and give the checkpoint its name on rank 0.
+
+        Returns:
+            The checkpoint's folder; None if none was under way.
+
+        Raises:
+            OSError: on every rank, if it could not be written. Older ones were not touched.
+        """
+        if self._work is None:
+            return None
+        error = self._work.exception()
+        facts = {} if error is not None else self._work.result()
+        self._work = None
+        found = gather((facts, self._boxes, as_os_error(error)), self._group)
+        problem = next((error for _, _, error in found if error is not None), None)
+        if problem is None and self._rank == 0:
+            problem = self._publish([facts for facts, _, _ in found], [own for _, own, _ in found])
+        self._raise_on_every_rank(problem)
+        return self._folder / f"checkpoint-{self._progress['step']}"
+
+    def _raise_on_every_rank(self, problem: OSError | None) -> None:
+        """Raise rank 0's problem on every rank, with nothing left of the checkpoint under way."""
+        problem = gather(problem, self._group)[0]
+        if problem is not None:
+            if self._rank == 0:
+                staging = staging_of(self._folder, self._progress["step"])
+                shutil.rmtree(staging, ignore_errors=True)
+            raise problem
+
+    def _make_staging_folder(self) -> OSError | None:
+        """Make the folder into which all ranks write. Returns why that cannot be, or None."""
+        staging = staging_of(self._folder, self._progress["step"])
+        try:
+            shutil.rmtree(staging, ignore_errors=True)  # Left over from a save that was killed
+            if self.nbytes > shutil.disk_usage(self._folder).free:
+                return OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self._folder))
+            staging.mkdir()
+        except OSError as error:
+            return error
+        return None
+
+    def _publish(
+        self, facts: Iterable[Mapping[str, Any]], boxes: Iterable[Mapping[str, Any]]
+    ) -> OSError | None:
+        """Give what all ranks have written its name. Returns why that cannot be, or None."""
+        try:
+            publish(self._folder, self._progress, facts, boxes)
+            kept = self._published(self._folder / f"checkpoint-{self._progress['step']}")
+            delete_old(self._folder, self._limit, kept)
+        except OSError as error:
+            return error
+        return None
+
+
+def share_of(boxes: Sequence[LocalBox], rank: int, group: Any) -> tuple[list[LocalBox], int, int]:
+    """Return the boxes that this rank writes, by how many ranks some are, and all bytes.
+
+    Each box is written once. Of those that several ranks have, as under DDP, each goes to the one
+    with the least to write, the largest first; if they are small, all go to the first rank.
+    Statistics of BatchNorm, which differ by rank, are the first rank's. Every rank takes part.
+    """
+    holders: dict[Any, list[int]] = {}
+    sizes: dict[Any, int] = {}
+    mine = [(box.name, box.start, box.part.nbytes) for box in boxes]
+    for number, found in enumerate(gather(mine, group)):
+        for name, start, nbytes in found:
+            holders.setdefault((name, start), []).append(number)
+            sizes[name, start] = nbytes
+    owners = {key: ranks[0] for key, ranks in holders.items()}
+    loads: dict[int, int] = {}
+    shared = []
+    for key, ranks in holders.items():
+        if len(ranks) > 1 and not key[0].startswith("buffer."):
+            shared.append(key)
+        else:
+            loads[owners[key]] = loads.get(owners[key], 0) + sizes[key]
+    is_small = sum(sizes[key] for key in shared) < SMALL
+    for key in sorted(shared, key=lambda key: (-sizes[key], key)):
+        if not is_small:
+            owners[key] = min(holders[key], key=lambda number: loads.get(number, 0))
+        loads[owners[key]] = loads.get(owners[key], 0) + sizes[key]
+    own = [box for box in boxes if owners[box.name, box.start] == rank]
+    return own, len(loads), sum(sizes.values())
+
+
+def copied(box: LocalBox) -> LocalBox:
+    """Return a box whose numbers are copied to the host, where no later step changes them."""
+    if box.part.device.type == "cpu":
+        part = box.part.clone(memory_format=torch.contiguous_format)
+    else:
+        part = box.part.cpu().contiguous()
+    return LocalBox(box.name, box.shape, box.start, part)
+
+
+def is_finite(part: torch.Tensor) -> bool:
+    """Return whether all numbers are finite.
+
+    The sum of finite numbers need not be, but it nearly always says so, and is thirty times as fast
+    as looking at each (18 against 0.57 GB/s on one thread).
+    """
+    if not part.is_floating_point() or part.sum().isfinite():
+        return True
+    return bool(part.isfinite().all())
+
+
+def describe(boxes: Iterable[LocalBox], file: str | None) -> dict[str, Any]:
+    """Return what boxes.json says of the boxes in a file."""
+    tensors: dict[str, Any] = {}
+    for box in boxes:
+        tensor = tensors.setdefault(box.name, {"shape": [*box.shape], "boxes": []})
+        tensor["boxes"].append([file, key_of(box), [*box.start], [*box.part.shape]])
+    return tensors
+
+
+def key_of(box: LocalBox) -> str:
+    """Return the name of a box in a file: its tensor's, and its place if that has other boxes."""
+    if tuple(box.part.shape) == box.shape:
+        return box.name
+    return f"{box.name}@{','.join(map(str, box.start))}"
+
+
+def write(staging: Path, file: str | None, boxes: Iterable[LocalBox]) -> dict[str, Any]:
+    """Write boxes into a file, flush it, and return what the manifest says of it."""
+    if file is None:
+        return {}
+    path = staging / file
+    save_file({key_of(box): box.part for box in boxes}, path)
+    path.chmod(0o666 & ~UMASK)  # safetensors lets only the owner read
+    flush(path)
+    return {file: facts_of(path)}
+
+
+def facts_of(file: Path) -> dict[str, Any]:
+    """Return what the manifest says of a file."""
+    return {"size": file.stat().st_size, "xxh3_128": hash_of(file)}
+
+
+def as_os_error(error: BaseException | None) -> OSError | None:
+    """Return what went wrong with a file as an OSError; safetensors raises one of its own."""
+    if isinstance(error, SafetensorError):
+        full = "os error 28" in str(error) or "StorageFull" in str(error)
+        return OSError(errno.ENOSPC if full else errno.EIO, str(error))
+    if error is not None and not isinstance(error, OSError):
+        raise error
+    return error
+
+
+def publish(
+    folder: Path,
+    progress: Mapping[str, Any],
+    facts: Iterable[Mapping[str, Any]],
+    boxes: Iterable[Mapping[str, Any]],
+) -> None:
+    """Make a checkpoint of what all ranks have written, in the place of one of the same step.
+
+    Args:
+        facts: {file: what the manifest says of it}, of each rank.
+        boxes: what `describe` returned, of each rank.
+    """
+    final = folder / f"checkpoint-{progress['step']}"
+    staging = staging_of(folder, progress["step"])
+    tensors: dict[str, Any] = {}
+    for own in boxes:
+        for name, tensor in own.items():
+            known = tensors.setdefault(name, {"shape": tensor["shape"], "boxes": []})
+            known["boxes"] += tensor["boxes"]
+    (staging / BOXES).write_text(json.dumps({"version": VERSION, "tensors": tensors}))
+    (staging / PROGRESS).write_text(json.dumps(progress, indent=2))
+    manifest = {name: facts_of(staging / name) for name in (BOXES, PROGRESS)}
+    for written in facts:
+        manifest |= written
+    (staging / MANIFEST).write_text(json.dumps(manifest, indent=2))
+    for path in (staging / BOXES, staging / PROGRESS, staging / MANIFEST, staging):
+        flush(path)
+    aside = final.with_name(f"{final.name}.replaced")
+    if final.exists():
+        final.rename(aside)
+    staging.rename(final)
+    flush(folder)
+    delete(aside)
+    write_whole_file(folder / LATEST, final.name)
+    flush(folder)
+
+
+def delete_old(folder: Path, limit: int, kept_steps: Collection[int | None]) -> None:
+    """Delete all but the newest `limit` checkpoints and those of `kept_steps`."""
+    existing = checkpoints_in(folder)
+    ours = [step for step, path in existing.items() if (path / MANIFEST).is_file()]
+    for step in ours[limit:]:
+        if step not in kept_steps:
+            delete(existing[step])
+
+
+def delete(checkpoint: Path) -> None:
+    """Delete a checkpoint if it is there, but no file in it that is not of a checkpoint.
+
+    The manifest goes last: if that is killed, the next one still knows the rest as ours.
+    """
+    if not checkpoint.is_dir():
+        return
+    ours = [path for path in checkpoint.iterdir() if STATE_FILE.fullmatch(path.name)]
+    for path in [*sorted(ours), *(checkpoint / name for name in (BOXES, PROGRESS, MANIFEST))]:
+        path.unlink(missing_ok=True)
+    with contextlib.suppress(OSError):
+        checkpoint.rmdir()
+
+
+def staging_of(folder: Path, step: int) -> Path:
+    """Return where a checkpoint is written before it gets its name."""
+    return folder / f"checkpoint-{step}{STAGING}"
+
+
+def write_whole_file(path: Path, text: str) -> None:
+    """Replace a file as a whole, so that no reader ever sees a part of it; flush it to the disk."""
+    staged = path.with_name(f"{path.name}.tmp")
+    staged.write_text(text)
+    flush(staged)
+    os.replace(staged, path)
+
+
+def flush(path: Path) -> None:
+    """Flush a file, or the names in a folder, to the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,341 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What training changes, as boxes of whole tensors: the same names under every strategy.
+
+An engine only says which box of which whole tensor each of its tensors is. Saving writes the boxes
+of this rank, resuming fills them in place, and nothing is ever gathered. A plain tensor is one box,
+a DTensor's shard is one box, and the flat slices of FSDP1 and ZeRO are a few boxes.
+"""
+
+import math
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.distributed.checkpoint.state_dict import _init_optim_state
+from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
+from torch.distributed.fsdp._runtime_utils import _reshard
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+# What torch.compile, activation checkpointing and FSDP1 insert into the names of weights
+WRAPPERS = ("_orig_mod.", "_checkpoint_wrapped_module.", "_fsdp_wrapped_module.")
+# The attributes that are the state of DeepSpeed's dynamic loss scale
+LOSS_SCALE = ("cur_scale", "cur_iter", "last_overflow_iter", "cur_hysteresis")
+
+
+@dataclass(frozen=True)
+class LocalBox:
+    """A box of a whole tensor that this rank has.
+
+    Attributes:
+        name: of the tensor: NAME for a trained weight, state.NAME.KEY for the optimizer's state of
+            it (KEY is exp_avg, exp_avg_sq, step for AdamW), buffer.NAME for a running statistic.
+        shape: of the whole tensor.
+        start: where the box begins in it, one number per dimension.
+        part: the tensor that holds the box, which shares the memory of the engine's.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    start: tuple[int, ...]
+    part: torch.Tensor
+
+
+@dataclass(frozen=True)
+class FlatSlice:
+    """The slice of a flattened tensor that a rank has: `length` numbers from `start` on.
+
+    Attributes:
+        shape: of the whole tensor.
+    """
+
+    shape: tuple[int, ...]
+    start: int
+    length: int
+
+
+@dataclass(frozen=True)
+class State:
+    """The boxes of this rank, and what has to be called once they have been filled."""
+
+    boxes: list[LocalBox]
+    after_fill: Callable[[], None]
+
+
+def clean_name(name: str) -> str:
+    """Return a weight's name without what wrappers insert; DDP and DeepSpeed add module."""
+    for wrapper in WRAPPERS:
+        name = name.replace(wrapper, "")
+    return name.removeprefix("module.")
+
+
+def state_of(model: Any, optimizer: Any, saved: Mapping[str, Sequence[int]] | None = None) -> State:
+    """Return what the optimizer trains, its state, and BatchNorm's statistics, of this rank.
+
+    Where the engine has fp32 master weights, these are the weights.
+
+    Args:
+        model: as `prepare` returned it.
+        optimizer: the engine's, without accelerate's wrapper.
+        saved: {name: shape of the whole} of the tensors that are to be filled. Optimizer state is
+            made for them where there is none yet. Without it nothing is made.
+    """
+    free_whole_weights(model)
+    if hasattr(model, "zero_optimization_stage"):
+        from core.zero import state_of_engine
+
+        state = state_of_engine(model, optimizer, saved)
+    else:
+        state = state_of_optimizer(model, optimizer, saved)
+    for name, buffer in running_statistics(model):
+        state.boxes.extend(boxes_of(name, buffer))
+    return state
+
+
+def running_statistics(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield (buffer.NAME, buffer) of BatchNorm's means and variances, which training changes."""
+    for prefix, module in model.named_modules():
+        if isinstance(module, torch.nn.modules.batchnorm._NormBase):
+            for name, buffer in module.named_buffers(prefix, recurse=False):
+                yield f"buffer.{clean_name(name)}", buffer
+
+
+def state_of_optimizer(
+    model: Any, optimizer: torch.optim.Optimizer, saved: Mapping[str, Sequence[int]] | None
+) -> State:
+    """Return the state of one process, DDP, FSDP, meshes and pipelines, as `state_of` does."""
+    slices = fsdp1_slices(model)
+    names = {weight: clean_name(name) for name, weight in model.named_parameters()}
+    if saved is not None:
+        _init_optim_state(optimizer)  # It takes a step of rate 0, after which all state exists
+        for weight in trained_by(optimizer):
+            own = [name_of_state(names[weight], key, optimizer) for key in optimizer.state[weight]]
+            nothing = slices.get(weight, FlatSlice((), 0, 1)).length == 0
+            # FSDP1 expects none for a weight of which this rank has nothing. And a weight that no
+            # gradient had reached had none: the step of rate 0 has made it
+            if nothing or not any(name in saved for name in own):
+                optimizer.state.pop(weight, None)
+    boxes: list[LocalBox] = []
+    numbers = Numbers()
+    for weight in trained_by(optimizer):
+        name = names[weight]
+        part = slices.get(weight)
+        boxes += boxes_of(name, weight, part)
+        entries = optimizer.state.get(weight, {})
+        for key in entries:
+            value = numbers.as_tensor(entries, key)
+            has_dimensions = value.dim() > 0
+            key_name = name_of_state(name, key, optimizer)
+            boxes += boxes_of(key_name, value, part if has_dimensions else None)
+    return State(boxes, numbers.put_back)
+
+
+def trained_by(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
+    """Yield the weights that an optimizer trains, in its order."""
+    for group in optimizer.param_groups:
+        yield from group["params"]
+
+
+def name_of_state(name: str, key: str, optimizer: Any) -> str:
+    """Return the name of an entry of optimizer state.
+
+    bitsandbytes nests its own entries in state_dict(), so that FSDP does not take them for tensors
+    of the weight's shape (bitsandbytes/optim/optimizer.py).
+    """
+    if key in getattr(optimizer, "non_castable_tensor_keys", ()):
+        key = f"{optimizer._FSDP_WRAPPED_QUANT_STATE_KEY}.{key}"
+    return f"state.{name}.{key}"
+
+
+class Numbers:
+    """Entries of optimizer state that are plain numbers, as tensors that can be filled."""
+
+    def __init__(self) -> None:
+        self._places: list[tuple[Any, str, torch.Tensor]] = []
+
+    def as_tensor(self, holder: Any, key: str) -> torch.Tensor:
+        """Return an entry of a mapping as a tensor.
+
+        Raises:
+            TypeError: if it is neither a tensor nor a number.
+        """
+        value = holder[key]
+        if isinstance(value, torch.Tensor):
+            return value
+        if not isinstance(value, int | float):
+            raise TypeError(f"the optimizer's state {key} is a {type(value).__name__}: no number")
+        tensor = torch.tensor(value)
+        self._places.append((holder, key, tensor))
+        return tensor
+
+    def put_back(self) -> None:
+        """Set the entries that are numbers to what their tensors were filled with."""
+        for holder, key, tensor in self._places:
+            holder[key] = type(holder[key])(tensor.item())
+
+
+# ---- Boxes ----
+def boxes_of(name: str, tensor: Any, part: FlatSlice | None = None) -> Iterator[LocalBox]:
+    """Yield the boxes of a tensor that this rank has.
+
+    Args:
+        part: if the tensor is a flat slice of the whole one, where that is; it may be empty.
+    """
+    tensor = tensor.detach()
+    if part is not None:
+        yield from boxes_of_slice(name, tensor, part)
+    elif not isinstance(tensor, DTensor):
+        yield LocalBox(name, tuple(tensor.shape), (0,) * tensor.dim(), tensor)
+    elif tensor.device_mesh.get_coordinate() is not None:
+        sizes, start = compute_local_shape_and_global_offset(
+            tensor.shape, tensor.device_mesh, tensor.placements
+        )
+        if math.prod(sizes) > 0:
+            yield LocalBox(name, tuple(tensor.shape), tuple(start), tensor.to_local())
+
+
+def boxes_of_slice(name: str, tensor: torch.Tensor, part: FlatSlice) -> Iterator[LocalBox]:
+    """Yield the boxes that make up a flat slice of a whole tensor."""
+    if part.length == 0:
+        return
+    rest = tensor.view(-1)
+    for start, sizes in cut_into_boxes(part.start, part.start + part.length, part.shape):
+        number = math.prod(sizes)
+        yield LocalBox(name, part.shape, start, rest[:number].view(sizes))
+        rest = rest[number:]
+
+
+def cut_into_boxes(
+    first: int, stop: int, shape: Sequence[int]
+) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
+    """Yield (start, sizes) of the boxes that hold the numbers of a tensor from `first` to `stop`.
+
+    They are in the order of the numbers, at most 2 n - 1 for n dimensions.
+
+    Args:
+        shape: of the tensor, whose numbers are counted row by row.
+    """
+    if len(shape) <= 1:
+        yield (first,) * len(shape), (stop - first,) * len(shape)
+        return
+    row = math.prod(shape[1:])
+    while first < stop:
+        number = first // row
+        if first % row == 0 and stop - first >= row:
+            rows = (stop - first) // row
+            yield (number, *[0] * (len(shape) - 1)), (rows, *shape[1:])
+            first += rows * row
+            continue
+        end = min(stop, (number + 1) * row)  # Of this row, of which only a part is meant
+        for start, sizes in cut_into_boxes(first - number * row, end - number * row, shape[1:]):
+            yield (number, *start), (1, *sizes)
+        first = end
+
+
+# ---- FSDP ----
+def fsdp1_slices(model: torch.nn.Module) -> dict[torch.Tensor, FlatSlice]:
+    """Return {weight: the slice of it that this rank has} under FSDP1, else {}.
+
+    FSDP1 cuts the weights of a layer, laid end to end, into equal parts, so that a rank has the end
+    of one, the beginning of another, and nothing of others (torch, fsdp/_flat_param.py).
+    """
+    slices = {}
+    for module in FullyShardedDataParallel.fsdp_modules(model):
+        if module._handle is None:
+            continue
+        flat: Any = module._handle.flat_param
+        places = zip(flat._params, flat._shapes, flat._shard_param_infos, strict=True)
+        for weight, shape, info in places:
+            slices[weight] = FlatSlice(tuple(shape), 0, 0)
+            if info.in_shard:
+                start = info.intra_param_start_idx
+                slices[weight] = FlatSlice(tuple(shape), start, info.numel_in_shard)
+    return slices
+
+
+def free_whole_weights(model: torch.nn.Module) -> None:
+    """Have FSDP drop the whole weights that an evaluation leaves behind.
+
+    A forward pass without a backward pass keeps those of the root, or of all layers under
+    SHARD_GRAD_OP. FSDP2 would have no sharded weights to restore, and FSDP1 would save the old
+    whole ones. Before the first forward pass, as in a run resumed after its last step, FSDP1 has
+    none, and cannot be told to drop them.
+    """
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.reshard()
+    for module in FullyShardedDataParallel.fsdp_modules(model):
+        handle: Any = module._handle
+        if handle is None or not hasattr(handle.flat_param, "_local_shard"):
+            continue
+        if handle.uses_sharded_strategy:
+            _reshard(module, handle, free_unsharded_flat_param=True)
+
+
+# ---- Numbers beside the tensors ----
+def get_loss_scale(accelerator: Any, optimizer: Any) -> dict[str, Any]:
+    """Return the state of fp16's loss scale, {} without fp16.
+
+    It is in accelerate's scaler, or in DeepSpeed's, which has no function for it.
+
+    Args:
+        optimizer: the engine's.
+    """
+    if accelerator.mixed_precision != "fp16":
+        return {}
+    if accelerator.scaler:
+        return accelerator.scaler.state_dict()
+    scaler = deepspeed_scaler(optimizer)
+    return {name: scaler[name] for name in LOSS_SCALE if name in scaler}
+
+
+def restore_loss_scale(accelerator: Any, optimizer: Any, saved: Mapping[str, Any]) -> None:
+    """Restore fp16's loss scale, as far as the scaler in force now has the saved values.
+
+    Args:
+        saved: what `get_loss_scale` returned under any strategy.
+    """
+    if accelerator.mixed_precision != "fp16":
+        return
+    if accelerator.scaler:
+        if "scale" in saved:
+            accelerator.scaler.load_state_dict(dict(saved))
+        return
+    scaler = deepspeed_scaler(optimizer)
+    for name, value in saved.items():
+        if name in scaler:
+            scaler[name] = value
+
+
+def deepspeed_scaler(zero: Any) -> dict[str, Any]:
+    """Return the attributes of DeepSpeed's loss scaler, which can be changed in this dict."""
+    scaler = getattr(zero, "loss_scaler", None)
+    if scaler is None:
+        scaler = zero.loss_scale_config  # ZeRO-0 calls it so
+    return vars(scaler)
+
+
+def group_values(optimizer: torch.optim.Optimizer) -> list[dict[str, float]]:
+    """Return the numbers in each group of an optimizer, but for its learning rate.
+
+    Some optimizers count or estimate there: Prodigy's d, the k of schedule-free ones.
+    """
+    found = []
+    for group in optimizer.param_groups:
+        numbers = {}
+        for key, value in group.items():
+            if isinstance(value, int | float) and key not in ("lr", "initial_lr"):
+                numbers[key] = value
+        found.append(numbers)
+    return found
+
+
+def changed_group_values(
+    before: Collection[dict[str, float]], now: Collection[dict[str, float]]
+) -> list[dict[str, float]]:
+    """Return what training has changed of `group_values`: what a user sets is not saved."""
+    changed = []
+    for old, new in zip(before, now, strict=True):
+        changed.append({key: value for key, value in new.items() if old.get(key) != value})
+    return changed

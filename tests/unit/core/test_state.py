@@ -1,0 +1,311 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Training state as boxes: it is written, and filled into other boxes of the same tensors."""
+
+import math
+import random
+from types import SimpleNamespace
+
+import pytest
+import torch
+from bitsandbytes.nn import Linear8bitLt
+from bitsandbytes.optim import AdamW8bit, Lion8bit
+
+from core import checkpoint
+from core.checkpoint import Checkpoints, NotFiniteError, fill, read_whole, saved_tensors
+from core.state import (
+    FlatSlice,
+    State,
+    boxes_of,
+    changed_group_values,
+    cut_into_boxes,
+    get_loss_scale,
+    group_values,
+    restore_loss_scale,
+    state_of,
+)
+from core.zero import master_weights, state_of_masters
+from fakes import fake_accelerator
+
+AdamW = torch.optim.AdamW
+
+
+def nothing():
+    """What is to be done once boxes are filled."""
+
+
+def save(boxes, folder, step=1):
+    saver = Checkpoints(folder, limit=9)
+    saver.begin(boxes, {"step": step})
+    return saver.finish()
+
+
+def trained(optimizer_class, seed, steps=1, **options):
+    """A model after some steps, and its optimizer."""
+    torch.manual_seed(seed)
+    model = torch.nn.Sequential(torch.nn.Linear(128, 128), torch.nn.Linear(128, 2))
+    optimizer = optimizer_class(model.parameters(), lr=1e-3, **options)
+    for _ in range(steps):
+        step(model, optimizer)
+    return model, optimizer
+
+
+def step(model, optimizer):
+    for weight in model.parameters():
+        weight.grad = torch.randn_like(weight)
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+def restore(model, optimizer, path):
+    saved = saved_tensors(path)
+    shapes = {name: tensor.shape for name, tensor in saved.items()}
+    fill(state_of(model, optimizer, shapes), path, saved)
+
+
+# ---- Boxes ----
+def test_boxes_hold_the_numbers_of_a_slice_in_their_order():
+    dice = random.Random(0)
+    for _ in range(1000):
+        shape = [dice.randint(1, 5) for _ in range(dice.randint(1, 4))]
+        whole = torch.arange(math.prod(shape)).view(shape)
+        first = dice.randrange(whole.numel())
+        stop = dice.randint(first + 1, whole.numel())
+        boxes = list(cut_into_boxes(first, stop, shape))
+        assert len(boxes) <= 2 * len(shape) - 1
+        found = []
+        for start, sizes in boxes:
+            place = zip(start, sizes, strict=True)
+            found += whole[tuple(slice(at, at + size) for at, size in place)].flatten().tolist()
+        assert found == list(range(first, stop))
+
+
+def test_a_tensor_that_is_cut_in_one_way_is_read_in_any_other(tmp_path):
+    """As rows, as flat slices that begin within a row, and whole."""
+    whole = torch.arange(7.0 * 5 * 3).view(7, 5, 3)
+
+    def in_slices(number):
+        size = -(-whole.numel() // number)
+        for start in range(0, whole.numel(), size):
+            length = min(size, whole.numel() - start)
+            yield start, FlatSlice((7, 5, 3), start, length)
+
+    for number in (1, 2, 4, 9):
+        boxes = []
+        for start, part in in_slices(number):
+            boxes += boxes_of("weight", whole.view(-1)[start : start + part.length], part)
+        path = save(boxes, tmp_path, step=number)
+        ((_, read),) = read_whole(path)
+        assert torch.equal(read, whole)
+        for other in (1, 3, 8):
+            target = torch.zeros_like(whole)
+            wanted = []
+            for start, part in in_slices(other):
+                flat = target.view(-1)[start : start + part.length]
+                wanted += boxes_of("weight", flat, part)
+            fill(State(wanted, nothing), path, saved_tensors(path))
+            assert torch.equal(target, whole)
+
+
+@pytest.mark.parametrize(
+    ("part", "word"),
+    [
+        (torch.zeros(3, 4), "shape"),  # A vocabulary that was cut, or another rank of adapters
+        (torch.zeros(4, 4, dtype=torch.bfloat16), "float32"),
+    ],
+)
+def test_a_tensor_of_another_shape_or_kind_is_refused(part, word, tmp_path):
+    path = save(list(boxes_of("weight", torch.ones(4, 4))), tmp_path)
+    with pytest.raises(ValueError, match=word):
+        fill(State(list(boxes_of("weight", part)), nothing), path, saved_tensors(path))
+    assert not part.any()
+
+
+@pytest.mark.parametrize("number", [float("nan"), float("inf"), -float("inf")])
+def test_no_checkpoint_is_made_of_a_number_that_is_not_finite(number, tmp_path):
+    tensor = torch.ones(1000)
+    tensor[500] = number
+    with pytest.raises(NotFiniteError, match="bad"):
+        save([*boxes_of("good", torch.ones(3)), *boxes_of("bad", tensor)], tmp_path)
+    assert not any(tmp_path.iterdir())
+
+
+def test_finite_numbers_whose_sum_is_not_are_saved(tmp_path):
+    assert save(list(boxes_of("large", torch.full((4,), 3e38))), tmp_path).is_dir()
+
+
+def test_what_a_thread_writes_is_the_state_when_the_save_began(tmp_path):
+    weight = torch.ones(2**20)
+    progress = {"step": 3, "position": {"row": 7}}
+    saver = Checkpoints(tmp_path, limit=9)
+    saver.begin(list(boxes_of("weight", weight)), progress)
+    weight += 1
+    progress["position"]["row"] = 8
+    path = saver.finish()
+    assert dict(read_whole(path))["weight"].eq(1).all()
+    assert checkpoint.read_progress(path) == {"step": 3, "position": {"row": 7}}
+
+
+# ---- Optimizers ----
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        (AdamW, {}),
+        (AdamW, {"amsgrad": True}),
+        (torch.optim.Adamax, {}),
+        (torch.optim.Adagrad, {}),
+        (torch.optim.RMSprop, {"momentum": 0.9}),
+        (torch.optim.SGD, {"momentum": 0.9}),
+        (torch.optim.SGD, {}),
+        (torch.optim.NAdam, {}),
+        (torch.optim.RAdam, {}),
+        (AdamW8bit, {}),
+        (Lion8bit, {}),
+    ],
+    ids=lambda value: getattr(value, "__name__", None),
+)
+def test_a_run_goes_on_bit_for_bit_in_a_process_that_has_not_stepped(kind, options, tmp_path):
+    model, optimizer = trained(kind, seed=1, steps=3, **options)
+    path = save(state_of(model, optimizer).boxes, tmp_path)
+    other, its_optimizer = trained(kind, seed=2, steps=0, **options)
+    restore(other, its_optimizer, path)
+    for one in ((model, optimizer), (other, its_optimizer)):
+        torch.manual_seed(3)
+        step(*one)
+    for weight, restored in zip(model.parameters(), other.parameters(), strict=True):
+        assert torch.equal(weight, restored)
+
+
+def test_a_state_comes_back_into_the_tensors_that_are_there(tmp_path):
+    """bitsandbytes' paged state would lose its memory otherwise."""
+    model, optimizer = trained(AdamW8bit, seed=1)
+    path = save(state_of(model, optimizer).boxes, tmp_path)
+    model, optimizer = trained(AdamW8bit, seed=2)
+    places = [box.part.data_ptr() for box in state_of(model, optimizer).boxes if box.part.dim()]
+    restore(model, optimizer, path)
+    assert places == [
+        box.part.data_ptr() for box in state_of(model, optimizer).boxes if box.part.dim()
+    ]
+
+
+@pytest.mark.parametrize("change", ["pop", "add"])
+def test_a_state_of_another_model_is_not_taken(change, tmp_path):
+    boxes = state_of(*trained(AdamW, seed=1)).boxes
+    if change == "pop":
+        boxes = [box for box in boxes if box.name != "state.0.weight.exp_avg"]
+    else:
+        boxes += boxes_of("other", torch.ones(3))
+    path = save(boxes, tmp_path)
+    with pytest.raises(ValueError, match="not all of"):
+        restore(*trained(AdamW, seed=2), path)
+
+
+def test_a_weight_that_no_gradient_reached_has_no_state_then_either(tmp_path):
+    """An expert to which no token was routed, or a tower that is not used."""
+
+    def with_unused(seed):
+        torch.manual_seed(seed)
+        model = torch.nn.ModuleList([torch.nn.Linear(4, 2), torch.nn.Linear(4, 2)])
+        optimizer = AdamW(model.parameters())
+        return model, optimizer
+
+    model, optimizer = with_unused(1)
+    model[0](torch.ones(1, 4)).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    path = save(state_of(model, optimizer).boxes, tmp_path)
+    other, its_optimizer = with_unused(2)
+    restore(other, its_optimizer, path)
+    assert not any(its_optimizer.state.get(weight) for weight in other[1].parameters())
+    assert torch.equal(model[1].weight, other[1].weight)
+
+
+def test_running_statistics_are_saved_and_come_back(tmp_path):
+    def with_norm(seed):
+        torch.manual_seed(seed)
+        model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.BatchNorm1d(8))
+        optimizer = AdamW(model.parameters())
+        model(torch.randn(16, 4)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return model, optimizer
+
+    first, optimizer = with_norm(1)
+    path = save(state_of(first, optimizer).boxes, tmp_path)
+    model, optimizer = with_norm(2)
+    restore(model, optimizer, path)
+    assert torch.equal(model[1].running_mean, first[1].running_mean)
+
+
+def test_of_an_int8_base_only_what_is_trained_is_saved():
+    """Its state_dict has entries that are no attributes, at which torch's get_state_dict fails."""
+    base = Linear8bitLt(64, 64, has_fp16_weights=False).to("cpu").requires_grad_(False)
+    model = torch.nn.Sequential(base, torch.nn.Linear(64, 2))
+    optimizer = AdamW(model[1].parameters(), lr=1e-3)
+    names = {box.name for box in state_of(model, optimizer).boxes}
+    assert names == {"1.weight", "1.bias"}
+
+
+def test_what_training_changes_in_a_group_is_saved_and_what_a_user_sets_is_not():
+    """Prodigy estimates its step there, and schedule-free optimizers count theirs."""
+    _, optimizer = trained(AdamW, seed=1, steps=0)
+    optimizer.param_groups[0] |= {"d": 1e-6, "k": 0, "name": "all"}
+    before = group_values(optimizer)
+    optimizer.param_groups[0] |= {"d": 2e-4, "k": 3, "lr": 1e-5}
+    assert changed_group_values(before, group_values(optimizer)) == [{"d": 2e-4, "k": 3}]
+
+
+def test_state_that_is_no_number_is_refused():
+    model, optimizer = trained(AdamW, seed=1)
+    optimizer.state[model[0].weight]["history"] = [1, 2]
+    with pytest.raises(TypeError, match="history"):
+        state_of(model, optimizer)
+
+
+# ---- ZeRO-0 in bf16 ----
+def zero0(seed):
+    """DeepSpeed's optimizer of ZeRO-0 in bf16: fp32 master weights, and AdamW over them."""
+    torch.manual_seed(seed)
+    model = torch.nn.Sequential(torch.nn.Linear(8, 4), torch.nn.Linear(4, 2)).bfloat16()
+    low = list(model.parameters())
+    masters = [weight.detach().float().requires_grad_() for weight in low]
+    optimizer = AdamW(masters, lr=1e-3)
+    for master in masters:
+        master.grad = torch.randn_like(master)
+    optimizer.step()
+    zero = SimpleNamespace(fp16_groups=[low], fp32_groups=[masters], optimizer=optimizer)
+    return model, zero
+
+
+def state_of_zero0(model, zero):
+    return state_of_masters(zero.optimizer, dict(model.named_parameters()), master_weights(zero))
+
+
+def test_master_weights_are_saved_in_fp32_and_come_back_with_their_16_bit_copies(tmp_path):
+    path = save(state_of_zero0(*zero0(seed=1)).boxes, tmp_path)
+    assert dict(read_whole(path))["0.weight"].dtype == torch.float32
+    model, zero = zero0(seed=2)
+    fill(state_of_zero0(model, zero), path, saved_tensors(path))
+    for weight, master in master_weights(zero).items():
+        assert weight.dtype == torch.bfloat16 and weight.equal(master.bfloat16())
+
+
+# ---- fp16's loss scale ----
+def test_the_loss_scale_of_accelerates_scaler_comes_back():
+    scaled, other = (torch.amp.GradScaler("cpu", init_scale=scale) for scale in (8.0, 2.0))
+    saved = get_loss_scale(fake_accelerator(mixed_precision="fp16", scaler=scaled), None)
+    assert saved["scale"] == 8.0
+    accelerator = fake_accelerator(mixed_precision="fp16", scaler=other)
+    restore_loss_scale(accelerator, None, saved)
+    assert get_loss_scale(accelerator, None) == saved
+
+
+@pytest.mark.parametrize("attribute", ["loss_scaler", "loss_scale_config"])
+def test_the_loss_scale_of_deepspeed_comes_back(attribute):
+    """ZeRO-1 to 3 have a scaler, ZeRO-0 has a config; neither has a function for its state."""
+    scaler = SimpleNamespace(cur_scale=2.0, cur_iter=1, last_overflow_iter=0, scale_window=1000)
+    zero = SimpleNamespace(**{attribute: scaler})
+    accelerator = fake_accelerator(mixed_precision="fp16", scaler=None)
+    saved = get_loss_scale(accelerator, zero)
+    assert saved == {"cur_scale": 2.0, "cur_iter": 1, "last_overflow_iter": 0}
+    restore_loss_scale(accelerator, zero, {"cur_scale": 8.0, "cur_iter": 5, "other": 3})
+    assert (scaler.cur_scale, scaler.cur_iter) == (8.0, 5) and not hasattr(scaler, "other")
