@@ -228,9 +228,6 @@ class Pipeline:
         if self._shares_embedding():
             weight = self.model.get_input_embeddings().weight
             dist.all_reduce(local(weight.grad), group=self.mesh.ends)
-        probe = getattr(self._accelerator, "pipeline_probe", None)
-        if probe is not None:
-            probe.compare(self.mesh.over_pipelines.get_group(), self._averaged)
 
     def clip_gradients(self, max_norm: float) -> torch.Tensor:
         """Scale the gradients so that their norm over all stages is at most this; return the norm.

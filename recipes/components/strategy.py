@@ -2,10 +2,9 @@
 """The strategy of YAML and launcher: the Accelerator, and what is really in force."""
 
 import functools
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from accelerate import (
@@ -38,42 +37,16 @@ FSDP2_NAMES = {  # by (hybrid, reshards after the forward pass)
 SECONDS_AFTER_THE_WATCH = 60
 
 
-class Probe(Protocol):
-    """What watches backward passes until a gradient is known to be right."""
-
-    def watching(self, loss: torch.Tensor) -> AbstractContextManager[None]: ...
-
-
-class StageProbe(Protocol):
-    """What watches the passes of a pipeline until its gradients are known to be right."""
-
-    def compare(self, over_pipelines: Any, averaged: int) -> None: ...
-
-
-class ProbedAccelerator(Accelerator):
-    """accelerate's Accelerator with a place for a probe.
-
-    Attributes:
-        gradient_probe: of components/gradient_probe.py, from the start of the loop until it has
-            seen a gradient; None otherwise.
-    """
-
-    gradient_probe: Probe | None = None
-
-
-class PipelineAccelerator(ProbedAccelerator):
+class PipelineAccelerator(Accelerator):
     """accelerate's Accelerator, which knows of no pipelines, with those of the arguments.
 
     Attributes:
         pipeline_ranks: ranks of each pipeline.
         shards_stages: whether FSDP2 shards each stage over the pipelines.
-        pipeline_probe: of components/pipeline_probe.py, from the start of the loop until it has
-            seen gradients; None otherwise.
     """
 
     pipeline_ranks = 1
     shards_stages = False
-    pipeline_probe: StageProbe | None = None
 
     def describe(self) -> str:
         """Return the name of the strategy, such as "PP 2 x FSDP2 4"."""
@@ -85,7 +58,7 @@ class PipelineAccelerator(ProbedAccelerator):
         return f"PP {self.pipeline_ranks} x replicas {pipelines}"
 
 
-class ExpertAccelerator(ProbedAccelerator):
+class ExpertAccelerator(Accelerator):
     """accelerate's Accelerator, which knows of no expert parallelism, with that of the arguments.
 
     Attributes:
@@ -194,7 +167,7 @@ def new_accelerator(args: CommonArguments) -> Accelerator:
     dynamo = None
     if isinstance(args, CompileArguments) and args.torch_compile:
         dynamo = TorchDynamoPlugin(backend=DynamoBackend.INDUCTOR, use_regional_compilation=True)
-    kind = ProbedAccelerator
+    kind = Accelerator
     if isinstance(args, PipelineArguments):
         kind = PipelineAccelerator
     if isinstance(args, ExpertParallelArguments) and args.ep_size > 1:
@@ -259,10 +232,4 @@ def backward_of_sum(accelerator: Accelerator, loss: torch.Tensor) -> None:
     # An infinite loss may have finite gradients. As NaN they spread to all ranks, which share the
     # gradient, and so all of them leave the step out. Nothing here waits for the device.
     nan_unless_finite = 0 * loss.detach()
-    probe: Probe | None = getattr(accelerator, "gradient_probe", None)
-    scaled = loss * (num_parts + nan_unless_finite)
-    if probe is None:
-        accelerator.backward(scaled)
-        return
-    with probe.watching(loss):
-        accelerator.backward(scaled)
+    accelerator.backward(loss * (num_parts + nan_unless_finite))

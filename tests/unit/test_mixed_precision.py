@@ -137,7 +137,7 @@ def test_convolutions_are_in_tf32_only_where_asked(flags, monkeypatch):
     accelerator = accelerator_with("no", state=state)
     for name in ("check_launch", "find_problems"):
         monkeypatch.setattr(accelerators, name, lambda *_: [])
-    monkeypatch.setattr(strategy, "ProbedAccelerator", lambda **_: accelerator)
+    monkeypatch.setattr(strategy, "Accelerator", lambda **_: accelerator)
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", not flags)
     precision = torch.get_float32_matmul_precision()
     try:
