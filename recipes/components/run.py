@@ -23,7 +23,7 @@ from accelerate.optimizer import AcceleratedOptimizer
 from accelerate.utils import broadcast_object_list, gather_object
 from safetensors.torch import load_file, save_file
 
-from components import folder, nonfinite, resuming, shuffling, upstream
+from components import folder, resuming, shuffling, upstream
 from components.arguments import CommonArguments, EvalOnStartArguments
 from components.base_files import fingerprint_of_weights
 from components.best import BestEvaluation, is_better, metric_name
@@ -48,7 +48,7 @@ from components.summary import WARNING, summarize
 from components.trackers import start_trackers
 from components.watch import Watch
 from components.write_errors import WriteError
-from core import checkpoint
+from core import checkpoint, nonfinite
 from core.checkpoint import Checkpoints, NotFiniteError, SavedTensor
 from core.state import (
     State,
@@ -117,7 +117,7 @@ class Run:
         self._hosts = ""  # The summary's line about them
         self._watch.take_signals()
         budget = args.nonfinite_budget if args.nonfinite == "skip" else 0
-        self._nonfinite = nonfinite.NonFiniteSteps(args.output_dir, budget)
+        self._nonfinite = nonfinite.NonFiniteSteps(self._folder / folder.NONFINITE_ROWS, budget)
         self._checkpoint: Path | None = None
         self._restored: dict[str, Any] = {}  # The progress in the checkpoint
         self._progress_before: dict[str, Any] = {}  # The progress one step earlier
@@ -515,7 +515,7 @@ class Run:
 
     def _check_nonfinite(self) -> None:
         """Save and end with 70 if a step was not finite and is not to be skipped."""
-        stop = self._nonfinite.check(self._accelerator)
+        stop = self._nonfinite.check(self._accelerator, self._group)
         if stop is None:
             return
         step, message = stop

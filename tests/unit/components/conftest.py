@@ -7,7 +7,7 @@ import sys
 import pytest
 
 import llama
-from components import nonfinite, status, watch
+from components import status, watch
 from components.cli import parse_arguments
 from components.run import Run
 from components.status import process_status
@@ -42,7 +42,7 @@ def folder(new_process, tmp_path, monkeypatch):
     """A run's folder, as at the start of a process of rank 0 outside of torchrun."""
     process_status().output_dir = tmp_path
     process_status().is_open = True
-    for module in (status, watch, nonfinite):
+    for module in (status, watch):
         monkeypatch.setattr(module, "RANK", 0)
     monkeypatch.delenv("TORCHELASTIC_ERROR_FILE", raising=False)
     return tmp_path

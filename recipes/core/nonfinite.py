@@ -16,10 +16,9 @@ from typing import Any
 import torch
 from accelerate import Accelerator
 from accelerate.optimizer import AcceleratedOptimizer
-from accelerate.utils import DistributedType, gather_object
+from accelerate.utils import DistributedType
 
-from components.folder import NONFINITE_ROWS
-from components.status import RANK
+from core.checkpoint import gather
 
 
 @dataclass(frozen=True)
@@ -106,10 +105,15 @@ class NonFiniteSteps:
         left_out: the number of steps that --nonfinite skip has left out so far.
     """
 
-    def __init__(self, output_dir: str, budget: int) -> None:
-        """budget: the number of steps that may be left out; with 0 the first one ends the run."""
+    def __init__(self, path: Path, budget: int) -> None:
+        """Know where the rows are written.
+
+        Args:
+            path: of the file with the rows.
+            budget: the number of steps that may be left out; with 0 the first one ends the run.
+        """
         self.left_out = 0
-        self._path = Path(output_dir, NONFINITE_ROWS)
+        self._path = path
         self._budget = budget
         self._unchecked: list[UncheckedStep] = []
 
@@ -117,11 +121,14 @@ class NonFiniteSteps:
         """Remember a step until `check`."""
         self._unchecked.append(step)
 
-    def check(self, accelerator: Accelerator) -> tuple[int, str] | None:
+    def check(self, accelerator: Accelerator, group: Any) -> tuple[int, str] | None:
         """Check the steps since the last call. Those not finite changed no weight on any rank.
 
         Their rows are recorded: those whose loss is not finite or, if only the gradient is not, all
         rows of the step. Every rank takes part.
+
+        Args:
+            group: of all ranks.
 
         Returns:
             None, or the first step at which the run has to end, and why.
@@ -132,7 +139,7 @@ class NonFiniteSteps:
         for step in unchecked:
             if step.changed_weights():
                 continue
-            what, rows = find_cause(step)
+            what, rows = find_cause(step, group)
             if what == "gradient" and accelerator.mixed_precision == "fp16":
                 continue  # The loss scale was too large, which is how fp16 finds a fitting one.
             if accelerator.is_main_process:
@@ -155,15 +162,14 @@ class NonFiniteSteps:
             file.write(json.dumps({"step": step, "what": what, "rows_by_rank": rows}) + "\n")
 
 
-def find_cause(step: UncheckedStep) -> tuple[str, dict[int, list[int]]]:
+def find_cause(step: UncheckedStep, group: Any) -> tuple[str, dict[int, list[int]]]:
     """Return what of a step is not finite, and the rows in question. Every rank takes part.
 
     Returns:
         "loss" and {rank: rows of the micro-batches whose loss is not finite}, or "gradient" and
         {rank: all rows}.
     """
-    mine = {"rank": RANK, "all": step.all_rows(), "loss": step.rows_not_finite()}
-    ranks = gather_object([mine])
-    if any(rank["loss"] for rank in ranks):
-        return "loss", {rank["rank"]: rank["loss"] for rank in ranks}
-    return "gradient", {rank["rank"]: rank["all"] for rank in ranks}
+    found = gather((step.rows_not_finite(), step.all_rows()), group)
+    if any(rows for rows, _ in found):
+        return "loss", {rank: rows for rank, (rows, _) in enumerate(found)}
+    return "gradient", {rank: rows for rank, (_, rows) in enumerate(found)}
