@@ -27,27 +27,28 @@ def modules_needed(program: Path) -> list[Path]:
     return sorted(needed)
 
 
-def local_imports(path: Path, folder: Path) -> Iterator[Path]:
-    """Yield the files of a folder that one of its files imports, packages' __init__.py included."""
+def local_imports(path: Path, folder: Path) -> set[Path]:
+    """Return what a file of a folder imports from there, packages' __init__.py included."""
     package = path.parent.relative_to(folder).parts
-    for node in import_statements(path.read_text(encoding="utf-8")):
-        if isinstance(node, ast.Import):
-            for alias in node.names:
-                yield from files_of(alias.name.split("."), folder)
-        else:
-            module = absolute_name(node, package)
-            for alias in node.names:
-                yield from files_of([*module, alias.name], folder)
+    return files_imported(path.read_text(encoding="utf-8"), package, folder)
 
 
 @functools.cache
-def import_statements(text: str) -> list[ast.Import | ast.ImportFrom]:
-    """Return the import statements of a program, including those inside functions.
+def files_imported(text: str, package: tuple[str, ...], folder: Path) -> set[Path]:
+    """Return the files of a folder that a program in one of its packages imports.
 
     Cached, since recipes that are copied one after the other share most of their modules.
     """
-    nodes = ast.walk(ast.parse(text))
-    return [node for node in nodes if isinstance(node, ast.Import | ast.ImportFrom)]
+    found: set[Path] = set()
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                found.update(files_of(alias.name.split("."), folder))
+        elif isinstance(node, ast.ImportFrom):
+            module = absolute_name(node, package)
+            for alias in node.names:
+                found.update(files_of([*module, alias.name], folder))
+    return found
 
 
 def absolute_name(node: ast.ImportFrom, package: tuple[str, ...]) -> list[str]:

@@ -2,12 +2,9 @@
 """How much there is to read, beside the most that there may be.
 
 What a copied recipe brings is what a reader has to trust, so that the closure of a recipe counts
-and not the length of a file. Statements are counted beside lines: a budget that denser lines meet
-is not met. A commit that raises a number changes nothing else and says why; `pytest -s` prints the
-table.
+and not the length of a file; test_density.py sees that no budget is met by denser lines. A commit
+that raises a number changes nothing else and says why; `pytest -s` prints the table.
 """
-
-import ast
 
 from launching import REPO
 from template.imports import modules_needed
@@ -32,11 +29,6 @@ def lines_of(paths):
     return sum(path.read_bytes().count(b"\n") for path in paths)
 
 
-def statements_of(paths):
-    trees = [ast.parse(path.read_text()) for path in paths]
-    return sum(isinstance(node, ast.stmt) for tree in trees for node in ast.walk(tree))
-
-
 def files_counted():
     """{budget: the files whose lines it bounds}"""
     closures = {path.name: [path, *modules_needed(path)] for path in RECIPES}
@@ -57,8 +49,7 @@ def test_nothing_is_larger_than_its_budget():
     programs = [path for path in (REPO / "scripts").glob("*.py") if is_program(path)]
     found["programs at the top of scripts"] = len(programs)
     for name, budget in BUDGETS.items():
-        statements = f"{statements_of(counted[name]):7,} statements" if name in counted else ""
-        print(f"{name:45} {found[name]:7,} of {budget:7,} {statements}")
+        print(f"{name:45} {found[name]:7,} of {budget:7,}")
     too_large = {name for name, budget in BUDGETS.items() if found[name] > budget}
     assert not too_large, {name: (found[name], BUDGETS[name]) for name in too_large}
 
