@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is trained on in a text, which rows a file has, which rows form a batch, what is wrong in a
-config: all as recorded in tests/golden/, before the code that decides it was rewritten.
+"""What is trained on in a text, which rows form a batch, what is wrong in a config: all as recorded
+in tests/golden/, before the code that decides it was rewritten.
 """
 
 import zlib
@@ -9,12 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import trl
-from transformers import AutoTokenizer
 
 import golden_subjects
 from broken_configs import BROKEN
 from chat_templates import CONVERSATIONS, said_by
-from row_files import BAD_FILES, BAD_LINES, GOOD, GOOD_FILES
 
 TEMPLATES = sorted((Path(trl.__file__).parent / "chat_templates").glob("*.jinja"))
 # Answers that readers of JSON or of Jinja like to take for something else
@@ -32,31 +30,6 @@ def test_what_is_trained_on_under_a_template(path, golden):
     for name, (messages, tools) in (CONVERSATIONS | ODD_ANSWERS).items():
         row[name] = golden_subjects.trained_text(template, messages, tools)
     golden.check("templates", path.stem, row)
-
-
-FILES = {f"good: {name}": files.files for name, files in GOOD_FILES.items()}
-FILES |= {f"bad: {name}": files.files for name, files in BAD_FILES.items()}
-for name, line in BAD_LINES.items():
-    content = line.content if isinstance(line.content, bytes) else line.content.encode()
-    FILES[f"bad line: {name}"] = {"rows.jsonl": GOOD.encode() + b"\n" + content}
-
-
-@pytest.mark.parametrize("name", FILES)
-def test_which_rows_a_file_has(name, golden, tiny, tmp_path, monkeypatch):
-    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
-    folder = tmp_path / "data"
-    alone = []
-    for file, content in FILES[name].items():
-        path = folder / file
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(content if isinstance(content, bytes) else content.encode())
-        alone += [file.split("/")[0]] if file.startswith("rows") else []
-    tokenizer = AutoTokenizer.from_pretrained(tiny / "model")
-    row = {}
-    for how in ("strict", "skipping"):
-        place = folder / "".join(alone[:1])
-        row[how] = golden_subjects.prepared_rows(place, tokenizer, how == "skipping")
-    golden.check("rows", name, row)
 
 
 LENGTHS = np.random.default_rng(0).integers(1, 200, 103).tolist()

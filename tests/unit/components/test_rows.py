@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every bad row is named with its file and line, and what looks odd is read as it is meant.
+"""Every bad row is named with its file and line, and rows that are held out are held out.
 
-What comes of each file of row_files.py is in tests/golden/rows.json.
+tests/launch/test_golden_rows.py has what comes of each file of row_files.py.
 """
 
 import ast
@@ -24,12 +24,7 @@ from components.rows import (
     open_splits,
 )
 from example_arguments import MixtureFlags, RowFlags
-from row_files import (
-    BAD_LINES,
-    GOOD,
-    GOOD_FILES,
-    row,
-)
+from row_files import BAD_LINES, GOOD, row
 
 FORMATS = {"prompt": "completion", "instruction": "output", "question": "answer"}
 MAX_LENGTH = 200
@@ -149,17 +144,6 @@ def test_the_problem_of_a_bad_line_is_one_line_that_can_be_printed(tmp_path, tok
 def test_a_bad_row_or_file_is_named(files, places, problems_of):
     told = "\n".join(problems_of(files))
     assert all(place in told for place in places), told
-
-
-@pytest.mark.parametrize("name", GOOD_FILES)
-def test_what_looks_odd_is_read_as_it_is_meant(name, load, tokenizer):
-    good = GOOD_FILES[name]
-    rows, _ = load(good.files)
-    assert numbers_of(rows) == [number for number, _, _ in good.rows]
-    assert " 0 left out" in rows.notes
-    for found, (_, prompt, answer) in zip(rows.dataset, good.rows, strict=True):
-        wanted = tokenize({"prompt": prompt, "completion": answer}, tokenizer)
-        assert found["input_ids"].tolist() == wanted["input_ids"]
 
 
 # ---- Rows to evaluate on ----

@@ -116,10 +116,15 @@ def test_a_wrong_call_is_one_line(words, places, capsys, monkeypatch):
     assert len(message.splitlines()) <= 2
 
 
-def test_a_plan_that_cannot_be_written_is_one_line(places, tmp_path, capsys, monkeypatch):
+@pytest.mark.parametrize(
+    ("flag", "name"), [("--json", "missing/plan.json"), ("--plot", "plan.sheep")]
+)
+def test_a_plan_that_cannot_be_written_is_one_line(
+    flag, name, places, tmp_path, capsys, monkeypatch
+):
     words = f"{places['model']} --config_file {places['single']} --max_length 8"
-    missing = tmp_path / "missing" / "plan.json"
-    assert exit_code([*words.split(), "--json", str(missing)], monkeypatch) == 73
+    missing = tmp_path / name
+    assert exit_code([*words.split(), flag, str(missing)], monkeypatch) == 73
     assert f"cannot write {missing}" in capsys.readouterr().err
 
 
@@ -192,11 +197,10 @@ def test_the_plan_of_a_dry_run_with_packing_is_accepted(places):
     assert read_question(request).batch.length == 64
 
 
-@pytest.mark.parametrize("words", ["--config_file {single}", "--gpu 24GB"])
 def test_the_cache_of_generated_answers_is_said_not_to_be_counted(
-    words, places, tmp_path, capsys, monkeypatch
+    places, tmp_path, capsys, monkeypatch
 ):
-    call = f"{places['model']} {words.format(**places)} --max_length 8".split()
+    call = f"{places['model']} --config_file {places['single']} --max_length 8".split()
     assert exit_code(call, monkeypatch) == 0
     assert "not counted" not in capsys.readouterr().out
     assert exit_code([*call, "--predict_with_generate"], monkeypatch) == 0

