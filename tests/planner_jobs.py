@@ -4,6 +4,7 @@
 evidence/test_planner.py measures them; tests hold the planner of today to what it measured.
 """
 
+import copy
 import json
 import random
 from dataclasses import dataclass, replace
@@ -21,6 +22,7 @@ from planner.pipeline import peaks_of_ranks
 from planner.plan import plan_of
 from planner.recipe import parse_words
 from planner.request import Batch
+from planner.shapes import MemoizedBuild
 from planner.zero import BUCKET
 
 REPO = Path(__file__).resolve().parents[1]
@@ -264,6 +266,8 @@ MODEL = {
 }
 # The mixture whose experts are spread over ranks: an expert is an MLP as in MODEL, but narrower
 MIXTURE = MODEL | {"intermediate_size": 512, "num_hidden_layers": 2, "num_local_experts": 8}
+SHARED = (AutoConfig.for_model("llama", **MODEL), AutoConfig.for_model("mixtral", **MIXTURE))
+BUILD = MemoizedBuild()  # of hundreds of plans, which share two models
 
 
 def tracked_rows():
@@ -285,12 +289,12 @@ def planned(row):
 
 def planned_rank(row, batch):
     """Return {category: bytes} of a rank of a measured row that has this batch."""
-    return both(*closed_form(plan_of_row(row), model_of_row(row), batch))
+    return both(*closed_form(plan_of_row(row), shared_model(row), batch, BUILD))
 
 
 def planned_places(row):
     """Return {category: bytes} of each place in a pipeline of a measured row."""
-    peaks = peaks_of_ranks(plan_of_row(row), model_of_row(row), batch_of_row(row))
+    peaks = peaks_of_ranks(plan_of_row(row), shared_model(row), batch_of_row(row), BUILD)
     return [both(peak.device, peak.host) for peak in peaks]
 
 
@@ -301,11 +305,14 @@ def batch_of_row(row):
     return Batch(sequences, job.length, row["supervised"], job.is_packed)
 
 
+def shared_model(row):
+    """Return the config of the model of a measured row, which nobody may change."""
+    return SHARED["ep" in row]
+
+
 def model_of_row(row):
-    """Return the config of the model of a measured row."""
-    if "ep" in row:
-        return AutoConfig.for_model("mixtral", **MIXTURE)
-    return AutoConfig.for_model("llama", **MODEL)
+    """Return a config of the model of a measured row."""
+    return copy.deepcopy(shared_model(row))
 
 
 def mesh_of_row(row):
@@ -353,7 +360,7 @@ def compare(row):
         return compare_places(row)
     size = sum(planned(row).values())
     measured = max(row["measured"])
-    bucket = bucket_of(plan_of_row(row))
+    bucket = 0 if "deepspeed" not in row["config"] else bucket_of(plan_of_row(row))
     if min(size, measured) < bucket:
         bucket = 0
     compared = row | {

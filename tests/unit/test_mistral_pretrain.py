@@ -114,7 +114,7 @@ def reach(model, inputs, owners):
 
 
 class TestMasks:
-    @pytest.mark.parametrize("lengths", [[40], [22, 18], [3, 30, 1, 6]], ids=str)
+    @pytest.mark.parametrize("lengths", [[40], [3, 30, 1, 6]], ids=str)
     def test_a_token_sees_its_document_alone_and_of_that_its_window_alone(self, attention, lengths):
         inputs, owners = long_batch(lengths)
         model = mistral(attention, WINDOW)
@@ -122,8 +122,8 @@ class TestMasks:
         assert leak(model, inputs, owners) == 0
         assert distance_from_alone(model, inputs, owners) < 1e-6
 
-    @pytest.mark.parametrize("lengths", [[40], [22, 18], [3, 30, 1, 6]], ids=str)
-    def test_the_probe_finds_a_window_that_is_lost(self, attention, lengths):
+    def test_the_probe_finds_a_window_that_is_lost(self, attention):
+        lengths = [3, 30, 1, 6]
         inputs, owners = long_batch(lengths)
         assert reach(mistral(attention, None), inputs, owners) == max(lengths) - 1
 

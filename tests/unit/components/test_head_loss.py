@@ -174,7 +174,7 @@ def test_each_tokens_loss_comes_beside_what_else_the_model_puts_out(name, mib, b
 
 
 @pytest.mark.parametrize("mib", [256, 0.02], ids=["at once", "in pieces"])
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", ["llama", "gemma2, which caps its logits"])
 def test_another_loss_is_written_in_one_place(name, mib, batch, monkeypatch):
     """Who edits `token_losses` gets that loss and its gradient on every path."""
 

@@ -171,10 +171,7 @@ def test_files_that_a_stream_has_behind_it_are_not_read_again(corpus, tmp_path):
         list(blocks_of(tmp_path, args))
 
 
-@pytest.mark.parametrize(
-    "line",
-    ["{", "[1, 2]", '{"body": "w1"}', '{"text": 5}', '{"text": null}', r'{"text": "w1\ud800"}'],
-)
+@pytest.mark.parametrize("line", ["{", '{"text": null}', r'{"text": "w1\ud800"}'])
 def test_bad_documents_are_counted_once_also_behind_a_stop(line, tmp_path, args):
     args = replace(args, skip_bad_rows=True)
     (tmp_path / "train.jsonl").write_text(f"{GOOD}{line}\n{GOOD}" * 3 + GOOD * 9)

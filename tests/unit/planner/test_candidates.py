@@ -76,7 +76,6 @@ def test_whole_modules_are_in_every_way_beside_adapters():
 GROUPS = [
     (1, None, set()),
     (3, None, set()),
-    (4, None, {"fsdp2"}),
     (4, 2, {"fsdp1", "fsdp2"}),
     (4, 4, {"fsdp2"}),
 ]

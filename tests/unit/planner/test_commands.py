@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The commands that the planner prints can be pasted: the recipe reads each of them."""
 
+import contextlib
+import functools
+import io
 import shlex
 
 import pytest
@@ -21,14 +24,16 @@ def model(tmp_path_factory):
     return folder / "config.json"
 
 
-@pytest.fixture
-def printed(model, capsys):
+@pytest.fixture(scope="module")
+def printed(model):
     """A function from the words of a request to the commands in the answer, unfolded, as words."""
 
+    @functools.cache
     def printed(words="", gpu="24GB", ranks=4):
         request = Request(str(model), words.split(), gpu=gpu, num_processes=ranks)
-        assert answer.choose(read_question(request)) in (answer.FITS, answer.DOES_NOT_FIT)
-        text = capsys.readouterr().out.replace("\\\n", "")
+        with contextlib.redirect_stdout(io.StringIO()) as out:
+            assert answer.choose(read_question(request)) in (answer.FITS, answer.DOES_NOT_FIT)
+        text = out.getvalue().replace("\\\n", "")
         lines = [line for line in text.splitlines() if line.startswith("accelerate launch")]
         return text, [shlex.split(line) for line in lines]
 

@@ -16,12 +16,10 @@ from planner.ledger import both
 from planner.plan import plan_of
 from planner.ranks import Gathered, Replica
 from planner.request import Batch
-from planner.shapes import MemoizedBuild
 from planner.zero import Zero
 from planner.zero3 import Zero3
 from planner_jobs import training_arguments
 
-BUILD = MemoizedBuild()
 SHAPE = {
     "hidden_size": 320,
     "intermediate_size": 640,
@@ -69,7 +67,7 @@ def held_at_the_step(plan, config, monkeypatch):
 
     for strategy in (Replica, Gathered, Zero, Zero3):
         monkeypatch.setattr(strategy, "step", step)
-    _, host = closed_form(plan, config, Batch(3, 8, 8), BUILD)
+    _, host = closed_form(plan, config, Batch(3, 8, 8), planner_jobs.BUILD)
     return both(held, host)
 
 
@@ -107,7 +105,7 @@ PIPELINES = [row for row in TRACKED if "pp" in row]
 
 @pytest.mark.parametrize("row", MESHES, ids=name_of_tracked)
 def test_a_rank_of_a_mesh_holds_what_the_planner_says(row, monkeypatch):
-    model = planner_jobs.model_of_row(row)
+    model = planner_jobs.shared_model(row)
     planned = held_at_the_step(planner_jobs.plan_of_row(row), model, monkeypatch)
     for name, categories in CATEGORIES.items():
         sizes = [planned.get(category, 0) for category in categories]
