@@ -5,6 +5,7 @@ evidence/test_planner.py measures them; tests hold the planner of today to what 
 """
 
 import copy
+import functools
 import json
 import random
 from dataclasses import dataclass, replace
@@ -326,7 +327,7 @@ def plan_of_row(row):
     """Return the plan of a measured row, as it runs on CPU ranks."""
     job = JOBS[row["job"]]
     mesh = mesh_of_row(row)
-    args = parse_words(["--eval_strategy", "no", *job.words_under(mesh)], mesh.recipe)
+    args = parsed(("--eval_strategy", "no", *job.words_under(mesh)), mesh.recipe)
     config = yaml_files.read(CONFIGS / f"{row['config']}.yaml")
     if mesh.sizes:
         config = yaml_files.read_content(content_of(mesh.config, mesh.sizes))
@@ -337,6 +338,12 @@ def plan_of_row(row):
     if plan.engine == "fsdp2":  # On CPU ranks the shards on the host are those of the device.
         return replace(plan, offloads_parameters=False, offloads_optimizer=False)
     return plan
+
+
+@functools.cache
+def parsed(words, recipe):
+    """The arguments of a recipe, which hundreds of plans share."""
+    return parse_words(words, recipe)
 
 
 def content_of(config, sizes):

@@ -9,12 +9,32 @@ import pytest
 from peft import PeftModel
 from transformers import AutoModelForCausalLM
 
+from adapter_folders import make_base, write_adapters
 from chatting.history import History
 from chatting.speakers import Decoding, LoadOptions, find_wanted, load_speakers
 from generation import loading
 
 DECODING = Decoding(temperature=0.0, max_new_tokens=12)
 OPTIONS = LoadOptions("float32", "cpu", load_in_4bit=False)
+
+
+@pytest.fixture(scope="module")
+def base(once):
+    """A folder with model/ and data/."""
+    return once("chatting_base", make_base)
+
+
+@pytest.fixture(scope="module")
+def adapters(base, once):
+    """Four folders of adapters on the same base: two of LoRA, DoRA, and one with a whole module."""
+
+    def fill(folder):
+        kinds = ({}, {}, {"use_dora": True}, {"modules_to_save": ["lm_head"]})
+        for seed, options in enumerate(kinds):
+            write_adapters(folder / str(seed), base, seed=seed, scale=0.5, **options)
+
+    folder = once("chatting_adapters", fill)
+    return [folder / str(seed) for seed in range(4)]
 
 
 def names_of(wanted):
