@@ -18,14 +18,14 @@ import numpy as np
 import yaml
 from filelock import FileLock
 
-from jobs import MAKERS
+from jobs import RECIPES, SAME_AS, flags_of, wide
 from net import data_of
 
 ROOT = Path(__file__).resolve().parents[1]
 CONFIGS = ROOT / "accelerate_configs"
 
 # Meshes divide the heads by 2 or 4, and ranks that share a row know no windows
-FOR_MESHES = "--num_attention_heads 4 --num_key_value_heads 4".split()
+FOR_MESHES = "--num_attention_heads 4".split()
 # 210 rows do not divide by the global batch of 12, or by the 16 of meshes: the last window of an
 # epoch has 6 rows, or 2, and some ranks have none of them.
 JOB = [
@@ -33,17 +33,6 @@ JOB = [
     *"--learning_rate 1e-3 --warmup_steps 0.1 --lr_scheduler_type cosine".split(),
     *"--weight_decay 0.1 --max_grad_norm 0.5 --save_steps 0".split(),
 ]
-# Further flags of a recipe. At the job's own learning rate, rounding errors grow from step to step
-# in three of them: T5 does not scale its attention by its width, and random BERTs and ViTs
-# oscillate. Under ZeRO-3 each token that T5 generates gathers all layers.
-FLAGS = {
-    "mistral_pretrain": "--max_length 80".split(),  # a block is longer than the model's window
-    "t5": "--learning_rate 3e-4 --generation_max_length 16".split(),
-    "bert": "--learning_rate 1e-4".split(),
-    "bert_ner": "--learning_rate 1e-4".split(),
-    "vit": "--learning_rate 1e-4".split(),
-}
-ADAPTER_FLAGS = {"mixtral": ["--lora_r", "128"]}  # large enough for ZeRO-3 to shard them
 WEIGHTS = {
     "full": [],
     "LoRA": ["--use_peft"],
@@ -82,12 +71,12 @@ class Run:
     @property
     def model(self) -> str:
         """The recipe whose tiny model and rows it has, and with which it is compared."""
-        return self.recipe.removesuffix("_pipeline")
+        return SAME_AS.get(self.recipe, self.recipe)
 
     @property
     def maker(self) -> list[str]:
         """The arguments of make_tiny.py for its tiny model and rows."""
-        words = list(MAKERS[self.model])
+        words = [self.model, *wide(self.model)]
         if self.group == "meshes":
             words += ["--num_hidden_layers", str(self.layers), *FOR_MESHES]
             if self.model == "mistral_pretrain":
@@ -109,11 +98,11 @@ class Run:
     @property
     def arguments(self) -> list[str | int]:
         """The recipe's arguments, without those that name model, rows and output folder."""
-        arguments = [*JOB, *FLAGS.get(self.recipe, [])]
+        arguments = [*JOB, *flags_of(self.recipe)]
         arguments += ["--per_device_train_batch_size", self.batch]
         arguments += ["--gradient_accumulation_steps", self.accumulation]
         if self.weights != "full":
-            arguments += ADAPTER_FLAGS.get(self.recipe, [])
+            arguments += RECIPES[self.model].adapters.split()
         return [*arguments, *WEIGHTS[self.weights], *self.flags]
 
 

@@ -12,6 +12,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from jobs import RECIPES
+
 RESULTS = Path(__file__).resolve().parents[1] / "results"
 NAMES = {
     "floor": "plain PyTorch loop",
@@ -22,7 +24,6 @@ NAMES = {
     "trl packed": "SFTTrainer",
     "ours without marks": "this recipe, template without marks",
 }
-QUICKSTARTS = "llama llama_dpo mistral_pretrain mixtral t5 bert bert_ner vit".split()
 # Cells of a GPU in the order of their table
 GPU_ORDER = """
 micro.pinned_answer micro.found_inf micro.context micro.int8_rows micro.lora_cast
@@ -181,7 +182,7 @@ def preparation() -> str:
 
 def quickstarts() -> str:
     """Return the table of quickstarts: a number of held-out rows before and after, and seconds."""
-    rows = sorted(rows_of("quickstarts"), key=lambda row: QUICKSTARTS.index(row["recipe"]))
+    rows = sorted(rows_of("quickstarts"), key=lambda row: list(RECIPES).index(row["recipe"]))
     lines = []
     for row in rows:
         command = f"`make quickstart RECIPE={row['recipe']}`"

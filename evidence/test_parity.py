@@ -30,7 +30,7 @@ from job import (
     launch,
     make_model,
 )
-from jobs import MAKERS
+from jobs import RECIPES
 from paths import FIRST_CHOICE, OF_EXPERTS, OF_PIPELINES
 
 BOUNDS = {"loss": 1e-6, "grad_norm": 1e-6, "learning_rate": 0.0, "weights": 1e-5}
@@ -147,7 +147,7 @@ def all_runs() -> list[Run]:
     runs.append(Run("attention", "single", flags=("--attn_implementation", "eager")))
     bf16 = [*ENGINES, "deepspeed_zero0", "deepspeed_zero1"]
     runs += [on("bf16", name, precision="bf16") for name in bf16]
-    for recipe in MAKERS:
+    for recipe in RECIPES:
         if recipe != "llama":
             runs += [on(recipe, name, recipe=recipe) for name in names]
             runs += [on(recipe, name, recipe=recipe, weights="LoRA") for name in ENGINES]

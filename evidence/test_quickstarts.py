@@ -16,19 +16,10 @@ from pathlib import Path
 
 import pytest
 
+from jobs import RECIPES
+
 REPO = Path(__file__).resolve().parents[1]
-# The number that a quickstart shows, and what it must be after training: at least this, and for
-# perplexity at most this
-SHOWN = {
-    "llama": ("exact_match", 0.9),
-    "llama_dpo": ("exact_match", 0.6),
-    "mistral_pretrain": ("eval_perplexity", 4.0),
-    "mixtral": ("exact_match", 0.7),
-    "t5": ("eval_bleu", 80.0),
-    "bert": ("eval_accuracy", 0.85),
-    "bert_ner": ("eval_f1", 0.85),
-    "vit": ("eval_accuracy", 0.85),
-}
+SHOWN = {name: recipe.shown for name, recipe in RECIPES.items() if recipe.shown}
 
 
 @pytest.mark.whole

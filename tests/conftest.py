@@ -28,9 +28,9 @@ os.environ |= {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2"}
 os.environ |= {"MKL_CBWR": "AVX2", "MKL_ENABLE_INSTRUCTIONS": "AVX2"}
 
 gc.disable()  # until all is imported: looking for garbage would take a fifth of that time
+import jobs  # noqa: E402
 import net  # noqa: E402
 from golden import Golden  # noqa: E402
-from jobs import MAKERS  # noqa: E402
 from tiny import makers  # noqa: E402  from scripts/
 
 
@@ -65,9 +65,9 @@ def once(shared_tmp):
 def tiny_of(once):
     """A function from a recipe's name to the folder of its tiny model and few rows.
 
-    The folder has model/, data/train.jsonl and data/test.jsonl (MAKERS of tests/jobs.py).
+    The folder has model/, data/train.jsonl and data/test.jsonl (tests/jobs.py).
     """
-    return lambda recipe: once(f"tiny_{recipe}", partial(make_tiny, MAKERS[recipe]))
+    return lambda recipe: once(f"tiny_{recipe}", partial(make_tiny, recipe, jobs.wide(recipe)))
 
 
 @pytest.fixture(scope="session")
@@ -94,13 +94,14 @@ def golden(request):
 def short_of(once):
     """The same with 102 rows, whose last window of 12 is short."""
     fewer = ["--num_train_rows", "102"]
-    return lambda recipe: once(f"short_{recipe}", partial(make_tiny, [*MAKERS[recipe], *fewer]))
+    return lambda recipe: once(
+        f"short_{recipe}", partial(make_tiny, recipe, [*jobs.wide(recipe), *fewer])
+    )
 
 
-def make_tiny(words, folder):
+def make_tiny(recipe, words, folder):
     """Make a tiny model and its rows, in process, since half of a maker's time is imports."""
-    maker, *shape = words
-    makers.make(maker, folder, shape)
+    makers.make(recipe, folder, words)
 
 
 @pytest.fixture(scope="session")

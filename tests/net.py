@@ -12,25 +12,14 @@ import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from jobs import SAME_AS, flags_of, narrow
+
 REPO = Path(__file__).resolve().parents[1]
 ROOT = Path(os.environ.get("NET_ROOT", REPO))
 INJECTOR = REPO / "tests" / "inject.py"
 TIMEOUT = 400
 
 # ---- The job ----
-SHAPE = "--hidden_size 128 --intermediate_size 256 --num_attention_heads 8".split()
-ROWS = "--num_train_rows 42 --num_test_rows 12".split()
-DECODER = [*SHAPE, "--num_key_value_heads", "8", *ROWS]
-MAKERS = {
-    "llama": DECODER,
-    "llama_dpo": DECODER,
-    "mistral_pretrain": [*DECODER, "--full_attention"],
-    "mixtral": [*DECODER, "--num_local_experts", "4"],
-    "t5": [*SHAPE, *ROWS],
-    "bert": [*SHAPE, *ROWS],
-    "bert_ner": [*SHAPE, *ROWS],
-    "vit": [*SHAPE, *ROWS],
-}
 # Two epochs whose last window is short (42 rows, 12 a step), a rate that rises and falls, clipping
 # that takes effect, a best model that is not the last (the largest loss), and rotation
 JOB = [
@@ -39,13 +28,6 @@ JOB = [
     *"--eval_strategy steps --eval_steps 2 --save_steps 3 --save_total_limit 2".split(),
     *"--load_best_model_at_end --greater_is_better true --logging_steps 1".split(),
 ]
-OF_RECIPE = {
-    "mistral_pretrain": "--max_length 80 --max_eval_tokens 640".split(),
-    "t5": "--learning_rate 3e-4 --generation_max_length 16".split(),
-    "bert": "--learning_rate 1e-4".split(),
-    "bert_ner": "--learning_rate 1e-4".split(),
-    "vit": "--learning_rate 1e-4".split(),
-}
 # {ranks that have rows of their own: (rows per rank, accumulation)} of a step of 12 rows
 CUT = {1: (3, 4), 2: (3, 2), 3: (2, 2), 4: (3, 1)}
 WEIGHTS = {
@@ -81,7 +63,7 @@ class Cell:
     @property
     def model(self):
         """The recipe whose tiny model and rows it has."""
-        return self.recipe.removesuffix("_pipeline")
+        return SAME_AS.get(self.recipe, self.recipe)
 
     @property
     def row(self):
@@ -103,7 +85,7 @@ class Cell:
         batch, accumulation = CUT[self.ranks // self.sharing]
         return [
             *JOB,
-            *OF_RECIPE.get(self.recipe, []),
+            *flags_of(self.recipe),
             *("--per_device_train_batch_size", batch),
             *("--gradient_accumulation_steps", accumulation),
             *WEIGHTS[self.weights],
@@ -148,7 +130,7 @@ def make_tiny(recipe, shape, folder):
         shape: further words of make_tiny.py, as in Cell.shape.
     """
     script = REPO / "scripts" / "make_tiny.py"
-    words = [recipe, folder, *MAKERS[recipe], *shape, "--quiet"]
+    words = [recipe, folder, *narrow(recipe), *shape, "--quiet"]
     code, output = run([sys.executable, script, *words])
     assert code == 0, output
     if recipe in ("llama", "mixtral"):

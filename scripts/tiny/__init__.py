@@ -10,11 +10,7 @@ Every module imports only what is listed above it:
     output           the folder that a maker writes
     settings         settings that several models share
     images           drawn circles, crosses, squares and triangles
-    llama            a Llama or a Mixtral, and rows of skills
-    preferences      a Llama, and a right and a wrong answer for each question
-    text             a Mistral with a sliding window, and short stories
-    bert, t5, vit    a model of that kind, and its rows or images
-    bert_ner         the BERT, and sentences with names
+    X                the model and the rows that recipes/X.py trains on
     makers           all of them by recipe: make(recipe, folder, words)
 """
 

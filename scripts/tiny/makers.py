@@ -1,40 +1,35 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The makers, by the recipe that trains on what they write."""
+"""The makers, found by looking: X.py here makes the model and the rows that recipes/X.py trains on.
+
+Such a module has `make(folder, options)`. Its options are those in options.py that are named after
+the recipe, or else its own class `Options`; to have its flags read at once, such a module imports
+what takes seconds inside its functions.
+"""
 
 import importlib
 import inspect
 from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from tiny import options
 from usage import Parser
 
-
-@dataclass(frozen=True)
-class Maker:
-    """What makes the model and the rows of a recipe."""
-
-    module: str  # has make(folder, options); imported only when needed, since it takes seconds
-    options: type[options.Options]
-
-    def description(self) -> str:
-        """Return what --help says; its first line is a summary."""
-        return inspect.cleandoc(self.options.__doc__ or "")
+HERE = Path(__file__).parent
+RECIPES = HERE.parents[1] / "recipes"
+MAKERS = sorted(path.stem for path in HERE.glob("*.py") if (RECIPES / path.name).is_file())
 
 
-MAKERS = {
-    "llama": Maker("tiny.llama", options.LlamaOptions),
-    "llama_dpo": Maker("tiny.preferences", options.PreferenceOptions),
-    "mistral_pretrain": Maker("tiny.text", options.TextOptions),
-    "mixtral": Maker("tiny.llama", options.MixtralOptions),
-    "t5": Maker("tiny.t5", options.T5Options),
-    "bert": Maker("tiny.bert", options.BertOptions),
-    "bert_ner": Maker("tiny.bert_ner", options.BertNerOptions),
-    "vit": Maker("tiny.vit", options.VitOptions),
-}
+@cache
+def options_of(recipe: str) -> type[options.Options]:
+    """Return the options of a maker; their docstring is what --help says."""
+    name = "".join(word.capitalize() for word in recipe.split("_")) + "Options"
+    if hasattr(options, name):
+        return getattr(options, name)
+    return importlib.import_module(f"tiny.{recipe}").Options
 
 
 @dataclass(frozen=True)
@@ -51,7 +46,7 @@ class Order:
         Raises SystemExit with 65 for a text that cannot be read and 73 for a folder that cannot be
         written, after one line on stderr.
         """
-        module = importlib.import_module(MAKERS[self.recipe].module)
+        module = importlib.import_module(f"tiny.{self.recipe}")
         module.make(self.folder, self.options)
 
 
@@ -76,7 +71,7 @@ def parse(words: Sequence[str] | None, description: str | None = None) -> Order:
     )
     parsers = {recipe: add_parser(recipes, recipe) for recipe in MAKERS}
     args = parser.parse_args(words)
-    chosen = options_from(args, MAKERS[args.recipe].options)
+    chosen = options_from(args, options_of(args.recipe))
     problems = chosen.problems()
     if problems:
         parsers[args.recipe].error("; ".join(problems))
@@ -88,8 +83,8 @@ def add_parser(recipes: Any, recipe: str) -> ArgumentParser:
 
     recipes: what ArgumentParser.add_subparsers returned.
     """
-    maker = MAKERS[recipe]
-    description = maker.description()
+    kind = options_of(recipe)
+    description = inspect.cleandoc(kind.__doc__ or "")
     parser = recipes.add_parser(
         recipe,
         usage=f"make_tiny.py {recipe} FOLDER [options]",
@@ -98,8 +93,8 @@ def add_parser(recipes: Any, recipe: str) -> ArgumentParser:
         formatter_class=RawDescriptionHelpFormatter,
     )
     parser.add_argument("folder", type=Path, help="where model/ and data/ are written")
-    hints = get_type_hints(maker.options)
-    for option in fields(maker.options):
+    hints = get_type_hints(kind)
+    for option in fields(kind):
         settings = argument_settings(hints[option.name], option.default)
         parser.add_argument(f"--{option.name}", help=option.metadata["help"], **settings)
     return parser

@@ -158,7 +158,7 @@ class MixtralOptions(LlamaOptions):
 
 
 @dataclass(frozen=True)
-class PreferenceOptions(DecoderOptions):
+class LlamaDpoOptions(DecoderOptions):
     """A Llama, and pairs of a right and a wrong answer.
 
     FOLDER/model is that of the llama maker. FOLDER/data holds
@@ -194,7 +194,7 @@ class PreferenceOptions(DecoderOptions):
 
 
 @dataclass(frozen=True)
-class TextOptions(DecoderOptions):
+class MistralPretrainOptions(DecoderOptions):
     """A Mistral with a sliding window, and short texts.
 
     FOLDER/model is a random MistralForCausalLM whose window is shorter than a block of text.

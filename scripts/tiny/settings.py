@@ -5,7 +5,7 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerFast
 
-from tiny.options import LlamaOptions, TextOptions
+from tiny.options import LlamaOptions, MistralPretrainOptions
 
 
 def initializer_range(hidden_size: int) -> float:
@@ -18,7 +18,7 @@ def initializer_range(hidden_size: int) -> float:
 
 
 def decoder_settings(
-    tokenizer: PreTrainedTokenizerFast, options: LlamaOptions | TextOptions
+    tokenizer: PreTrainedTokenizerFast, options: LlamaOptions | MistralPretrainOptions
 ) -> dict[str, Any]:
     """Return the settings that a Llama, a Mixtral and a Mistral share."""
     settings: dict[str, Any] = {

@@ -2,14 +2,10 @@
 """With adapters the adapters are trained and nothing else; without them, every weight."""
 
 import importlib
+from inspect import signature
 
 import pytest
-from transformers import (
-    AutoModelForCausalLM,
-    AutoModelForImageClassification,
-    AutoModelForSequenceClassification,
-    AutoModelForTokenClassification,
-)
+from transformers import AutoModelForCausalLM
 
 import llama
 from components.chat import load_tokenizer
@@ -18,14 +14,9 @@ from components.cli import parse_arguments
 from components.model_checks import size_of
 from components.optimizer import make_optimizer
 from fakes import fake_accelerator
-from jobs import MAKERS
+from jobs import RECIPES
 
 ONE_PROCESS = fake_accelerator()
-CLASSIFIERS = {
-    "bert": AutoModelForSequenceClassification,
-    "bert_ner": AutoModelForTokenClassification,
-    "vit": AutoModelForImageClassification,
-}
 
 
 def llama_arguments(*words):
@@ -70,14 +61,14 @@ def with_adapters(recipe, folder, accelerator, *flags):
     args = parse_arguments(
         module.Arguments, words=["--model_name_or_path", name, "--use_peft", *flags]
     )
-    if recipe in CLASSIFIERS:
-        return load_classifier(CLASSIFIERS[recipe], args, ["one", "other"], accelerator)[0]
-    if recipe == "t5":
-        return module.load_model(args, accelerator, load_tokenizer(name))
-    return module.load_model(args, accelerator)
+    if hasattr(module, "load_classifier"):
+        (kind,) = [value for key, value in vars(module).items() if key.startswith("AutoModelFor")]
+        return load_classifier(kind, args, ["one", "other"], accelerator)[0]
+    more = [load_tokenizer(name)] if "tokenizer" in signature(module.load_model).parameters else []
+    return module.load_model(args, accelerator, *more)
 
 
-@pytest.mark.parametrize("recipe", sorted(MAKERS))
+@pytest.mark.parametrize("recipe", RECIPES)
 def test_every_recipe_checks_the_layers_before_it_makes_adapters(
     recipe, tiny_of, monkeypatch, capsys
 ):
@@ -87,7 +78,7 @@ def test_every_recipe_checks_the_layers_before_it_makes_adapters(
     assert "--lora_target_modules nothing: no layer of" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("recipe", sorted(MAKERS))
+@pytest.mark.parametrize("recipe", RECIPES)
 def test_every_recipe_leaves_the_casts_to_autocast(recipe, tiny_of):
     autocasts = fake_accelerator(native_amp=True, mixed_precision="bf16")
     model = with_adapters(recipe, tiny_of(recipe), autocasts)

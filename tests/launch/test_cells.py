@@ -11,6 +11,7 @@ YAML promises. Judges of the rows themselves are in test_judges.py.
 import pytest
 
 import net
+from jobs import OTHERS
 from net import Cell
 
 PIECES = ("--max_logits_mib", "0.02")
@@ -80,10 +81,10 @@ QUANTIZED += [
     Cell("fsdp2_cp", weights="nf4", ranks=4, sharing=2),
 ]
 
-OTHERS = ("llama_dpo", "mistral_pretrain", "mixtral", "t5", "bert", "bert_ner", "vit")
 RECIPES = [Cell(recipe=recipe) for recipe in OTHERS]
-RECIPES += [Cell("fsdp2_full_shard", recipe=recipe, ranks=2) for recipe in OTHERS[1:]]
-RECIPES.append(Cell("fsdp2_full_shard", recipe="llama_dpo", ranks=2, riding=PIECES))
+for recipe in OTHERS:
+    riding = PIECES if recipe == "llama_dpo" else ()
+    RECIPES.append(Cell("fsdp2_full_shard", recipe=recipe, ranks=2, riding=riding))
 for recipe in ("llama_dpo", "mixtral", "bert"):
     RECIPES.append(Cell(recipe=recipe, weights="LoRA"))
     RECIPES.append(Cell("deepspeed_zero3", recipe=recipe, weights="LoRA", ranks=2))

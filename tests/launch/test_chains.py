@@ -8,6 +8,7 @@ holds all that training changes, whatever wrote it and whatever reads it.
 import pytest
 
 import net
+from jobs import OTHERS
 from net import Cell
 
 # DDP runs forward once before the loop; otherwise this is the second micro-batch of the first step
@@ -90,7 +91,7 @@ CHAINS = {
     "pipeline": PIPELINE,
     "stream": TEXTS,
 }
-for recipe in ("llama_dpo", "mistral_pretrain", "mixtral", "t5", "bert", "bert_ner", "vit"):
+for recipe in OTHERS:
     CHAINS[recipe] = [Cell(recipe=recipe), on("deepspeed_zero3", recipe=recipe)]
 
 
@@ -98,7 +99,7 @@ for recipe in ("llama_dpo", "mistral_pretrain", "mixtral", "t5", "bert", "bert_n
 def test_a_run_continues_under_another_yaml(name, net_tiny, golden, tmp_path):
     chain = CHAINS[name]
     first, last = chain[0], chain[-1]
-    tiny = net_tiny(first.recipe.removesuffix("_pipeline"))
+    tiny = net_tiny(first.model)
     for number, cell in enumerate(chain, start=1):
         if cell is last and number == len(chain):
             done = net.launch(cell, tiny, tmp_path / "run").expect(0)

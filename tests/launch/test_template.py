@@ -8,6 +8,7 @@ import sys
 import pytest
 
 import net
+from jobs import RECIPES
 from launching import read_metrics, run
 
 # Prints, when the recipe ends, the files of all modules that lie neither beside it nor in packages
@@ -40,7 +41,7 @@ def copied(tmp_path):
     return copy
 
 
-@pytest.mark.parametrize("recipe", net.MAKERS)
+@pytest.mark.parametrize("recipe", RECIPES)
 def test_a_copy_trains_in_its_own_folder_only(recipe, copied, net_tiny, tmp_path):
     folder = copied(recipe)
     (tmp_path / "watch.py").write_text(WATCH.format(folder=folder))

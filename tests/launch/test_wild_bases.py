@@ -21,9 +21,9 @@ from transformers import (
     BitsAndBytesConfig,
 )
 
+from jobs import RECIPES
 from launching import REPO, data_of, read_json, read_metrics, rehearse, run
 
-RECIPES = ["bert", "bert_ner", "llama", "llama_dpo", "mistral_pretrain", "mixtral", "t5", "vit"]
 CLASSIFIERS = {
     "bert": AutoModelForSequenceClassification,
     "bert_ner": AutoModelForTokenClassification,

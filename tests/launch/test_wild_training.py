@@ -14,7 +14,7 @@ import torch
 import yaml
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
-from jobs import MAKERS
+from jobs import RECIPES
 from launching import (
     CONFIGS,
     RECIPE,
@@ -143,7 +143,7 @@ def check_refusal(done):
     assert "Loading weights" not in done.output and "tokenizing" not in done.output.lower()
 
 
-@pytest.mark.parametrize("recipe", MAKERS)
+@pytest.mark.parametrize("recipe", RECIPES)
 def test_fp16_without_a_GPU_is_refused_by_every_recipe(recipe, tiny_of, tmp_path):
     environment = os.environ | {"ACCELERATE_MIXED_PRECISION": "fp16", "CUDA_VISIBLE_DEVICES": ""}
     script = REPO / "recipes" / f"{recipe}.py"

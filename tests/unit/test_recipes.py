@@ -6,15 +6,14 @@ import ast
 import dataclasses
 import functools
 import importlib
-import json
 import re
 from collections import Counter
-from pathlib import Path
 
 import pytest
 
-from components.cli import RecipeParser, help_of
-from jobs import MAKERS
+from components.cli import RecipeParser, help_of, may_change
+from jobs import RECIPES as LISTED
+from jobs import SAME_AS
 from launching import REPO
 
 RECIPES = sorted((REPO / "recipes").glob("*.py"))
@@ -137,8 +136,7 @@ def run_by_some_ranks(node, lines):
 
 
 def test_the_recipes_are_the_expected_ones():
-    # evidence/test_parity.py runs those in MAKERS under every YAML
-    assert [path.stem for path in RECIPES] == sorted({*MAKERS, "llama_pipeline"})
+    assert [path.stem for path in RECIPES] == sorted([*LISTED, *SAME_AS])
     assert not (REPO / "recipes" / "__init__.py").exists()
 
 
@@ -189,19 +187,19 @@ class TestRecipe:
         assert all(help_of(module.Arguments, name) for name in fields)
         assert fields <= set().union(*map(values_read_by, [path, *COMPONENTS]))
 
-    def test_its_flags_are_those_that_people_know(self, path):
-        """A frozen table of flags with their defaults and choices; a change here is a decision."""
-        known = json.loads(Path(__file__).with_name("flags.json").read_text())[path.stem]
-        actions = RecipeParser(importlib.import_module(path.stem).Arguments)._option_string_actions
-        for flag, expected in known.items():
-            action = actions[flag]
-            choices = list(action.choices) if action.choices else None
-            default = action.default
-            if flag.startswith("--no-"):
-                default = not default
-            assert (default, choices) == (expected["default"], expected["choices"]), flag
-        written = {flag for flag in actions if flag.startswith("--") and "_" in flag}
-        assert not written - set(known) - {f"--no_{flag[2:]}" for flag in known}
+    def test_its_flags_are_those_that_people_know(self, path, golden):
+        """A frozen table (pytest --record): a change is a decision, also of what may change when a
+        run continues."""
+        kind = importlib.import_module(path.stem).Arguments
+        free = may_change(kind)
+        row = {}
+        for action in RecipeParser(kind)._actions:
+            for flag in action.option_strings:
+                if flag.startswith("--") and "-" not in flag.removeprefix("--"):
+                    choices = list(action.choices) if action.choices else None
+                    when_continued = "any" if action.dest in free else "same"
+                    row[flag] = [action.default, choices, when_continued]
+        golden.check("flags", path.stem, row)
 
 
 def test_the_four_settings_of_4_bit_weights_are_never_left_to_defaults():

@@ -10,7 +10,7 @@ import pytest
 
 from components.cli import find_out_of_bounds, may_change, parse_arguments
 from components.status import Status
-from jobs import MAKERS
+from jobs import RECIPES
 
 
 @pytest.fixture(autouse=True)
@@ -65,7 +65,7 @@ def test_settings_of_a_schedule_are_json_or_a_mapping_of_a_config(tmp_path, caps
         assert f"{wrong} is not a JSON object" in line
 
 
-@pytest.mark.parametrize("recipe", MAKERS)
+@pytest.mark.parametrize("recipe", RECIPES)
 def test_a_changed_flag_wins_over_the_run_json_and_all_else_is_kept(recipe, tmp_path):
     before = parse("--seed", 7, "--use_peft", "--lora_target_modules", "q", "v", recipe=recipe)
     path = tmp_path / "run.json"
@@ -146,12 +146,12 @@ def test_a_number_out_of_bounds_is_told_with_its_bound(field, value, rule):
     assert find_out_of_bounds(args) == [f"--{field} {value}: must be {rule}"]
 
 
-@pytest.mark.parametrize("recipe", MAKERS)
+@pytest.mark.parametrize("recipe", RECIPES)
 def test_the_defaults_are_within_their_bounds(recipe):
     assert find_out_of_bounds(parse(recipe=recipe)) == []
 
 
-@pytest.mark.parametrize("recipe", MAKERS)
+@pytest.mark.parametrize("recipe", RECIPES)
 def test_a_default_of_a_recipe_keeps_what_its_group_says(recipe):
     """Which arguments a resumed run may have otherwise does not change with a recipe's defaults."""
     free = may_change(importlib.import_module(recipe).Arguments)

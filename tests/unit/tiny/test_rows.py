@@ -3,8 +3,8 @@
 
 import re
 
-from tiny import bert, preferences, skills, t5, text
-from tiny.options import PreferenceOptions
+from tiny import bert, llama_dpo, mistral_pretrain, skills, t5
+from tiny.options import LlamaDpoOptions
 
 
 def subject(row: dict[str, str]) -> str:
@@ -16,7 +16,7 @@ def subject(row: dict[str, str]) -> str:
     raise AssertionError(row)
 
 
-def prompts(rows: list[preferences.Row]) -> set[str]:
+def prompts(rows: list[llama_dpo.Row]) -> set[str]:
     """Return what the user asks in each row."""
     return {row["prompt"][0]["content"] for row in rows}
 
@@ -52,8 +52,8 @@ def test_the_rows_are_those_that_results_were_measured_on():
 
 
 def test_preferences_have_a_right_and_a_wrong_answer():
-    options = PreferenceOptions(num_train_rows=40, num_test_rows=20, num_demonstrations=16)
-    files = preferences.make_rows(options)
+    options = LlamaDpoOptions(num_train_rows=40, num_test_rows=20, num_demonstrations=16)
+    files = llama_dpo.make_rows(options)
     sizes = {name: len(rows) for name, rows in files.items()}
     assert sizes == {"train": 40, "test": 20, "demonstrations": 16}
     for row in files["train"] + files["test"]:
@@ -64,14 +64,14 @@ def test_preferences_have_a_right_and_a_wrong_answer():
 
 
 def test_texts_of_the_test_rows_are_about_other_people():
-    files = text.make_rows(300, 50, seed=0)
+    files = mistral_pretrain.make_rows(300, 50, seed=0)
     known = {row["text"].split()[0] for row in files["train"]}
     others = {row["text"].split()[0] for row in files["test"]}
     assert len(known) == 300 and len(others) == 50
     assert not known & others
     for row in files["train"]:
         trade = re.match(r"\w+ is a (\w+) in", row["text"])[1]
-        fact = next(one for one in text.TRADES if one.name == trade)
+        fact = next(one for one in mistral_pretrain.TRADES if one.name == trade)
         assert f"buys {fact.goods}." in row["text"] or "buys" not in row["text"]
 
 

@@ -15,7 +15,7 @@ from transformers import (
 )
 
 from tiny import output, settings, tokenizers
-from tiny.options import TextOptions
+from tiny.options import MistralPretrainOptions
 from tiny.words import different_words, make_word
 
 Row = dict[str, str]
@@ -52,7 +52,7 @@ SENTENCES = (
 )
 
 
-def make(folder: Path, options: TextOptions) -> None:
+def make(folder: Path, options: MistralPretrainOptions) -> None:
     """Write the model and the texts; print how to train on them unless quiet."""
     files = make_rows(options.num_train_rows, options.num_test_rows, options.seed)
     train = [row["text"] for row in files["train"]]
@@ -72,7 +72,9 @@ def make(folder: Path, options: TextOptions) -> None:
         print_launch(folder)
 
 
-def make_model(tokenizer: PreTrainedTokenizerFast, options: TextOptions) -> PreTrainedModel:
+def make_model(
+    tokenizer: PreTrainedTokenizerFast, options: MistralPretrainOptions
+) -> PreTrainedModel:
     """Return a random Mistral."""
     torch.manual_seed(options.seed)
     shared = settings.decoder_settings(tokenizer, options)

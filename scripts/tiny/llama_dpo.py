@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from tiny import llama, output, skills
-from tiny.options import PreferenceOptions
+from tiny.options import LlamaDpoOptions
 from tiny.skills import Skill
 from tiny.words import different_words
 
@@ -47,7 +47,7 @@ NUMBER_BEFORE = Mistake(skills.NEXT_NUMBER, number_before)
 MISTAKES = (NOT_IN_CAPITALS, SPELLED_WITH_SPACES, FIRST_LETTER, NUMBER_BEFORE)
 
 
-def make(folder: Path, options: PreferenceOptions) -> None:
+def make(folder: Path, options: LlamaDpoOptions) -> None:
     """Write the model and the rows; print how to train on them unless quiet."""
     model, tokenizer = llama.make_model(options.of_model())
     with output.writing_to(folder):
@@ -57,7 +57,7 @@ def make(folder: Path, options: PreferenceOptions) -> None:
         print_launch(folder)
 
 
-def make_rows(options: PreferenceOptions) -> dict[str, list[Row]]:
+def make_rows(options: LlamaDpoOptions) -> dict[str, list[Row]]:
     """Return the rows of the files train, test and demonstrations; skills take turns in each.
 
     No word or number of the test rows is in another file.
