@@ -11,7 +11,6 @@ it was.
 """
 
 import json
-import shutil
 import sys
 from importlib import metadata
 from pathlib import Path
@@ -22,6 +21,8 @@ from filelock import FileLock
 REPO = Path(__file__).resolve().parents[1]
 EVIDENCE = REPO / "evidence"
 sys.path[:0] = [str(REPO / room) for room in ("recipes", "scripts", "evidence", "tests")]
+import run_once  # noqa: E402
+
 LIBRARIES = "torch transformers accelerate peft deepspeed bitsandbytes datasets trl".split()
 
 
@@ -44,32 +45,7 @@ def pytest_collection_modifyitems(config, items):
                 item.add_marker(pytest.mark.skip(reason="only with --all"))
 
 
-@pytest.fixture(scope="session")
-def shared(tmp_path_factory, worker_id):
-    """A folder for what all workers of one run share."""
-    base = tmp_path_factory.getbasetemp()
-    return base if worker_id == "master" else base.parent
-
-
-@pytest.fixture(scope="session")
-def once(shared):
-    """A function from a name, and a function that fills a folder, to that folder of the run.
-
-    The folder is filled by the worker that asks first; the others wait.
-    """
-
-    def folder_of(name, fill):
-        folder = shared / name
-        done = folder / "done"
-        with FileLock(f"{folder}.lock"):
-            if not done.exists():
-                shutil.rmtree(folder, ignore_errors=True)  # left behind by an attempt that failed
-                folder.mkdir()
-                fill(folder)
-                done.touch()
-        return folder
-
-    return folder_of
+shared, once = run_once.shared, run_once.once
 
 
 @pytest.fixture

@@ -280,6 +280,7 @@ def measured(once):
     def folder_of(run):
         def fill(folder):
             tiny = make_model(folder.parent / "tiny" / "-".join(run.maker), run.maker)
+            folder.mkdir()
             code, output = launch(run, tiny, folder)
             (folder / "ended.json").write_text(json.dumps([code, output]))
 

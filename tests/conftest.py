@@ -5,7 +5,6 @@ import gc
 import json
 import logging
 import os
-import shutil
 import sys
 from functools import partial
 from importlib.metadata import version
@@ -13,7 +12,6 @@ from logging.handlers import BufferingHandler
 from pathlib import Path
 
 import pytest
-from filelock import FileLock
 
 REPO = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(REPO / room) for room in ("recipes", "scripts", "evidence", "tests")]
@@ -30,35 +28,11 @@ os.environ |= {"MKL_CBWR": "AVX2", "MKL_ENABLE_INSTRUCTIONS": "AVX2"}
 gc.disable()  # until all is imported: looking for garbage would take a fifth of that time
 import jobs  # noqa: E402
 import net  # noqa: E402
+import run_once  # noqa: E402
 from golden import Golden  # noqa: E402
 from tiny import makers  # noqa: E402  from scripts/
 
-
-@pytest.fixture(scope="session")
-def shared_tmp(tmp_path_factory, worker_id):
-    """A folder for what all workers of one run share."""
-    base = tmp_path_factory.getbasetemp()
-    return base if worker_id == "master" else base.parent
-
-
-@pytest.fixture(scope="session")
-def once(shared_tmp):
-    """A function from a name, and a function that fills a folder, to that folder of the test run.
-
-    The folder is filled by the worker that asks first; the others wait.
-    """
-
-    def folder_of(name, fill):
-        folder = shared_tmp / name
-        done = shared_tmp / f"{name}.done"
-        with FileLock(f"{folder}.lock"):
-            if not done.exists():
-                shutil.rmtree(folder, ignore_errors=True)  # left behind by an attempt that failed
-                fill(folder)
-                done.touch()
-        return folder
-
-    return folder_of
+shared, once = run_once.shared, run_once.once
 
 
 @pytest.fixture(scope="session")

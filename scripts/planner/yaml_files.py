@@ -97,11 +97,6 @@ def read_without_faults(path: str | Path, sizes: Mapping[str, int]) -> Config:
     return with_sizes(as_accelerate_reads(file), sizes)
 
 
-def read_content(content: Config) -> Config:
-    """Return the config that accelerate makes of the content of a file."""
-    return as_read(content)
-
-
 def load(path: str | Path) -> config_files.ConfigFile:
     """Return the file as written. Raises UnplannableError if it is not an accelerate config."""
     try:

@@ -12,16 +12,16 @@ from template.imports import modules_needed
 RECIPES = sorted((REPO / "recipes").glob("*.py"))
 # Lines of Python at most; each issue of the rewrite lowers them to its own
 BUDGETS = {
-    "llama.py with all that it imports": 25_550,
+    "llama.py with all that it imports": 25_505,
     "files of it": 118,
-    "the largest recipe with all that it imports": 26_400,
-    "recipes/*.py": 3_750,
+    "the largest recipe with all that it imports": 26_340,
+    "a recipe and its maker, on average": 505,
     "recipes/core": 4_800,
-    "recipes/components": 27_900,
-    "scripts": 21_000,
+    "recipes/components": 27_860,
+    "scripts": 20_090,
     "programs at the top of scripts": 14,
-    "evidence": 7_500,
-    "tests": 34_000,
+    "evidence": 7_410,
+    "tests": 33_860,
 }
 
 
@@ -35,16 +35,23 @@ def files_counted():
     counted = {
         "llama.py with all that it imports": closures["llama.py"],
         "the largest recipe with all that it imports": max(closures.values(), key=lines_of),
-        "recipes/*.py": RECIPES,
     }
     for folder in ("recipes/core", "recipes/components", "scripts", "evidence", "tests"):
         counted[folder] = sorted((REPO / folder).rglob("*.py"))
+    # What a recipe adds is bounded for each, however many there are
+    names = {path.name for path in RECIPES}
+    makers = [path for path in counted["scripts"] if path.parent.name == "tiny"]
+    own = [path for path in makers if path.name in names]
+    counted["scripts"] = [path for path in counted["scripts"] if path not in own]
+    counted["recipes and their makers"] = [*RECIPES, *own]
     return counted
 
 
 def test_nothing_is_larger_than_its_budget():
     counted = files_counted()
     found = {name: lines_of(paths) for name, paths in counted.items()}
+    of_recipes = found.pop("recipes and their makers")
+    found["a recipe and its maker, on average"] = of_recipes // len(RECIPES)
     found["files of it"] = len(counted["llama.py with all that it imports"])
     programs = [path for path in (REPO / "scripts").glob("*.py") if is_program(path)]
     found["programs at the top of scripts"] = len(programs)
