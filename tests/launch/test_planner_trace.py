@@ -125,3 +125,11 @@ def test_fake_ranks_leave_no_process_group():
     with fake_ranks(Plan(training_arguments([]), ranks=4, tp=4)) as accelerator:
         assert dist.get_world_size() == accelerator.torch_device_mesh["tp"].size() == 4
     assert not dist.is_initialized()
+
+
+def test_every_measured_peak_is_planned():
+    errors = {}
+    for number, row in enumerate(ROWS):
+        compared = planner_jobs.compare(row)
+        errors[number] = max(abs(compared["error"]), abs(compared["beside_bucket"]))
+    assert len(errors) > 250 and max(errors.values()) < 0.05

@@ -145,9 +145,9 @@ def test_more_tokens_at_the_experts_of_a_rank_take_more_activations_and_nothing_
     assert others[0] == others[1] == others[2]
 
 
-@pytest.mark.parametrize("row", TRACKED, ids=name_of_tracked)
+@pytest.mark.parametrize("row", TRACKED[::4], ids=name_of_tracked)
 def test_the_peak_is_that_of_live_tensors(row):
-    """Measured by evidence/test_planner.py."""
+    """Every fourth that was measured; tests/launch/test_planner_trace.py compares all."""
     compared = planner_jobs.compare(row)
     assert abs(compared["error"]) < 0.05
     assert abs(compared["beside_bucket"]) < 0.05
