@@ -125,9 +125,8 @@ def prepare(job: Job, home: Path) -> None:
 
     import llama
     from components import chat
-    from components.batches import Batches
     from components.chat_template import ChatTemplate
-    from components.packing import TokenCollator
+    from core.batches import TokenCollator
 
     if not (home / "model" / "config.json").exists():
         make_model(job, home)
@@ -142,7 +141,8 @@ def prepare(job: Job, home: Path) -> None:
         rows.append({"input_ids": row["input_ids"], "labels": row["labels"], "row": 0})
     collate = TokenCollator(pad_token_id=tokenizer.pad_token_id, width=0)
     batches = []
-    for numbers in Batches(len(rows), batch_size):
+    for start in range(0, len(rows), batch_size):
+        numbers = range(start, min(start + batch_size, len(rows)))
         batch = collate(rows, [[number] for number in numbers])
         names = ("inputs", "positions", "targets", "counts")
         batches.append({name: batch[name] for name in names})

@@ -22,6 +22,7 @@ REPO = Path(__file__).resolve().parents[1]
 RESULTS = REPO / "results" / "planted_faults.json"
 C = "recipes/components"
 CORE = "recipes/core"
+BATCHES = "recipes/core/batches.py"
 ONE = "test_cells.py -k single-llama-full"
 STOPS = "test_stops.py -k"
 CHAINS = "test_chains.py -k"
@@ -57,7 +58,7 @@ FAULTS = [
     ),
     fault(
         "targets are shifted by one in the batch",
-        f"{C}/packing.py",
+        BATCHES,
         ("torch.from_numpy(trained_on - 1)", "torch.from_numpy(trained_on)"),
     ),
     fault(
@@ -89,7 +90,7 @@ FAULTS = [
     fault(
         "a resumed run begins one step early",
         "recipes/llama.py",
-        ("first_step=run.step, order", "first_step=max(run.step - 1, 0), order"),
+        ("first_step=run.step, lines", "first_step=max(run.step - 1, 0), lines"),
         test=f"{STOPS} SIGKILL-in-a-step",
     ),
     fault(
@@ -138,14 +139,10 @@ FAULTS = [
     ),
     fault(
         "the last window of an epoch is dropped",
-        f"{C}/batches.py",
+        BATCHES,
         (
-            "num_steps = math.ceil(num_lines / (batch_size * batches_per_step))",
-            "num_steps = math.floor(num_lines / (batch_size * batches_per_step))",
-        ),
-        (
-            "self.steps_per_epoch = math.ceil(num_lines / self.rows_per_step)",
-            "self.steps_per_epoch = math.floor(num_lines / self.rows_per_step)",
+            "return math.ceil(self.num_lines / self.rows_per_step)",
+            "return math.floor(self.num_lines / self.rows_per_step)",
         ),
     ),
     fault(
@@ -223,8 +220,8 @@ FAULTS = [
     ),
     fault(
         "every epoch has the same order",
-        f"{C}/batches.py",
-        ("(self._args.seed, epoch), version)", "(self._args.seed, 0), version)"),
+        BATCHES,
+        ("default_rng((self.args.seed, epoch))", "default_rng((self.args.seed, 0))"),
         test=f"{GOLDEN} batch",
     ),
     fault(
@@ -327,7 +324,7 @@ FAULTS = [
     ),
     fault(
         "positions of packed rows run on",
-        f"{C}/packing.py",
+        BATCHES,
         (
             'inputs["position_ids"] = torch.from_numpy(positions)',
             'inputs["position_ids"] = torch.arange(ids.shape[1]).expand(ids.shape)',

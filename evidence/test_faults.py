@@ -34,7 +34,6 @@ import pytest
 from safetensors.numpy import load_file
 
 import damage
-from components.shuffling import shuffled
 from core.checkpoint import checkpoints_in, find_damage, state_files_of
 from exits import Exit
 from faults import Fault
@@ -708,7 +707,7 @@ POLICIES = {
 
 def row_of_step(step: int) -> int:
     """Return a row (from 1) that only this step of the job has, and no evaluation."""
-    first, second = (shuffled(ROWS, (SEED, epoch)).at(np.arange(ROWS)) for epoch in (0, 1))
+    first, second = (np.random.default_rng((SEED, epoch)).permutation(ROWS) for epoch in (0, 1))
     end = ROWS_PER_STEP * step
     own = set(first[end - ROWS_PER_STEP : end].tolist()) - set(second[:ROWS_OF_SECOND_EPOCH])
     return 1 + next(row for row in sorted(own) if row > ROWS_OF_EVALUATION)

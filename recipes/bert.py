@@ -90,13 +90,12 @@ from accelerate.utils import set_seed
 from transformers import AutoModelForSequenceClassification
 
 from components.accelerator import make_accelerator
-from components.batches import BatchPlan, rows_of_lines
+from components.best import require_rows_to_choose_by
 from components.classifier import evaluate_classifier, load_classifier, weighted_row_losses
 from components.columns import are_texts, validate_texts
 from components.export import save_model
 from components.labels import Classes, add_labels, find_classes, label_tensors, read_label
-from components.lines import Line
-from components.mesh import sum_over_rows
+from components.mesh import Mesh, sum_over_rows
 from components.mesh_checks import read_model_config
 from components.model_checks import base_model_of, check_model
 from components.optimizer import make_optimizer
@@ -115,6 +114,7 @@ from components.rows import (
 from components.run import Run
 from components.strategy import backward_of_sum
 from components.tokens import load_text_tokenizer, without_lone_surrogates
+from core.batches import Line, Plan, describe_batch, rows_of_lines
 
 # EDIT: your columns, of a text or of a pair of texts
 TEXT_COLUMNS = [
@@ -259,12 +259,16 @@ def main(args: Arguments) -> None:
     with accelerator.local_main_process_first():  # the other ranks read its cache
         train_rows, eval_rows, classes = load_data(args, tokenizer)
     lengths = train_rows.lengths
-    plan = BatchPlan(args, accelerator, len(train_rows), lengths, args.dataloader_num_workers)
-    run.check_plan(plan.total_steps, rows_per_step=plan.rows_per_step, data=train_rows.fingerprint)
-    collator = TextCollator(tokenizer)
-    train_loader = plan.training_loader(
-        train_rows, collator, first_step=run.step, order=run.row_order
+    require_rows_to_choose_by(args, eval_rows, "--eval_split")
+    plan = Plan(args, Mesh.of(accelerator), accelerator.device, len(train_rows), lengths)
+    run.check_plan(
+        plan.total_steps,
+        plan.num_lines,
+        rows_per_step=plan.rows_per_step,
+        data=train_rows.fingerprint,
     )
+    collator = TextCollator(tokenizer)
+    train_loader = plan.training_loader(train_rows, collator, first_step=run.step)
     eval_loader = plan.evaluation_loader(eval_rows, collator)
 
     # ---- Model, optimizer, schedule ----
@@ -278,7 +282,7 @@ def main(args: Arguments) -> None:
     notes = describe_rows(train_rows, eval_rows) | of_head
     first = train_rows.dataset[0]
     notes["labels"] = classes.describe()
-    notes["batch"] = plan.describe("rows", lengths.mean())
+    notes["batch"] = describe_batch(args, plan.layout, "rows", lengths.mean())
     notes["sample"] = f"{tokenizer.decode(first['input_ids'])} -> {first['label_text']}"
     run.summarize(model, notes, longest_row=longest)
     optimizer, schedule = make_optimizer(model, args, accelerator, plan.total_steps)

@@ -84,12 +84,11 @@ from accelerate.utils import set_seed
 from transformers import AutoConfig, AutoModelForTokenClassification
 
 from components.accelerator import make_accelerator
-from components.batches import BatchPlan, rows_of_lines
+from components.best import require_rows_to_choose_by
 from components.classifier import load_classifier
 from components.export import save_model
-from components.lines import Line
 from components.loading import loading
-from components.mesh import sum_over_rows
+from components.mesh import Mesh, sum_over_rows
 from components.model_checks import base_model_of, check_model
 from components.optimizer import make_optimizer
 from components.padding import pad_texts
@@ -119,7 +118,8 @@ from components.tags import (
     show_tags,
     without_unknown_tags,
 )
-from components.tokens import NOT_TRAINED_ON, load_text_tokenizer
+from components.tokens import load_text_tokenizer
+from core.batches import NOT_TRAINED_ON, Line, Plan, describe_batch, rows_of_lines
 
 # EDIT: your columns of tags
 TAG_COLUMNS = ["ner_tags", "labels", "tags"]
@@ -269,12 +269,16 @@ def main(args: Arguments) -> None:
         train_rows, eval_rows, tag_ids = load_data(args, tokenizer)
     names = list(tag_ids)
     lengths = train_rows.lengths
-    plan = BatchPlan(args, accelerator, len(train_rows), lengths, args.dataloader_num_workers)
-    run.check_plan(plan.total_steps, rows_per_step=plan.rows_per_step, data=train_rows.fingerprint)
-    collator = TagCollator(tokenizer, tag_ids, args.label_all_tokens)
-    train_loader = plan.training_loader(
-        train_rows, collator, first_step=run.step, order=run.row_order
+    require_rows_to_choose_by(args, eval_rows, "--eval_split")
+    plan = Plan(args, Mesh.of(accelerator), accelerator.device, len(train_rows), lengths)
+    run.check_plan(
+        plan.total_steps,
+        plan.num_lines,
+        rows_per_step=plan.rows_per_step,
+        data=train_rows.fingerprint,
     )
+    collator = TagCollator(tokenizer, tag_ids, args.label_all_tokens)
+    train_loader = plan.training_loader(train_rows, collator, first_step=run.step)
     eval_loader = plan.evaluation_loader(eval_rows, collator)
 
     # ---- Model, optimizer, schedule ----
@@ -287,7 +291,7 @@ def main(args: Arguments) -> None:
     check_model(args, model, train_rows.largest_token(tokenizer), longest)
     notes = describe_rows(train_rows, eval_rows) | of_head
     notes["labels"] = describe_tags(count_tags(train_rows), tag_ids)
-    notes["batch"] = plan.describe("rows", lengths.mean())
+    notes["batch"] = describe_batch(args, plan.layout, "rows", lengths.mean())
     notes["sample"] = show_tags(train_rows.dataset[0], tokenizer, tag_ids)
     run.summarize(model, notes, longest_row=longest)
     optimizer, schedule = make_optimizer(model, args, accelerator, plan.total_steps)

@@ -110,26 +110,23 @@ from transformers import AutoModelForCausalLM
 
 from components.accelerator import make_accelerator
 from components.answers import describe_predictions, make_predictor
-from components.batches import BatchPlan
 from components.chat import load_tokenizer, show_trained_tokens, tokenize_conversation
 from components.chat_template import ChatTemplate
 from components.conversations import Conversation, read_conversation, trains_on_answers_only
 from components.export import save_model
 from components.head_loss import LossInHead
-from components.int_column import IntColumn
-from components.lines import Line, OnePerLine, pack_rows
 from components.mesh import Mesh, part_of, sum_over_rows
 from components.mixture import read_splits
 from components.model import add_adapters, load_pretrained, set_up_layers
 from components.model_checks import check_model
 from components.neftune import add_neftune
 from components.optimizer import make_optimizer
-from components.packing import TokenCollator, describe_packing, takes_one_line
 from components.perplexity import evaluate_perplexity
 from components.rows import Rows, describe_rows, longest_row
 from components.run import Run
 from components.stop_tokens import stop_tokens_of_turns
 from components.strategy import backward_of_sum
+from core.batches import Plan, TokenCollator, describe_batch, describe_packing, pack, takes_one_line
 
 # EDIT: your columns, {prompt: answer}; a column named messages needs no entry
 PROMPT_AND_ANSWER = {"prompt": "completion", "instruction": "output", "question": "answer"}
@@ -188,13 +185,6 @@ def load_data(args: Arguments, tokenizer: Any) -> tuple[Rows, Rows | None]:
     )
 
 
-def lay_out(lengths: IntColumn, args: Arguments, accelerator: Accelerator) -> Sequence[Line]:
-    """Return the rows of each line: one, or with --packing as many as fit into --max_length."""
-    if args.packing:
-        return pack_rows(accelerator, lengths, args.max_length)
-    return OnePerLine(range(len(lengths)))
-
-
 # ---- Model ----
 def load_model(args: Arguments, accelerator: Accelerator) -> torch.nn.Module:
     """Return the model, quantized and with adapters if the arguments request it."""
@@ -217,15 +207,16 @@ def main(args: Arguments) -> None:
     with accelerator.local_main_process_first():  # the other ranks read its cache
         train_rows, eval_rows = load_data(args, tokenizer)
     lengths = train_rows.lengths
-    lines = lay_out(lengths, args, accelerator)
-    plan = BatchPlan(
-        args,
-        accelerator,
-        len(lines),
-        lengths=None if args.packing else lengths,
-        num_workers=args.dataloader_num_workers,
+    lines = None
+    if args.packing:
+        lines = sorted(pack(lengths, args.max_length), key=min)  # by their first rows
+    plan = Plan(args, Mesh.of(accelerator), accelerator.device, len(lines or lengths), lengths)
+    run.check_plan(
+        plan.total_steps,
+        plan.num_lines,
+        rows_per_step=plan.rows_per_step,
+        data=train_rows.fingerprint,
     )
-    run.check_plan(plan.total_steps, rows_per_step=plan.rows_per_step, data=train_rows.fingerprint)
     # The collator makes batches of rows, for evaluation always. The packer makes those to train on:
     # with --packing their lines are all --max_length wide.
     collator = TokenCollator(
@@ -237,9 +228,7 @@ def main(args: Arguments) -> None:
     packer = collator
     if args.packing:
         packer = dataclasses.replace(collator, width=args.max_length)
-    train_loader = plan.training_loader(
-        train_rows, packer, first_step=run.step, order=run.row_order, lines=lines
-    )
+    train_loader = plan.training_loader(train_rows, packer, first_step=run.step, lines=lines)
     eval_loader = plan.evaluation_loader(eval_rows, collator)
 
     # ---- Model, optimizer, schedule ----
@@ -257,10 +246,11 @@ def main(args: Arguments) -> None:
     )
     predictor = make_predictor(args, run, accelerator, plan, eval_rows, tokenizer, model)
     notes = describe_rows(train_rows, eval_rows) | describe_predictions(predictor)
-    notes["batch"] = plan.describe("lines" if args.packing else "rows", lengths.sum() / len(lines))
+    unit = "lines" if args.packing else "rows"
+    notes["batch"] = describe_batch(args, plan.layout, unit, lengths.sum() / plan.num_lines)
     notes["loss"] = str(token_loss)
     notes["sample"] = show_trained_tokens(train_rows.dataset[0], tokenizer)
-    if args.packing:
+    if lines is not None:
         notes["packing"] = describe_packing(lines, lengths, args.max_length)
     run.summarize(
         model,

@@ -94,7 +94,6 @@ from transformers import AutoModelForCausalLM
 
 from components import upstream
 from components.accelerator import make_accelerator
-from components.batches import BatchPlan
 from components.chat import load_tokenizer
 from components.chat_template import ChatTemplate
 from components.columns import rename_columns
@@ -106,7 +105,6 @@ from components.mixture import read_splits
 from components.model import add_adapters, load_pretrained, set_up_layers
 from components.model_checks import check_model
 from components.optimizer import make_optimizer
-from components.packing import takes_one_line
 from components.pairs import (
     PairCollator,
     join_splits,
@@ -119,6 +117,7 @@ from components.rows import Rows, describe_rows, longest_row
 from components.run import Run
 from components.stop_tokens import stop_tokens_of_turns
 from components.strategy import backward_of_sum
+from core.batches import Plan, describe_batch, takes_one_line
 
 METRICS = [  # TRL's names
     "rewards/chosen",
@@ -461,8 +460,13 @@ def main(args: Arguments) -> None:
     with accelerator.local_main_process_first():  # the other ranks read its cache
         train_rows, eval_rows = load_data(args, tokenizer)
     lengths = train_rows.lengths
-    plan = BatchPlan(args, accelerator, len(train_rows), lengths, args.dataloader_num_workers)
-    run.check_plan(plan.total_steps, rows_per_step=plan.rows_per_step, data=train_rows.fingerprint)
+    plan = Plan(args, Mesh.of(accelerator), accelerator.device, len(train_rows), lengths)
+    run.check_plan(
+        plan.total_steps,
+        plan.num_lines,
+        rows_per_step=plan.rows_per_step,
+        data=train_rows.fingerprint,
+    )
     collator = PairCollator(
         pad_token_id=tokenizer.pad_token_id,
         learn_prompts=args.loss_type == "orpo",
@@ -470,9 +474,11 @@ def main(args: Arguments) -> None:
         pad_to_multiple_of=Mesh.of(accelerator).pad_to_multiple_of,
     )
     both = join_splits(train_rows, eval_rows)  # one numbering, for the table of the reference
-    train_loader = plan.training_loader(both, collator, first_step=run.step, order=run.row_order)
+    train_loader = plan.training_loader(both, collator, first_step=run.step)
     whole_loader = plan.ordered_loader(both, collator, range(len(both)))
-    eval_loader = plan.evaluation_loader(both, collator, range(len(train_rows), len(both)))
+    eval_loader = None
+    if eval_rows is not None:
+        eval_loader = plan.ordered_loader(both, collator, range(len(train_rows), len(both)))
 
     # ---- Model, optimizer, schedule ----
     model = load_model(args, accelerator)
@@ -486,7 +492,7 @@ def main(args: Arguments) -> None:
         gives_ends=collator.one_line,
     )
     notes = describe_rows(train_rows, eval_rows)
-    notes["batch"] = plan.describe("pairs", tokens_per_line=2 * lengths.mean())
+    notes["batch"] = describe_batch(args, plan.layout, "pairs", 2 * lengths.mean())
     notes["loss"] = str(token_loss)
     notes["sample"] = show_pair(train_rows.dataset[0], tokenizer)
     run.summarize(model, notes, longest_row=longest_row(train_rows, eval_rows))

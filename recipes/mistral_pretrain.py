@@ -109,7 +109,6 @@ from datasets import Dataset
 from transformers import AutoModelForCausalLM
 
 from components.accelerator import make_accelerator
-from components.batches import describe_batch, evaluation_steps
 from components.best import require_rows_to_choose_by
 from components.documents import Documents, open_documents
 from components.exits import Exit
@@ -119,7 +118,6 @@ from components.mesh import Mesh, part_of, sum_over_rows
 from components.model import add_adapters, load_pretrained, set_up_layers
 from components.model_checks import check_model
 from components.optimizer import make_optimizer
-from components.packing import takes_one_line
 from components.perplexity import evaluate_perplexity
 from components.run import Run
 from components.status import fail
@@ -135,6 +133,7 @@ from components.stream import (
     read_documents,
 )
 from components.tokens import load_text_tokenizer
+from core.batches import describe_batch, evaluation_steps, takes_one_line
 
 SHOWN_TOKENS = 200  # tokens of the first block that the start summary shows
 
@@ -162,6 +161,12 @@ class Corpus:
         """Return the largest token id of the blocks read so far, and of the pad token."""
         blocks = [self.first_block, *self.eval_blocks]
         return max(tokenizer.pad_token_id, *(int(block[0].max()) for block in blocks))
+
+    def num_shuffled(self, buffer_size: int) -> int:
+        """Return how many documents are shuffled as a whole: all, or a window of a stream."""
+        if isinstance(self.documents.dataset, Dataset):
+            return len(self.documents.dataset)
+        return buffer_size
 
     def notes(self) -> dict[str, str]:
         """Return what the start summary says of the text."""
@@ -233,7 +238,7 @@ def make_batch(
 
     A batch has inputs: input_ids, [blocks, max_length], and position_ids, which start again at 0
     with each document: without a mask and a cache, these keep documents apart. The rest is as in
-    components.packing.TokenCollator, with the numbers of the documents in "row".
+    core.batches.TokenCollator, with the numbers of the documents in "row".
 
     Args:
         one_line: put all blocks into one line, for FlashAttention.
@@ -315,25 +320,23 @@ def main(args: Arguments) -> None:
     tokenizer = load_text_tokenizer(args.model_name_or_path, args.model_revision)
     with accelerator.local_main_process_first():  # the other ranks read its cache
         corpus = load_data(args, tokenizer)
-    batches_per_step = args.gradient_accumulation_steps * Mesh.of(accelerator).data_ranks
+    mesh = Mesh.of(accelerator)
+    batches_per_step = args.gradient_accumulation_steps * mesh.data_ranks
     rows_per_step = args.per_device_train_batch_size * batches_per_step
     tokens_per_step = rows_per_step * args.max_length
     total_steps = count_steps(args, corpus, tokens_per_step)
     evaluate_after = evaluation_steps(args, total_steps, total_steps)
-    run.check_plan(total_steps, rows_per_step=rows_per_step, data=corpus.documents.fingerprint)
+    run.check_plan(
+        total_steps,
+        corpus.num_shuffled(args.shuffle_buffer_size),
+        rows_per_step=rows_per_step,
+        data=corpus.documents.fingerprint,
+    )
     stream = BlockStream(
-        corpus.documents,
-        tokenizer,
-        args,
-        accelerator,
-        corpus.passes,
-        rows_per_step,
-        order=run.row_order,
+        corpus.documents, tokenizer, args, accelerator, corpus.passes, rows_per_step
     )
     one_line = takes_one_line(args.attn_implementation)
-    to_batch = partial(
-        make_batch, max_length=args.max_length, one_line=one_line, mesh=Mesh.of(accelerator)
-    )
+    to_batch = partial(make_batch, max_length=args.max_length, one_line=one_line, mesh=mesh)
     eval_parts = deal_blocks(corpus.eval_blocks, args.per_device_eval_batch_size, accelerator)
     eval_batches = [send_to_device(to_batch(part), accelerator.device) for part in eval_parts]
 
@@ -351,7 +354,7 @@ def main(args: Arguments) -> None:
         gives_ends=one_line,
     )
     notes = corpus.notes()
-    notes["batch"] = describe_batch(args, accelerator, "blocks", args.max_length)
+    notes["batch"] = describe_batch(args, mesh, "blocks", args.max_length)
     notes["loss"] = str(token_loss)
     notes["sample"] = tokenizer.decode(corpus.first_block[0, :SHOWN_TOKENS].tolist())
     run.summarize(model, notes, longest_row=args.max_length)

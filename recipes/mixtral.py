@@ -102,27 +102,25 @@ from torch.utils.data import DataLoader
 from transformers import AutoModelForCausalLM
 
 from components.accelerator import make_accelerator
-from components.batches import BatchPlan
 from components.chat import load_tokenizer, show_trained_tokens, tokenize_conversation
 from components.chat_template import ChatTemplate
 from components.conversations import Conversation, read_conversation, trains_on_answers_only
 from components.exits import Exit
 from components.export import save_model
 from components.head_loss import LossInHead
-from components.lines import Line
 from components.mesh import Mesh, part_of, sum_over_parts, sum_over_rows, sum_over_tokens
 from components.mixture import read_splits
 from components.model import add_adapters, load_pretrained, set_up_layers
 from components.model_checks import base_model_of, check_model
 from components.neftune import add_neftune
 from components.optimizer import make_optimizer
-from components.packing import TokenCollator, takes_one_line
 from components.perplexity import perplexity_of
 from components.rows import Rows, describe_rows, longest_row
 from components.run import Run
 from components.status import fail
 from components.stop_tokens import stop_tokens_of_turns
 from components.strategy import backward_of_sum
+from core.batches import Line, Plan, TokenCollator, describe_batch, takes_one_line
 
 # EDIT: your columns, {prompt: answer}; a column named messages needs no entry
 PROMPT_AND_ANSWER = {"prompt": "completion", "instruction": "output", "question": "answer"}
@@ -421,16 +419,19 @@ def main(args: Arguments) -> None:
     with accelerator.local_main_process_first():  # the other ranks read its cache
         train_rows, eval_rows = load_data(args, tokenizer)
     lengths = train_rows.lengths
-    plan = BatchPlan(args, accelerator, len(train_rows), lengths, args.dataloader_num_workers)
-    run.check_plan(plan.total_steps, rows_per_step=plan.rows_per_step, data=train_rows.fingerprint)
+    plan = Plan(args, Mesh.of(accelerator), accelerator.device, len(train_rows), lengths)
+    run.check_plan(
+        plan.total_steps,
+        plan.num_lines,
+        rows_per_step=plan.rows_per_step,
+        data=train_rows.fingerprint,
+    )
     collator = RoutedCollator(
         pad_token_id=tokenizer.pad_token_id,
         one_line=takes_one_line(args.attn_implementation),
         pad_to_multiple_of=Mesh.of(accelerator).pad_to_multiple_of,
     )
-    train_loader = plan.training_loader(
-        train_rows, collator, first_step=run.step, order=run.row_order
-    )
+    train_loader = plan.training_loader(train_rows, collator, first_step=run.step)
     eval_loader = plan.evaluation_loader(eval_rows, collator)
 
     # ---- Model, optimizer, schedule ----
@@ -449,7 +450,7 @@ def main(args: Arguments) -> None:
         gives_ends=collator.one_line,
     )
     notes = describe_rows(train_rows, eval_rows)
-    notes["batch"] = plan.describe("rows", lengths.mean())
+    notes["batch"] = describe_batch(args, plan.layout, "rows", lengths.mean())
     notes["experts"] = describe_experts(model, top_k, factor)
     notes["loss"] = str(token_loss)
     notes["sample"] = show_trained_tokens(train_rows.dataset[0], tokenizer)

@@ -129,12 +129,11 @@ from transformers import AutoModelForSeq2SeqLM
 
 from components import upstream
 from components.accelerator import make_accelerator
-from components.batches import BatchPlan
 from components.columns import MAX_SHOWN, advise_columns, list_columns
 from components.exits import Exit
 from components.export import save_model
 from components.generation import generate, greedy_options
-from components.mesh import gather_rows, sum_over_rows
+from components.mesh import Mesh, gather_rows, sum_over_rows
 from components.mixture import read_splits
 from components.model import add_adapters, load_pretrained, set_up_layers
 from components.model_checks import check_model
@@ -152,6 +151,7 @@ from components.status import fail
 from components.stop_tokens import stop_tokens_of_texts
 from components.strategy import backward_of_sum
 from components.tokens import load_text_tokenizer, without_lone_surrogates
+from core.batches import Plan, describe_batch
 
 # EDIT: your columns, {source: target}; a column named translation needs --source_lang instead
 SOURCE_AND_TARGET = {
@@ -416,12 +416,15 @@ def main(args: Arguments) -> None:
     with accelerator.local_main_process_first():  # the other ranks read its cache
         train_rows, eval_rows = load_data(args, tokenizer)
     lengths = train_rows.lengths
-    plan = BatchPlan(args, accelerator, len(train_rows), lengths, args.dataloader_num_workers)
-    run.check_plan(plan.total_steps, rows_per_step=plan.rows_per_step, data=train_rows.fingerprint)
-    collator = Seq2SeqCollator(tokenizer.pad_token_id)
-    train_loader = plan.training_loader(
-        train_rows, collator, first_step=run.step, order=run.row_order
+    plan = Plan(args, Mesh.of(accelerator), accelerator.device, len(train_rows), lengths)
+    run.check_plan(
+        plan.total_steps,
+        plan.num_lines,
+        rows_per_step=plan.rows_per_step,
+        data=train_rows.fingerprint,
     )
+    collator = Seq2SeqCollator(tokenizer.pad_token_id)
+    train_loader = plan.training_loader(train_rows, collator, first_step=run.step)
     eval_loader = plan.evaluation_loader(eval_rows, collator)
 
     # ---- Model, optimizer, schedule ----
@@ -430,7 +433,7 @@ def main(args: Arguments) -> None:
     longest = longest_row(train_rows, eval_rows, "longest")
     check_model(args, model, train_rows.largest_token(tokenizer), longest)
     notes = describe_rows(train_rows, eval_rows)
-    notes["batch"] = plan.describe("rows", lengths.mean())
+    notes["batch"] = describe_batch(args, plan.layout, "rows", lengths.mean())
     notes["length"] = (
         f"at most {args.max_source_length:,} tokens of a source (--max_source_length), "
         f"{args.max_target_length:,} of a target (--max_target_length)"

@@ -16,7 +16,7 @@ EDIT.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, ClassVar, Literal
 
 from components.arguments import (
@@ -87,7 +87,6 @@ from transformers import AutoImageProcessor, AutoModelForImageClassification
 
 from components import upstream
 from components.accelerator import make_accelerator
-from components.batches import BatchPlan, EpochRow, rows_of_lines
 from components.best import require_rows_to_choose_by
 from components.classifier import evaluate_classifier, load_classifier, weighted_row_losses
 from components.exits import Exit
@@ -102,15 +101,15 @@ from components.labels import (
     label_as_text,
     label_tensors,
 )
-from components.lines import Line
 from components.loading import loading
-from components.mesh import sum_over_rows
+from components.mesh import Mesh, sum_over_rows
 from components.mesh_checks import read_model_config
 from components.optimizer import make_optimizer
 from components.rows import Rows, Split, describe_rows, hold_out_rows, prepare_rows
 from components.run import Run
 from components.status import fail
 from components.strategy import backward_of_sum
+from core.batches import Line, Plan, describe_batch, rows_of_lines
 
 MOST_WORKERS = 16
 BATCHES_PER_WORKER = 3  # two are ready at most, and a third is being made
@@ -206,8 +205,8 @@ def augment(
 class ImageCollator:
     """Make a batch of labeled images.
 
-    An image's augmentation depends only on seed, epoch and row, so that a line is the number of an
-    EpochRow. A batch has these entries:
+    An image's augmentation depends only on seed, epoch and row. The numbers of rows count on from
+    epoch to epoch, so that they say both. A batch has these entries:
         inputs: pixel_values, [rows, channels, height, width].
         labels, weights: [rows].
         counts: the sum of the weights, and the number of rows.
@@ -227,11 +226,11 @@ class ImageCollator:
     seed: int = 0
 
     def __call__(self, source: Any, lines: Sequence[Line]) -> dict[str, Any]:
-        drawn = [EpochRow.of_number(number, len(source)) for line in lines for number in line]
-        rows = rows_of_lines(source, [[one.row for one in drawn]])
+        drawn = [divmod(number, len(source)) for line in lines for number in line]
+        rows = rows_of_lines(source, [[index for _, index in drawn]])
         pictures = []
-        for one, row in zip(drawn, rows, strict=True):
-            pictures.append(self._draw(int(row["row"]), one.epoch))
+        for (epoch, _), row in zip(drawn, rows, strict=True):
+            pictures.append(self._draw(int(row["row"]), epoch))
         options = {}
         if "crop" in self.augmentation:  # the crops have the model's size already
             options = {"do_resize": False, "do_center_crop": False}
@@ -309,13 +308,19 @@ def main(args: Arguments) -> None:
     eval_rows = eval_images.rows if eval_images else None
     require_rows_to_choose_by(args, eval_rows, "--eval_split")
     num_workers = choose_num_workers(args, accelerator, size)
-    plan = BatchPlan(args, accelerator, len(train_rows), num_workers=num_workers)
-    run.check_plan(plan.total_steps, rows_per_step=plan.rows_per_step, data=train_rows.fingerprint)
-    train_loader = plan.augmenting_loader(
+    of_loaders = replace(args, dataloader_num_workers=num_workers)
+    plan = Plan(of_loaders, Mesh.of(accelerator), accelerator.device, len(train_rows))
+    run.check_plan(
+        plan.total_steps,
+        plan.num_lines,
+        rows_per_step=plan.rows_per_step,
+        data=train_rows.fingerprint,
+    )
+    train_loader = plan.training_loader(
         train_rows,
         ImageCollator(train_images.encoded, processor, size, args.augmentation, args.seed),
         first_step=run.step,
-        order=run.row_order,
+        counts_on=True,
     )
     eval_loader = None
     if eval_images is not None:
@@ -333,7 +338,7 @@ def main(args: Arguments) -> None:
     path = train_images.encoded[int(first["row"]) - 1]["image"]["path"]
     notes["labels"] = classes.describe()
     notes["workers"] = f"{num_workers} processes per rank decode images"
-    notes["batch"] = plan.describe("rows")
+    notes["batch"] = describe_batch(args, plan.layout, "rows")
     notes["sample"] = f"{path} -> {first['label_text']}"
     run.summarize(model, notes)
     optimizer, schedule = make_optimizer(model, args, accelerator, plan.total_steps)

@@ -78,6 +78,7 @@ class DataFlags:
     dataset_config: str | None = None
     dataset_train_split: str = "train"
     dataset_test_split: str = "test"
+    load_best_model_at_end: bool = False
     eval_dataset_name: str | None = None
     eval_split: float = 0
     skip_bad_rows: bool = False

@@ -7,7 +7,6 @@ the lines below and no golden file.
 
 import contextlib
 import io
-from functools import partial
 
 import numpy as np
 
@@ -50,30 +49,32 @@ def prepared_rows(folder, tokenizer, skip_bad_rows):
 
 def batches(lengths, sampling, batch, accumulation, ranks, seed, epochs):
     """The rows of each micro-batch of all ranks, in order, with empty ones."""
-    from components.batches import BatchPlan
-    from components.shuffling import NEWEST
+    import torch
+
+    from components.mesh import Mesh
+    from core.batches import Plan, TrainingBatches
     from example_arguments import language_model_arguments
-    from fakes import fake_accelerator
 
     words = f"--train_sampling_strategy {sampling} --per_device_train_batch_size {batch} "
     words += f"--gradient_accumulation_steps {accumulation} --seed {seed} "
     words += f"--num_train_epochs {epochs}"
-    plan = BatchPlan(
-        language_model_arguments(*words.split()),
-        fake_accelerator(num_processes=ranks),
-        len(lengths),
-        np.array(lengths),
-    )
-    return [list(map(int, micro_batch)) for micro_batch in plan.batches(NEWEST)]
+    args = language_model_arguments(*words.split())
+    of_ranks = []
+    for rank in range(ranks):
+        mesh = Mesh(dp_shard=ranks, rank=rank)
+        plan = Plan(args, mesh, torch.device("cpu"), len(lengths), np.array(lengths))
+        of_ranks.append(list(TrainingBatches(plan, first_step=0)))
+        done = plan.total_steps // 2
+        resumed = list(TrainingBatches(plan, first_step=done))
+        assert resumed == of_ranks[rank][done * accumulation :]
+    return [micro_batch for of_round in zip(*of_ranks, strict=True) for micro_batch in of_round]
 
 
 def packed(lengths, width):
     """The rows of each packed sequence."""
-    from components.lines import pack_rows
-    from fakes import fake_accelerator
+    from core.batches import pack
 
-    lines = partial(pack_rows, fake_accelerator())(np.array(lengths), width)
-    return [list(map(int, line)) for line in lines]
+    return sorted(pack(np.array(lengths), width), key=min)
 
 
 def findings(path):

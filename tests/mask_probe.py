@@ -11,7 +11,7 @@ import copy
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig, Qwen3Config
 
-from components.packing import ends_of_rows
+from core.batches import ends_of_rows
 
 PADDING = -1  # the owner of tokens that belong to no document
 SHAPE = {

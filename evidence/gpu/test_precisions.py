@@ -93,7 +93,7 @@ def planted_leak(cell, architecture, kernel):
     """What a planted leak moves; there must be none without it."""
     import torch
 
-    from components.packing import ends_of_rows
+    from core.batches import ends_of_rows
     from mask_probe import distance_from_alone, leak, packed_batch, random_model
 
     device = "cuda" if cell.on_gpu else "cpu"

@@ -19,12 +19,10 @@ from accelerate import Accelerator
 from torch.utils.data import DataLoader
 
 from components import varlen
-from components.batches import BatchPlan, rows_of_lines
 from components.chat_template import ChatTemplate
 from components.exits import Exit
 from components.folder import predictions_file
 from components.generation import generate, greedy_options, most_positions
-from components.lines import Line
 from components.mesh import gather_rows
 from components.predictions import NUM_SHOWN, SHOWN_LETTERS, show_prediction, write_predictions
 from components.row_attention import heeding_masks
@@ -32,8 +30,8 @@ from components.rows import TRUNCATED, Rows
 from components.run import Run
 from components.status import fail
 from components.stop_tokens import listed_stop_tokens, stop_tokens_of_texts
-from components.tokens import NOT_TRAINED_ON
 from components.trackers import log_table
+from core.batches import NOT_TRAINED_ON, Line, Plan, rows_of_lines
 
 SHORT_ANSWER = 32  # tokens; a longer answer may be right in other words than the row's
 
@@ -229,7 +227,7 @@ class Predictor:
         args: HasPredictionArguments,
         run: Run,
         accelerator: Accelerator,
-        plan: BatchPlan,
+        plan: Plan,
         rows: Rows | None,
         tokenizer: Any,
         model: Any,
@@ -374,7 +372,7 @@ def make_predictor(
     args: HasPredictionArguments,
     run: Run,
     accelerator: Accelerator,
-    plan: BatchPlan,
+    plan: Plan,
     rows: Rows | None,
     tokenizer: Any,
     model: Any,

@@ -26,7 +26,8 @@ from components.exits import Exit
 from components.messages import name_message
 from components.rows import hash_of_row
 from components.status import fail
-from components.tokens import NOT_TRAINED_ON, load_text_tokenizer, without_lone_surrogates
+from components.tokens import load_text_tokenizer, without_lone_surrogates
+from core.batches import NOT_TRAINED_ON
 
 LIKE_A_TOKEN = re.compile(r"<[^<>\s]+>|\[[^\[\]\s]+\]")  # such as <|im_end|> and [INST]
 # For tokenizers without a template of their own

@@ -8,7 +8,6 @@ from accelerate import Accelerator
 from torch.distributed.fsdp import CPUOffloadPolicy
 
 from components.arguments import CommonArguments, ExpertAdapterArguments, ExpertParallelArguments
-from components.batches import counted
 from components.mesh import Mesh
 from components.mesh_checks import read_model_config
 from components.pipeline_checks import how_to_divide
@@ -149,7 +148,7 @@ def find_indivisible_numbers(size: int, ranks: int, experts: int) -> Iterator[st
     """
     reasons = []
     if ranks % size:
-        reasons.append(counted(ranks, "rank"))
+        reasons.append(f"{ranks} ranks")
     if experts % size:
         reasons.append(f"the model's {experts} experts")
     if reasons:

@@ -23,7 +23,7 @@ import torch
 from accelerate.utils import gather_object
 
 from components.plugins import expert_ranks, pipeline_ranks
-from components.tokens import NOT_TRAINED_ON
+from core.batches import NOT_TRAINED_ON
 
 if TYPE_CHECKING:
     from accelerate import Accelerator

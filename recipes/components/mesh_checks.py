@@ -22,8 +22,8 @@ from components.arguments import (
 )
 from components.config_strategy import MESH_KINDS, how_to_fit_mesh
 from components.mesh import Mesh
-from components.packing import takes_one_line
 from components.plugins import deepspeed_config, fsdp_plugin
+from core.batches import takes_one_line
 
 if TYPE_CHECKING:
     from accelerate import Accelerator

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
+from components.best import require_rows_to_choose_by
 from components.exits import Exit
 from components.rows import (
-    HasMixtureArguments,
     Prepare,
     Rows,
     hold_out_rows,
@@ -20,7 +20,7 @@ from components.status import fail
 
 
 def read_splits(
-    args: HasMixtureArguments,
+    args: Any,
     prepare: Prepare,
     *,
     evaluate: bool,
@@ -31,7 +31,8 @@ def read_splits(
 
     For each data set this is `open_splits`, and `prepare_rows` of each split. The rows of all are
     joined, some of them are held out, and the others are mixed. Without --eval_dataset_name, the
-    rows to evaluate on are those of all data sets that have a --dataset_test_split.
+    rows to evaluate on are those of all data sets that have a --dataset_test_split; without any,
+    --load_best_model_at_end ends with 64.
 
     Args:
         evaluate, text_columns: as in `open_splits`.
@@ -58,7 +59,8 @@ def read_splits(
     joined, held_out = hold_out_rows(join_rows(names, train_rows), args, evaluate=evaluate)
     mixed = mix_rows(joined, args.dataset_weights, args.seed)
     if eval_rows:
-        return mixed, join_rows(list(eval_rows), list(eval_rows.values()))
+        held_out = join_rows(list(eval_rows), list(eval_rows.values()))
+    require_rows_to_choose_by(args, held_out, "--eval_split")
     return mixed, held_out
 
 

@@ -11,7 +11,6 @@ from datasets import concatenate_datasets
 from torch.nn.functional import pad
 from torch.nn.utils.rnn import pad_sequence
 
-from components.batches import rows_of_lines
 from components.chat import close_last_turn, name_false_marks
 from components.chat_template import (
     ChatTemplate,
@@ -21,14 +20,13 @@ from components.chat_template import (
 )
 from components.columns import Row
 from components.conversations import Conversation, Tool
-from components.lines import Line
 from components.messages import Message
-from components.packing import ends_of_rows
 from components.rows import (
     Rows,
     hash_of_row,
 )
 from components.tokens import tokenize_text
+from core.batches import Line, ends_of_rows, rows_of_lines
 
 BETWEEN_PARTS = -1  # In the hash of a pair, between its parts: no token has this number.
 

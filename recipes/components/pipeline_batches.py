@@ -8,8 +8,7 @@ from typing import Any, ClassVar
 import torch
 from torch.nn.functional import pad
 
-from components.lines import Line
-from components.packing import TokenCollator
+from core.batches import Line, TokenCollator
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator
 from accelerate import Accelerator
 
 from components.arguments import CommonArguments, PipelineTrainingArguments
-from components.batches import counted
 from components.mesh_checks import read_model_config
 from components.pipeline_kinds import KINDS, num_microbatches, why_not_scheduled
 from components.strategy import Strategy
@@ -63,8 +62,7 @@ def find_misfits_of_size(
     size = args.pp_size
     if ranks % size:
         yield (
-            f"--pp_size {size} does not divide {counted(ranks, 'rank')}: "
-            f"{another_size(args, ranks, layers)}"
+            f"--pp_size {size} does not divide {ranks} ranks: {another_size(args, ranks, layers)}"
         )
     elif layers is not None and not has_layers(args, size, layers):
         yield too_few_layers(args, ranks, layers)
@@ -88,7 +86,7 @@ def too_few_layers(args: PipelineTrainingArguments, ranks: int, layers: int) -> 
     stages = args.pp_size * KINDS[schedule].stages_per_rank
     return (
         f"--pp_size {args.pp_size} with {schedule} makes {stages} stages, and the model has "
-        f"{counted(layers, 'layer')}: {fewer_stages(args, ranks, layers)}"
+        f"{layers} layers: {fewer_stages(args, ranks, layers)}"
     )
 
 

@@ -17,12 +17,11 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from components.arguments import PipelineTrainingArguments
-from components.batches import counted
 from components.exits import Exit
-from components.packing import takes_one_line
 from components.pipeline_checks import has_layers, too_few_layers
 from components.pipeline_kinds import KINDS, num_microbatches
 from components.status import fail
+from core.batches import takes_one_line
 
 
 @dataclass(frozen=True)
@@ -258,8 +257,8 @@ def describe_pipeline(args: PipelineTrainingArguments, stages: Sequence[Stage]) 
     """
     layers = " + ".join(str(len(stage.layers)) for stage in stages)
     number = num_microbatches(args)
-    rows = counted(args.per_device_train_batch_size // number, "row")
+    rows = args.per_device_train_batch_size // number
     return (
         f"{len(stages)} stages of {layers} layers on {args.pp_size} ranks, "
-        f"{args.pipeline_schedule}, each batch in {counted(number, 'micro-batch')} of {rows}"
+        f"{args.pipeline_schedule}, each batch in {number} micro-batches, rows in each: {rows}"
     )

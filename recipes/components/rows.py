@@ -32,7 +32,6 @@ from components.data_files import Source, find_files, has_files_of, load_rows, p
 from components.exits import Exit
 from components.fingerprints import prepared_fingerprint
 from components.full_cache import end_if_cache_is_full
-from components.int_column import IntColumn, column_of
 from components.status import fail
 
 if TYPE_CHECKING:
@@ -85,15 +84,6 @@ class HasPreparationArguments(HasDataArguments, Protocol):
     def seed(self) -> int: ...
 
 
-class HasMixtureArguments(HasPreparationArguments, Protocol):
-    """What also has those of MixtureArguments."""
-
-    @property
-    def dataset_name(self) -> Sequence[str]: ...
-    @property
-    def dataset_weights(self) -> Sequence[float]: ...
-
-
 @dataclass(frozen=True)
 class Split:
     """The rows of one split as they are in their files.
@@ -142,21 +132,18 @@ class Rows:
         return np.asarray(self.dataset[name][:])
 
     @property
-    def lengths(self) -> IntColumn:
+    def lengths(self) -> np.ndarray:
         """The number of tokens of each row, the column `length`: [rows]."""
-        return IntColumn.of(self.dataset, "length")
+        return self.column("length")
 
     @property
     def fingerprint(self) -> str:
         """A hash of all rows in their order: a resumed run must read the rows it began with."""
-        hashed = xxhash.xxh3_128()
-        for hashes in IntColumn.of(self.dataset, "hash").arrays():
-            hashed.update(hashes.data)
-        return hashed.hexdigest()
+        return xxhash.xxh3_128_hexdigest(self.column("hash").data)
 
     def largest_token(self, tokenizer: Any) -> int:
         """Return the largest token of the rows (column `largest`) and of what pads them."""
-        return max(tokenizer.pad_token_id, IntColumn.of(self.dataset, "largest").max())
+        return max(tokenizer.pad_token_id, int(self.column("largest").max()))
 
     def place(self, index: int) -> str:
         """Return where the row at an index, counted from 0, comes from: "train.jsonl, line 7"."""
@@ -185,13 +172,10 @@ def describe_rows(train_rows: Rows, eval_rows: Rows | None) -> dict[str, str]:
 
 def warn_of_copies(train_rows: Rows, eval_rows: Rows) -> str:
     """Return a warning if rows to evaluate on equal rows to train on, as prepared, or ""."""
-    held_out = eval_rows.column("hash")
-    is_copy = np.zeros(len(held_out), dtype=bool)
-    for hashes in IntColumn.of(train_rows.dataset, "hash").arrays():
-        is_copy |= np.isin(held_out, hashes)
+    is_copy = np.isin(eval_rows.column("hash"), train_rows.column("hash"))
     if not is_copy.any():
         return ""
-    number = f"{is_copy.sum()} of the {len(held_out)} held-out rows are trained on too"
+    number = f"{is_copy.sum()} of the {len(eval_rows)} held-out rows are trained on too"
     return f"{number}: an evaluation is better than on new rows; leave such copies out of the data"
 
 
@@ -202,7 +186,7 @@ def longest_row(train_rows: Rows, eval_rows: Rows | None, column: str = "length"
         column: the one with the numbers of tokens.
     """
     splits = [rows for rows in (train_rows, eval_rows) if rows is not None]
-    return max(IntColumn.of(rows.dataset, column).max() for rows in splits)
+    return max(int(rows.column(column).max()) for rows in splits)
 
 
 # ---- Splits ----
@@ -366,15 +350,7 @@ def first_rows(split: Split) -> list[Row]:
 
 def find_unusable(rows: "Dataset") -> dict[int, str]:
     """Return {number of a row, from 1: why it cannot be used} of rows as `attempt` makes them."""
-    unusable: dict[int, str] = {}
-    number = 0
-    for chunk in column_of(rows, PROBLEM).chunks:
-        if any(chunk.unique().to_pylist()):  # Almost no chunk has one, and this reads no row.
-            for place, problem in enumerate(chunk.to_pylist(), number + 1):
-                if problem:
-                    unusable[place] = problem
-        number += len(chunk)
-    return unusable
+    return {number: problem for number, problem in enumerate(rows[PROBLEM][:], 1) if problem}
 
 
 @contextlib.contextmanager
@@ -515,11 +491,11 @@ def note_counts(rows: "Dataset", num_left_out: int, limits: Sequence[str]) -> st
     notes = [str(len(rows))]
     if TRUNCATED in rows.column_names:
         flags = " and ".join(f"--{limit}" for limit in limits)
-        notes.append(f"{IntColumn.of(rows, TRUNCATED).sum()} truncated to {flags}")
+        notes.append(f"{sum(rows[TRUNCATED][:])} truncated to {flags}")
     notes.append(f"{num_left_out} left out")
     num_rewritten = 0
     if REWRITTEN in rows.column_names:
-        num_rewritten = IntColumn.of(rows, REWRITTEN).sum()
+        num_rewritten = sum(rows[REWRITTEN][:])
     if num_rewritten:
         notes.append(
             f"{num_rewritten} answers before the last are not trained on, since the chat template "
@@ -536,22 +512,22 @@ def warn_of_cut_rows(rows: "Dataset", limits: Sequence[str]) -> str:
     """
     if WHOLE_LENGTH not in rows.column_names:
         return ""
-    num_cut = IntColumn.of(rows, TRUNCATED).sum()
+    num_cut = sum(rows[TRUNCATED][:])
     if num_cut <= NOTABLE_SHARE * len(rows):
         return ""
     flags = " and ".join(f"--{limit}" for limit in limits)
     return (
         f"{num_cut / len(rows):.0%} of the training rows lose their end, from which the model "
-        f"would learn to stop: {flags} {IntColumn.of(rows, WHOLE_LENGTH).max()} fits all of them"
+        f"would learn to stop: {flags} {max(rows[WHOLE_LENGTH][:])} fits all of them"
     )
 
 
 def count_unread(split: Split, rows: "Dataset") -> dict[str, int]:
     """Return {column or message key that nothing reads: number of rows that have it}."""
     counts = Counter(dict.fromkeys(split.unread, len(rows)))
-    for names in column_of(rows, UNREAD).value_counts().to_pylist():
-        for name in json.loads(names["values"]):
-            counts[name] += names["counts"]
+    for names, number in Counter(rows[UNREAD][:]).items():
+        for name in json.loads(names):
+            counts[name] += number
     return counts
 
 

@@ -23,7 +23,7 @@ from accelerate.optimizer import AcceleratedOptimizer
 from accelerate.utils import broadcast_object_list, gather_object
 from safetensors.torch import load_file, save_file
 
-from components import folder, resuming, shuffling, upstream
+from components import folder, resuming, upstream
 from components.arguments import CommonArguments, EvalOnStartArguments
 from components.base_files import fingerprint_of_weights
 from components.best import BestEvaluation, is_better, metric_name
@@ -62,6 +62,7 @@ from core.state import (
 T = TypeVar("T")
 # The names of the counts in metrics.jsonl and in checkpoints
 COUNTED = {"tokens": "num_input_tokens_seen", "images": "num_images_seen"}
+LISTED_BY_ALL = 2**20  # rows up to which every version of the recipes shuffled alike
 ANEW = (
     "For a new run pass another --output_dir, or --resume_from_checkpoint none to replace the "
     "model."
@@ -85,8 +86,6 @@ class Run:
 
     Attributes:
         step: the number of steps done so far, those before the checkpoint included.
-        row_order: the version of the order of rows (components/shuffling.py), which a resumed run
-            keeps.
     """
 
     def __init__(self, args: CommonArguments, counts: str = "tokens", shows: str = "") -> None:
@@ -134,7 +133,6 @@ class Run:
         self._evaluated = not evaluates_first
         self._best: BestEvaluation | None = None  # Only with --load_best_model_at_end
         self.step = 0
-        self.row_order = shuffling.NEWEST
 
     # ---- Before the loop ----
     def start(self, accelerator: Accelerator) -> None:
@@ -171,13 +169,14 @@ class Run:
             self._status.open(None)
             end_all_ranks(self._accelerator, Exit.USAGE, problem)
 
-    def check_plan(self, total_steps: int, **identity: Any) -> None:
+    def check_plan(self, total_steps: int, num_lines: int, **identity: Any) -> None:
         """Compare this run's plan with the run that wrote the checkpoint.
 
         Ends with 64 if that run had other rows, batches or arguments, or adapters of another base,
         and with 0, writing nothing, if it is done and none of `total_steps` is left.
 
         Args:
+            num_lines: what is shuffled as a whole: rows, packed lines, or a window of a stream.
             identity: `rows_per_step`, the rows of an optimizer step over all ranks, and `data`, a
                 hash of the training rows.
         """
@@ -187,6 +186,13 @@ class Run:
             self._identity["base_weights"] = self._fingerprint_of_base()
         if self._checkpoint is None:
             return
+        if self._restored.get("row_order", 1) > 1 and num_lines > LISTED_BY_ALL:
+            end_all_ranks(
+                self._accelerator,
+                Exit.USAGE,
+                f"{self._checkpoint} is of recipes that shuffled {num_lines} rows in another way: "
+                "continue with those, or choose another --output_dir",
+            )
         changes = find_changes(
             self._args, self._restored["arguments"], identity, self._accelerator.num_processes
         )
@@ -563,7 +569,6 @@ class Run:
         return {
             "step": self.step,
             "schedule_steps": self._schedule.steps,
-            "row_order": self.row_order,
             self._counted: self._num_seen,
             "nonfinite_steps": self._nonfinite.left_out,
             "evaluated": self._evaluated,
@@ -687,7 +692,6 @@ class Run:
                 f"continued: choose another --output_dir, or move {found.parent} away",
             )
         self._checkpoint = found
-        self._keep_row_order()
         self.step = self._restored["step"]
         self._saved_step = self.step
         self._evaluated = self._restored["evaluated"]
@@ -695,18 +699,6 @@ class Run:
         self._nonfinite.left_out = self._restored["nonfinite_steps"]
         self._status.step = self.step
         self._find_best()
-
-    def _keep_row_order(self) -> None:
-        """Take over the order of rows of the checkpoint's run; end with 64 if it is unknown."""
-        self.row_order = self._restored.get("row_order", shuffling.LISTED)
-        if self.row_order <= shuffling.NEWEST:
-            return
-        end_all_ranks(
-            self._accelerator,
-            Exit.USAGE,
-            f"{self._checkpoint} is of newer recipes, which read rows in an order that these do "
-            f"not know ({self.row_order}): continue with those, or choose another --output_dir",
-        )
 
     def _keep_finished_model(self) -> None:
         """End all ranks if the run is done but has no checkpoint left, since it would start over.

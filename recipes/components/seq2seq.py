@@ -8,9 +8,7 @@ from typing import Any, ClassVar
 import torch
 from torch.nn.utils.rnn import pad_sequence
 
-from components.batches import rows_of_lines
-from components.lines import Line
-from components.tokens import NOT_TRAINED_ON
+from core.batches import NOT_TRAINED_ON, Line, rows_of_lines
 
 
 def cut_tokens(tokenizer: Any, max_length: int, **text: str) -> tuple[list[int], bool]:

@@ -15,15 +15,16 @@ from datetime import timedelta
 from itertools import islice
 from typing import Any
 
+import numpy as np
 import torch
 from accelerate import Accelerator
 from datasets import Dataset
 
 from components.documents import Documents
 from components.mesh import Mesh
-from components.shuffling import NEWEST, numbers_from, shuffled
 from components.strategy import SECONDS_AFTER_THE_WATCH
 from components.tokens import tokenize_text
+from core.batches import starts_of_batches
 
 TOKENS, PLACES, NUMBERS = range(3)  # the rows of a block
 
@@ -72,7 +73,6 @@ def read_documents(
     passes: float,
     seed: int,
     buffer_size: int,
-    order: int = NEWEST,
 ) -> Iterator[Numbered]:
     """Yield document after document from a position, in another order in each pass.
 
@@ -82,33 +82,30 @@ def read_documents(
     Args:
         passes: the number of passes over all documents; math.inf for no end.
         buffer_size: the number of documents in a window of a stream.
-        order: the version of the order (components/shuffling.py).
     """
     position = start
     while position.passes < passes:
         if isinstance(documents.dataset, Dataset):
-            yield from read_indexed_pass(documents, position, seed, order)
+            yield from read_indexed_pass(documents, position, seed)
         else:
-            yield from read_streamed_pass(documents, position, seed, buffer_size, order)
+            yield from read_streamed_pass(documents, position, seed, buffer_size)
         position = Position(passes=position.passes + 1, left_out=position.left_out)
 
 
-def read_indexed_pass(
-    documents: Documents, start: Position, seed: int, order: int
-) -> Iterator[Numbered]:
+def read_indexed_pass(documents: Documents, start: Position, seed: int) -> Iterator[Numbered]:
     """Yield the rest of the documents of a pass over a data set, shuffled as a whole."""
     dataset: Any = documents.dataset
-    order_of_pass = shuffled(len(dataset), (seed, start.passes, 0), order)
+    order = np.random.default_rng((seed, start.passes, 0)).permutation(len(dataset))
     position = start
-    chosen_ones = numbers_from(order_of_pass, start.document, len(dataset))
-    for place, chosen in enumerate(chosen_ones, start.document):
+    for place in range(start.document, len(dataset)):
+        chosen = int(order[place])
         position = replace(position, document=place)
         yield documents.num_before + chosen + 1, dataset[chosen], position
         position = replace(position, token=0)
 
 
 def read_streamed_pass(
-    documents: Documents, start: Position, seed: int, buffer_size: int, order: int
+    documents: Documents, start: Position, seed: int, buffer_size: int
 ) -> Iterator[Numbered]:
     """Yield the rest of the documents of a pass over a stream, shuffled window by window."""
     stream: Any = documents.dataset
@@ -118,10 +115,9 @@ def read_streamed_pass(
     position = start
     window = list(islice(reading, buffer_size))
     while window:
-        order_of_window = shuffled(len(window), (seed, start.passes, before), order)
-        first = position.document - before
-        chosen_ones = numbers_from(order_of_window, first, len(window))
-        for place, chosen in enumerate(chosen_ones, first):
+        order = np.random.default_rng((seed, start.passes, before)).permutation(len(window))
+        for place in range(position.document - before, len(window)):
+            chosen = int(order[place])
             position = replace(position, document=before + place)
             yield documents.num_before + before + chosen + 1, window[chosen], position
             position = replace(position, token=0)
@@ -205,13 +201,11 @@ class BlockStream:
         accelerator: Accelerator,
         passes: float,
         blocks_per_step: int,
-        order: int = NEWEST,
     ) -> None:
         """Read from the beginning.
 
         Args:
             passes: the number of passes over all documents; math.inf for no end.
-            order: the version of the order that the run began with (components/shuffling.py).
         """
         self.position = START
         self._documents = documents
@@ -220,7 +214,6 @@ class BlockStream:
         self._accelerator = accelerator
         self._passes = passes
         self._blocks_per_step = blocks_per_step
-        self._order = order
         self._blocks: Iterator[PlacedBlock] | None = None
         self._ahead: Future | None = None
         self._thread: ThreadPoolExecutor | None = None
@@ -273,8 +266,7 @@ class BlockStream:
             self.position = Position(int(self._passes), left_out=self.position.left_out)
         size = self._args.per_device_train_batch_size
         mesh = Mesh.of(self._accelerator)
-        # Micro-batch j goes to rank j % ranks.
-        starts = range(0, self._blocks_per_step, size)[mesh.data_rank :: mesh.data_ranks]
+        starts = starts_of_batches(self._blocks_per_step, size, mesh)
         return [[block for block, _ in dealt[start : start + size]] for start in starts]
 
     def _deal(self) -> list[PlacedBlock]:
@@ -312,7 +304,6 @@ class BlockStream:
                 self._passes,
                 args.seed,
                 args.shuffle_buffer_size,
-                self._order,
             )
             self._blocks = cut_blocks(numbered, self._documents, self._tokenizer, args.max_length)
         self._ahead = self._thread.submit(list, islice(self._blocks, self._blocks_per_step))
@@ -334,13 +325,5 @@ def deal_blocks(
 
     The last batches may be empty.
     """
-    mesh = Mesh.of(accelerator)
-    starts = starts_of_batches(len(blocks), size, mesh.data_ranks)
-    own = starts[mesh.data_rank :: mesh.data_ranks]
-    return [blocks[start : start + size] for start in own]
-
-
-def starts_of_batches(number: int, size: int, num_processes: int) -> Sequence[int]:
-    """Return where batches of `size` of `number` blocks begin: the same number for each rank."""
-    per_round = size * num_processes
-    return range(0, math.ceil(number / per_round) * per_round, size)
+    starts = starts_of_batches(len(blocks), size, Mesh.of(accelerator))
+    return [blocks[start : start + size] for start in starts]

@@ -14,7 +14,7 @@ from components.entities import are_of_entities, count_matches, tag_metrics
 from components.mesh import sum_over_rows
 from components.run import Run
 from components.tags import tag_words
-from components.tokens import NOT_TRAINED_ON
+from core.batches import NOT_TRAINED_ON
 
 
 def summed_tag_loss(

@@ -13,7 +13,8 @@ from components.entities import OUTSIDE, are_of_entities
 from components.exits import Exit
 from components.rows import Rows, Split, leave_out
 from components.status import fail
-from components.tokens import NOT_TRAINED_ON, without_lone_surrogates
+from components.tokens import without_lone_surrogates
+from core.batches import NOT_TRAINED_ON
 
 NO_WORD = -1  # The number of the word of a special token, which has none
 ROWS_AT_A_TIME = 1000

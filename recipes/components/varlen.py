@@ -3,7 +3,7 @@
 
 It is the kernel of torch.nn.attention.varlen (torch 2.11 and newer). torch's sdpa keeps packed rows
 apart by a mask of [tokens, tokens], which its FlashAttention kernel does not take. This attention
-is given the end of each row instead (`ends_of_rows` in components/packing.py), computes nothing
+is given the end of each row instead (`ends_of_rows` in core/batches.py), computes nothing
 between rows, and holds no mask.
 
 Importing this module registers the name with transformers (AttentionInterface). The name must not

@@ -317,15 +317,6 @@ def leave_signals_to_parent() -> None:
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
-def leave_process_group(worker_id: int) -> None:
-    """Give a process that makes batches a group of its own, so that the rank's signals miss it.
-
-    This is a function of a module, since Python 3.14 pickles what workers are given, and does not
-    fork them.
-    """
-    os.setsid()
-
-
 def is_about_a_file(error: BaseException, output_dir: str) -> bool:
     """Return whether an exception means that a file could not be read or written.
 

@@ -15,7 +15,7 @@ from typing import Any
 from jinja2 import TemplateError
 
 from components.chat_template import fit_arguments
-from components.tokens import NOT_TRAINED_ON
+from core.batches import NOT_TRAINED_ON
 from evaluation.contestants import Contestant
 from exits import Exit, stop
 from generation.questions import Row, columns_in, load_rows, to_question

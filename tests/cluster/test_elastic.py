@@ -106,7 +106,9 @@ def test_a_host_is_lost_and_comes_back(start, short_of, tmp_path):
     second, _ = start("second")
     wait(lambda: len(steps_in(tmp_path / "run")) >= 8, "step 8", log)
     kill_all_of(second)
-    wait(lambda: f"1 process = {ROWS} rows per step" in log.read_text(), "run on one host", log)
+    wait(
+        lambda: f"x 1 in parallel = {ROWS} rows per step" in log.read_text(), "run on one host", log
+    )
     third, other_log = start("third")
     assert first.wait(PATIENCE) == 0, log.read_text()[-3000:]
     assert third.wait(PATIENCE) == 0, other_log.read_text()[-3000:]
@@ -117,8 +119,8 @@ def test_a_host_is_lost_and_comes_back(start, short_of, tmp_path):
     # The same rows in each step; only the order of a sum depends on the number of ranks
     assert losses_of(tmp_path / "run") == pytest.approx(losses_of(tmp_path / "whole"), abs=1e-4)
     # Either agent may have rank 0 of the last attempt, which prints
-    after_return = log.read_text().split(f"1 process = {ROWS} rows per step")[-1]
-    assert f"2 processes = {ROWS} rows per step" in after_return + other_log.read_text()
+    after_return = log.read_text().split(f"x 1 in parallel = {ROWS} rows per step")[-1]
+    assert f"x 2 in parallel = {ROWS} rows per step" in after_return + other_log.read_text()
 
 
 @pytest.mark.parametrize(

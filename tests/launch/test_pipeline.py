@@ -19,7 +19,7 @@ def test_a_dry_run_describes_the_whole_model_and_writes_nothing(net_tiny, tmp_pa
     done = net.launch(STAGES, tiny, tmp_path / "run", "--dry_run").expect(0)
     said = " ".join(done.output.split())
     assert "2 stages of 1 + 1 layers on 2 ranks" in said
-    assert "3 rows x 4 batches x 1 pipeline = 12 rows per step" in said
+    assert "3 rows x 4 accumulated x 1 in parallel = 12 rows per step" in said
     model = AutoModelForCausalLM.from_pretrained(tiny / "model")
     assert f"{model.num_parameters():,} parameters" in said
     assert "Loading weights" not in said and not (tmp_path / "run").exists()

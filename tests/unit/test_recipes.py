@@ -51,21 +51,21 @@ OF_PIPELINES = {
 # Calls in which every rank has to take part
 COLLECTIVES = set(
     """
-    accumulate answer_logps _any_rank_must_stop augmenting_loader backward backward_of_sum
+    accumulate answer_logps _any_rank_must_stop backward backward_of_sum
     PipelineMesh barrier broadcast broadcast_object_list self._nonfinite.check check_plan
     clip_grad_norm_ clip_gradients full_tensor reduce_gradients all_reduce all_to_all_single
-    sum_over_pipelines sum_over_stages compute_once_a_host compare_answers compute_once conclude
+    sum_over_pipelines sum_over_stages compare_answers compute_once conclude
     end_all_ranks end_as_done evaluate evaluate_classifier evaluate_perplexity evaluate_tags
     evaluation_loader find_cause finish finish_step gather gather_for_metrics gather_object generate
-    interruptible self._watch.join self._watch.vote lay_out load_on_rank_0 load_state losses
-    losses_and_output mean_losses mean_metrics measure new_group next_step ordered_loader pack_rows
+    interruptible self._watch.join self._watch.vote load_on_rank_0 load_state losses
+    losses_and_output mean_losses mean_metrics measure new_group next_step 
     predict prepare read_weights reduce resume run_reference save_and_end save_model save_state
     share_new_modules skip_if_not_finite run.start start_trackers steps summarize summed_losses
     summed_tag_loss summed_target_loss token_loss training_loader wait_for_everyone
     weighted_row_losses adapter_weights _between_steps find_host_without
     _upload_result_of_earlier_call check_hosts compare_clocks describe_cache self.hosts.join
     _check_nonfinite _end _end_if_done _find_best _find_checkpoint _keep_finished_model
-    _keep_row_order call_on_rank_0 call_on_every_rank _end_without_copy verify_candidates
+    call_on_rank_0 call_on_every_rank _end_without_copy verify_candidates
     verify_together require_on_every_host write_on_rank_0 save_adapters save_whole_model _load_best
     _note_if_best _save_and_stop _save _save_if_new _finish_save _write_step _wait_for_save
     self._checkpoints.begin self._checkpoints.finish fill collect model_weights make_patient_group

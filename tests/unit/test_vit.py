@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader
 from transformers import ViTImageProcessorPil
 
 import vit
-from components.watch import leave_process_group
+from core.batches import leave_process_group
 
 SIZE = (8, 8)
 PROCESSOR = ViTImageProcessorPil(size={"height": 8, "width": 8}, resample=0)

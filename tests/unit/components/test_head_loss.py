@@ -34,8 +34,7 @@ from components.head_loss import (
     changes_logits_after_head,
     replaced_forward,
 )
-from components.packing import TokenCollator
-from components.tokens import NOT_TRAINED_ON
+from core.batches import NOT_TRAINED_ON, TokenCollator
 
 CPU = torch.device("cpu")
 SHAPE = {

@@ -27,9 +27,9 @@ from transformers import (
 import llama
 from components import mesh, mesh_checks, upstream
 from components.cli import parse_arguments
-from components.packing import TokenCollator
 from components.pairs import PairCollator
 from components.strategy import Strategy
+from core.batches import TokenCollator
 from example_arguments import language_model_arguments
 from fakes import fake_accelerator, mixture_of_two, parallelism, sharing_rows
 from harm import shows_harm_without

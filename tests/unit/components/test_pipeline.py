@@ -17,11 +17,11 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 import llama_pipeline
 from components import head_loss, upstream
 from components.cli import parse_arguments
-from components.packing import TokenCollator
 from components.pipeline import Pipeline
 from components.pipeline_batches import PipelineCollator
 from components.pipeline_mesh import PipelineMesh
 from components.pipeline_stages import cut_into_stages, keep_only
+from core.batches import TokenCollator
 from harm import shows_harm_without
 
 SEVERAL_STAGES = ["interleaved", "interleaved_zero_bubble", "zbv"]

@@ -45,10 +45,10 @@ class TestChanges:
     def test_what_changes_the_run_is_refused(self, name, arguments, resumed, capsys):
         run = resumed(3, vars(arguments) | FACTS | {name: "another"})
         with pytest.raises(SystemExit, match="64"):
-            run.check_plan(9, **FACTS)
+            run.check_plan(9, 100, **FACTS)
         assert f"--allow_change {name}" in capsys.readouterr().err
         arguments.allow_change = [name]
-        run.check_plan(9, **FACTS)
+        run.check_plan(9, 100, **FACTS)
 
     def test_adapters_of_another_base_are_refused(self, arguments, resumed, tiny, tmp_path, capsys):
         base = shutil.copytree(tiny / "model", tmp_path / "base")
@@ -56,26 +56,36 @@ class TestChanges:
         arguments.model_name_or_path = str(base)
         recorded = fingerprint_of_weights(str(tiny / "model"), "main")
         run = resumed(3, vars(arguments) | FACTS | {"base_weights": recorded})
-        run.check_plan(9, **FACTS)  # a copy is the same
+        run.check_plan(9, 100, **FACTS)  # a copy is the same
         (base / "model.safetensors").write_bytes(b"other weights")
         with pytest.raises(SystemExit, match="64"):
-            run.check_plan(9, **FACTS)
+            run.check_plan(9, 100, **FACTS)
         assert "base_weights" in capsys.readouterr().err
 
     def test_another_number_of_rows_a_step_is_refused(self, arguments, resumed, capsys):
         run = resumed(3, vars(arguments) | {"rows_per_step": 24, "data": "abc"})
         with pytest.raises(SystemExit, match="64"):
-            run.check_plan(9, rows_per_step=7, data="abc")
+            run.check_plan(9, 100, rows_per_step=7, data="abc")
         assert "24" in capsys.readouterr().err
+
+    def test_an_order_that_was_computed_is_refused(self, arguments, resumed, capsys):
+        run = resumed(3, vars(arguments) | FACTS)
+        run._restored["row_order"] = 2
+        run.check_plan(9, 2**20, **FACTS)  # a list then too
+        with pytest.raises(SystemExit, match="64"):
+            run.check_plan(9, 2**20 + 1, **FACTS)
+        assert "another way" in capsys.readouterr().err
+        del run._restored["row_order"]
+        run.check_plan(9, 2**20 + 1, **FACTS)
 
     def test_arguments_that_an_older_recipe_had_not_are_no_change(self, arguments, resumed):
         before = vars(arguments) | FACTS
         del before["use_dora"]
-        resumed(3, before).check_plan(9, **FACTS)
+        resumed(3, before).check_plan(9, 100, **FACTS)
 
     def test_the_rest_may_change(self, arguments, resumed):
         before = vars(arguments) | FACTS | dict.fromkeys(may_change(type(arguments)), "another")
-        resumed(3, before).check_plan(9, **FACTS)
+        resumed(3, before).check_plan(9, 100, **FACTS)
 
 
 class TestFinishedRun:
@@ -124,7 +134,7 @@ class TestFinishedRun:
         (folder / "model.safetensors").touch()
         (folder / "run.json").write_text("{}")
         with pytest.raises(SystemExit) as ended:
-            resumed(9, vars(arguments) | FACTS).check_plan(9, **FACTS)
+            resumed(9, vars(arguments) | FACTS).check_plan(9, 100, **FACTS)
         (said,) = capsys.readouterr().out.splitlines()
         assert not ended.value.code and further in said
         assert read_json(folder / "status.json") == self.DONE
@@ -134,14 +144,14 @@ class TestFinishedRun:
         run = resumed(9, vars(arguments) | FACTS)
         (folder / "config.json").touch()
         (folder / "model.safetensors.index.json").write_text('{"weight_map": ')
-        run.check_plan(9, **FACTS)  # a damaged index is written again
+        run.check_plan(9, 100, **FACTS)  # a damaged index is written again
         (folder / "model.safetensors.index.json").write_text(
             '{"weight_map": {"a": "model-1.safetensors"}}'
         )
-        run.check_plan(9, **FACTS)  # its weights are gone
+        run.check_plan(9, 100, **FACTS)  # its weights are gone
         (folder / "model-1.safetensors").touch()
-        run.check_plan(10, **FACTS)
+        run.check_plan(10, 100, **FACTS)
         (folder / "status.json").write_text(
             '{"state": "running"}'
         )  # killed while it wrote the model
-        run.check_plan(9, **FACTS)
+        run.check_plan(9, 100, **FACTS)

@@ -23,7 +23,7 @@ from transformers import (
 
 from components import varlen
 from components.head_loss import LossInHead
-from components.packing import TokenCollator
+from core.batches import TokenCollator
 from mask_probe import ARCHITECTURES, SHAPE, distance_from_alone, leak, packed_batch, random_model
 
 LENGTHS = [7, 1, 10, 6]

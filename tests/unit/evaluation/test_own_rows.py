@@ -7,7 +7,7 @@ from argparse import Namespace
 import pytest
 import torch
 
-from components.tokens import NOT_TRAINED_ON
+from core.batches import NOT_TRAINED_ON
 from evaluation.contestants import find_contestants
 from evaluation.documents import Reader
 from generation import loading, scoring
