@@ -49,7 +49,7 @@ sys.path.append(str(Path(__file__).resolve().parents[1] / "tests"))
 from inject import WRITES, at_each_change
 
 COMPONENTS = {
-    "summed_loss": "components.head_loss:LossInHead.__call__",
+    "summed_loss": "core.loss:LossInHead.__call__",
     "skip_if_not_finite": "components.run:Run.skip_if_not_finite",
     "save": "components.run:Run._save",
     "write_share": "core.checkpoint:write",

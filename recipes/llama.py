@@ -114,7 +114,6 @@ from components.chat import load_tokenizer, show_trained_tokens, tokenize_conver
 from components.chat_template import ChatTemplate
 from components.conversations import Conversation, read_conversation, trains_on_answers_only
 from components.export import save_model
-from components.head_loss import LossInHead
 from components.mesh import Mesh, part_of, sum_over_rows
 from components.mixture import read_splits
 from components.model import add_adapters, load_pretrained, set_up_layers
@@ -127,6 +126,7 @@ from components.run import Run
 from components.stop_tokens import stop_tokens_of_turns
 from components.strategy import backward_of_sum
 from core.batches import Plan, TokenCollator, describe_batch, describe_packing, pack, takes_one_line
+from core.loss import LossInHead
 
 # EDIT: your columns, {prompt: answer}; a column named messages needs no entry
 PROMPT_AND_ANSWER = {"prompt": "completion", "instruction": "output", "question": "answer"}
@@ -233,7 +233,7 @@ def main(args: Arguments) -> None:
 
     # ---- Model, optimizer, schedule ----
     model = load_model(args, accelerator)
-    # EDIT: another loss of a token is one line of token_losses in components/head_loss.py, as in
+    # EDIT: another loss of a token is one line of token_losses in core/loss.py, as in
     #     cross_entropy(logits, targets, reduction="none", label_smoothing=0.1)
     token_loss = LossInHead(model, args.max_logits_mib, accelerator.device)
     check_model(

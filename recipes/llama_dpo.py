@@ -99,7 +99,6 @@ from components.chat_template import ChatTemplate
 from components.columns import rename_columns
 from components.conversations import find_tools, read_pair
 from components.export import save_model
-from components.head_loss import LossInHead
 from components.mesh import Mesh, part_of, sum_over_parts, sum_over_rows
 from components.mixture import read_splits
 from components.model import add_adapters, load_pretrained, set_up_layers
@@ -118,6 +117,7 @@ from components.run import Run
 from components.stop_tokens import stop_tokens_of_turns
 from components.strategy import backward_of_sum
 from core.batches import Plan, describe_batch, takes_one_line
+from core.loss import LossInHead
 
 METRICS = [  # TRL's names
     "rewards/chosen",
@@ -251,8 +251,8 @@ def answer_logps(
         [2, pairs], chosen answers first, and a scalar over the prompts that are trained on, which
         only orpo does; in nats and fp32.
     """
-    logps = -token_loss.losses(model, batch["inputs"], batch["positions"], batch["targets"])
-    sums = sum_answers(place_in_lines(logps, batch), batch)
+    losses, _ = token_loss.losses(model, batch)
+    sums = sum_answers(place_in_lines(-losses, batch), batch)
     by_pair, prompts = (sum_over_parts(accelerator, value, is_training) for value in sums)
     return by_pair, prompts
 

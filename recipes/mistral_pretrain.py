@@ -113,7 +113,6 @@ from components.best import require_rows_to_choose_by
 from components.documents import Documents, open_documents
 from components.exits import Exit
 from components.export import save_model
-from components.head_loss import LossInHead
 from components.mesh import Mesh, part_of, sum_over_rows
 from components.model import add_adapters, load_pretrained, set_up_layers
 from components.model_checks import check_model
@@ -134,6 +133,7 @@ from components.stream import (
 )
 from components.tokens import load_text_tokenizer
 from core.batches import describe_batch, evaluation_steps, takes_one_line
+from core.loss import LossInHead
 
 SHOWN_TOKENS = 200  # tokens of the first block that the start summary shows
 
@@ -342,7 +342,7 @@ def main(args: Arguments) -> None:
 
     # ---- Model, optimizer, schedule ----
     model = load_model(args, accelerator)
-    # EDIT: another loss of a token is one line of token_losses in components/head_loss.py, as in
+    # EDIT: another loss of a token is one line of token_losses in core/loss.py, as in
     #     cross_entropy(logits, targets, reduction="none", label_smoothing=0.1)
     token_loss = LossInHead(model, args.max_logits_mib, accelerator.device)
     check_model(

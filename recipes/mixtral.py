@@ -107,7 +107,6 @@ from components.chat_template import ChatTemplate
 from components.conversations import Conversation, read_conversation, trains_on_answers_only
 from components.exits import Exit
 from components.export import save_model
-from components.head_loss import LossInHead
 from components.mesh import Mesh, part_of, sum_over_parts, sum_over_rows, sum_over_tokens
 from components.mixture import read_splits
 from components.model import add_adapters, load_pretrained, set_up_layers
@@ -121,6 +120,7 @@ from components.status import fail
 from components.stop_tokens import stop_tokens_of_turns
 from components.strategy import backward_of_sum
 from core.batches import Line, Plan, TokenCollator, describe_batch, takes_one_line
+from core.loss import LossInHead
 
 # EDIT: your columns, {prompt: answer}; a column named messages needs no entry
 PROMPT_AND_ANSWER = {"prompt": "completion", "instruction": "output", "question": "answer"}
@@ -344,9 +344,7 @@ def summed_losses(
         batch: this rank's part of a batch. Each of the three is a sum over its tokens.
     """
     inputs = {**batch["inputs"], "output_router_logits": True}
-    losses, output = token_loss.losses_and_output(
-        model, inputs, batch["positions"], batch["targets"]
-    )
+    losses, output = token_loss.losses(model, {**batch, "inputs": inputs})
     sum_of_parts = partial(sum_over_parts, accelerator, is_training=is_training)
     routed = routed_of_part(batch)
     return losses.sum(), *router_loss(output.router_logits, routed, top_k, sum_of_parts)
@@ -438,7 +436,7 @@ def main(args: Arguments) -> None:
     model = load_model(args, accelerator)
     top_k = base_model_of(model).config.get_text_config().num_experts_per_tok
     factor = router_loss_factor(model, args)
-    # EDIT: another loss of a token is one line of token_losses in components/head_loss.py, as in
+    # EDIT: another loss of a token is one line of token_losses in core/loss.py, as in
     #     cross_entropy(logits, targets, reduction="none", label_smoothing=0.1)
     token_loss = LossInHead(model, args.max_logits_mib, accelerator.device)
     check_model(

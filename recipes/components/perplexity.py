@@ -9,9 +9,9 @@ import torch
 from accelerate import Accelerator
 
 from components.answers import Predictor
-from components.head_loss import LossInHead
 from components.mesh import part_of, sum_over_rows, sum_over_tokens
 from components.run import Run
+from core.loss import LossInHead
 
 
 @torch.no_grad()
@@ -38,7 +38,7 @@ def evaluate_perplexity(
             total += torch.stack([token_loss(model, part), batch["counts"][0]])
     answered: dict[str, float] = {}
     if predictor is not None:
-        token_loss.forget_batch()  # The head returns logits again.
+        token_loss.return_logits()
         answered = predictor.predict(model)
     model.train()
     loss = sum_over_tokens(accelerator, total[0], is_training=False).item()

@@ -16,12 +16,12 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
 from components.arguments import PipelineTrainingArguments
-from components.head_loss import LossInHead
-from components.pipeline_batches import MicroBatch, micro_batches_of
+from components.pipeline_batches import micro_batches_of
 from components.pipeline_mesh import PipelineMesh
 from components.pipeline_schedules import ScheduleMaker, Shape
 from components.pipeline_stages import Stage, view_of
 from components.plugins import mixed_dtype
+from core.loss import LossInHead
 
 
 class StageModule(torch.nn.Module):
@@ -48,7 +48,7 @@ class StageModule(torch.nn.Module):
         """
         super().__init__()
         self.view = view_of(part, stage)
-        self.micro_batches: Iterator[MicroBatch] = iter(())
+        self.micro_batches: Iterator[dict[str, Any]] = iter(())
         self._input = "input_ids"
         if not stage.is_first:
             self._input = "inputs_embeds"
@@ -65,15 +65,12 @@ class StageModule(torch.nn.Module):
             received: tokens, [rows, tokens], or the hidden states of the stage before.
         """
         micro_batch = next(self.micro_batches)
-        inputs = {self._input: received, **micro_batch.inputs}
+        inputs = {self._input: received, **micro_batch["inputs"]}
         with self._accelerator.autocast():
             if self._token_loss is None:
                 hidden = self.view.model(**inputs, use_cache=False).last_hidden_state
                 return hidden.to(self._dtype)
-            losses = self._token_loss.losses(
-                self.view, inputs, micro_batch.positions, micro_batch.targets
-            )
-            return losses.sum()
+            return self._token_loss(self.view, {**micro_batch, "inputs": inputs})
 
 
 class Pipeline:
@@ -112,7 +109,7 @@ class Pipeline:
         dtype = getattr(torch, precision) if precision else model.dtype
         token_loss = None
         if self._has_last:
-            # EDIT: another loss of a token is one line of token_losses in components/head_loss.py
+            # EDIT: another loss of a token is one line of token_losses in core/loss.py
             token_loss = LossInHead(model, args.max_logits_mib, accelerator.device)
         self._stages: dict[int, StageModule] = {}
         for stage in stages:

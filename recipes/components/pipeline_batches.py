@@ -12,21 +12,6 @@ from core.batches import Line, TokenCollator
 
 
 @dataclass(frozen=True)
-class MicroBatch:
-    """What a stage computes with besides what it receives.
-
-    Attributes:
-        inputs: further arguments of the model, such as position_ids of packed rows.
-        positions: of the tokens whose next token is trained on, in the flattened micro-batch, [n].
-        targets: those next tokens, [n].
-    """
-
-    inputs: Mapping[str, torch.Tensor]
-    positions: torch.Tensor
-    targets: torch.Tensor
-
-
-@dataclass(frozen=True)
 class PipelineCollator:
     """Make a batch as TokenCollator does, with a number of rows that micro-batches divide.
 
@@ -69,13 +54,20 @@ class PipelineCollator:
         }
 
 
-def micro_batches_of(batch: Mapping[str, Any]) -> Iterator[MicroBatch]:
-    """Yield the micro-batches of a batch, as PipelineCollator makes it."""
+def micro_batches_of(batch: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yield the micro-batches of a batch, as PipelineCollator makes it.
+
+    Each has `positions` and `targets`, as LossInHead takes them, and in `inputs` what a stage is
+    given besides what it receives, such as the position_ids of packed rows.
+    """
     number = len(batch["targets"])
     others = []
     for name, tensor in batch["inputs"].items():
         if name != "input_ids":
             others.append([(name, part) for part in tensor.chunk(number)])
     for place in range(number):
-        inputs = dict(parts[place] for parts in others)
-        yield MicroBatch(inputs, batch["positions"][place], batch["targets"][place])
+        yield {
+            "inputs": dict(parts[place] for parts in others),
+            "positions": batch["positions"][place],
+            "targets": batch["targets"][place],
+        }

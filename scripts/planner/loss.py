@@ -3,7 +3,7 @@
 
 Logits take 4 bytes x vocabulary per token, and the loss briefly holds about three times that. The
 recipe therefore computes them only for supervised tokens, and in pieces if they would take more
-than --max_logits_mib (components/head_loss.py).
+than --max_logits_mib (core/loss.py).
 """
 
 import math

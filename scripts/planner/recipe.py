@@ -25,12 +25,11 @@ from transformers.distributed import DistributedConfig
 import llama
 import llama_pipeline
 import mixtral
-from components import expert_checks, experts, head_loss, mesh, optimizer, upstream
+from components import expert_checks, experts, mesh, optimizer, upstream
 from components.arguments import ExpertParallelArguments
 from components.chat_template import ChatTemplate
 from components.checks import find_conflicts
 from components.cli import RecipeParser, parse_arguments, take_config
-from components.head_loss import LossInHead
 from components.learning_rate import rate_for_adapters
 from components.mesh_checks import find_misfits_of_config
 from components.model import lora_config, wrap_in_adapters
@@ -42,6 +41,8 @@ from components.split_adapters import split_adapters
 from components.status import process_status
 from components.strategy import Strategy
 from components.strategy_checks import find_misfits
+from core import loss
+from core.loss import LossInHead
 
 
 class OnlyOfLlama:
@@ -369,7 +370,7 @@ def with_adapters(
 # ---- The loss ----
 def logits_mib(args: RecipeArguments) -> float:
     """Return how many MiB of fp32 logits the recipe computes at a time if it finds no GPU."""
-    return head_loss.logits_mib(args.max_logits_mib, CPU)
+    return loss.logits_mib(args.max_logits_mib, CPU)
 
 
 def logits_mib_on(card: float) -> float:
@@ -377,7 +378,7 @@ def logits_mib_on(card: float) -> float:
 
     card: bytes.
     """
-    return head_loss.LOGITS_SHARE * card / MIB
+    return loss.LOGITS_SHARE * card / MIB
 
 
 def prepare_model(model: PreTrainedModel, args: RecipeArguments, autocasts: bool) -> LossInHead:

@@ -206,7 +206,7 @@ def step(
         with cut_by_ring(batch["inputs"], training.accelerator) as inputs:
             forward_and_backward(training, batch | {"inputs": inputs})
         del batch, inputs
-        training.token_loss.forget_batch()
+        training.token_loss.return_logits()
     trained = [weight for weight in training.model.parameters() if weight.requires_grad]
     # It reads nothing of the Accelerator.
     Accelerator._clip_grad_norm_dtensor_aware(training.accelerator, trained, CLIP)

@@ -69,17 +69,15 @@ def test_a_copy_is_rehearsed_with_its_own_components(config, project, tiny):
 @pytest.mark.parametrize(
     ("config", "module", "cold"),
     [
-        ("ddp", "head_loss", False),
-        ("fsdp", "head_loss", False),
-        ("deepspeed_zero3", "head_loss", False),
-        ("fsdp", "startup", True),
-        ("deepspeed_zero3", "startup", True),
+        ("ddp", "core/loss", False),
+        ("fsdp", "core/loss", False),
+        ("deepspeed_zero3", "core/loss", False),
+        ("fsdp", "components/startup", True),
+        ("deepspeed_zero3", "components/startup", True),
     ],
 )
 def test_a_broken_copy_fails_its_rehearsal(config, module, cold, project, tiny):
-    (project / "components" / f"{module}.py").write_text(
-        "raise RuntimeError('this copy is broken')"
-    )
+    (project / f"{module}.py").write_text("raise RuntimeError('this copy is broken')")
     flags = [*data_of(tiny), *FAST, "--max_steps", 1, "--output_dir", project / "run"]
     if cold:
         with starting_cold():

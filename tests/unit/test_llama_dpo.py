@@ -12,8 +12,8 @@ from peft import LoraConfig, get_peft_model
 
 import llama_dpo
 from components.chat_template import ChatTemplate
-from components.head_loss import LossInHead
 from components.mesh import part_of
+from core.loss import LossInHead
 from fakes import fake_accelerator, sharing_rows
 from tiny.llama import make_model
 from tiny.options import LlamaOptions

@@ -13,8 +13,8 @@ from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_fun
 
 import mixtral
 from components.cli import parse_arguments
-from components.head_loss import LossInHead
 from components.mesh import part_of
+from core.loss import LossInHead
 from fakes import fake_accelerator, sharing_rows
 
 ATTENTION = {"q_proj", "k_proj", "v_proj", "o_proj"}

@@ -58,7 +58,7 @@ COLLECTIVES = set(
     end_all_ranks end_as_done evaluate evaluate_classifier evaluate_perplexity evaluate_tags
     evaluation_loader find_cause finish finish_step gather gather_for_metrics gather_object generate
     interruptible self._watch.join self._watch.vote load_on_rank_0 load_state losses
-    losses_and_output mean_losses mean_metrics measure new_group next_step 
+    mean_losses mean_metrics measure new_group next_step
     predict prepare read_weights reduce resume run_reference save_and_end save_model save_state
     share_new_modules skip_if_not_finite run.start start_trackers steps summarize summed_losses
     summed_tag_loss summed_target_loss token_loss training_loader wait_for_everyone

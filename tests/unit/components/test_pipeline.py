@@ -15,12 +15,13 @@ from datasets import Dataset
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 import llama_pipeline
-from components import head_loss, upstream
+from components import upstream
 from components.cli import parse_arguments
 from components.pipeline import Pipeline
 from components.pipeline_batches import PipelineCollator
 from components.pipeline_mesh import PipelineMesh
 from components.pipeline_stages import cut_into_stages, keep_only
+from core import loss
 from core.batches import TokenCollator
 from harm import shows_harm_without
 
@@ -123,8 +124,8 @@ def test_an_evaluation_gives_the_loss_and_leaves_no_gradient(schedule, accelerat
 def test_an_infinite_loss_gives_gradients_that_are_not_finite(
     accelerator, whole, batches, monkeypatch
 ):
-    per_token = head_loss.token_losses
-    monkeypatch.setattr(head_loss, "token_losses", lambda *given: per_token(*given) + math.inf)
+    per_token = loss.token_losses
+    monkeypatch.setattr(loss, "token_losses", lambda *given: per_token(*given) + math.inf)
     pipeline = make_pipeline(accelerator, whole, "zbv")
     assert pipeline.step(batches[0], torch.tensor(1)).isnan()
     pipeline.reduce_gradients()

@@ -28,7 +28,7 @@ def test_the_micro_batches_have_the_targets_of_the_whole(num_microbatches):
     assert tokens.shape == (4, 4) and tokens[3].tolist() == [0] * 4  # A row of padding
     found = []
     for part, ids in zip(micro_batches_of(batch), tokens.chunk(num_microbatches), strict=True):
-        for place, target in zip(part.positions, part.targets, strict=True):
+        for place, target in zip(part["positions"], part["targets"], strict=True):
             found.append((int(ids.flatten()[place]), int(target)))
     assert found == [(5, 6), (6, 7), (9, 10), (10, 11)]
     assert batch["counts"].tolist() == [4, 9] and batch["row"] == [1, 2, 3]
@@ -37,15 +37,15 @@ def test_the_micro_batches_have_the_targets_of_the_whole(num_microbatches):
 def test_a_rank_without_rows_has_micro_batches_of_padding():
     batch = batch_of(2, 2, [])
     assert batch["inputs"]["input_ids"].shape == (2, 1)
-    assert [len(part.targets) for part in micro_batches_of(batch)] == [0, 0]
+    assert [len(part["targets"]) for part in micro_batches_of(batch)] == [0, 0]
     assert batch["counts"].tolist() == [0, 0]
 
 
 def test_packed_rows_keep_their_positions_in_each_micro_batch():
     batch = batch_of(2, 2, [[0, 1], [2]], width=8)
     first, second = micro_batches_of(batch)
-    assert first.inputs["position_ids"].tolist() == [[0, 1, 2, 0, 1, 2, 3, 0]]
-    assert second.inputs["position_ids"].shape == (1, 8)
+    assert first["inputs"]["position_ids"].tolist() == [[0, 1, 2, 0, 1, 2, 3, 0]]
+    assert second["inputs"]["position_ids"].shape == (1, 8)
 
 
 def test_an_evaluation_batch_is_filled_up_to_whole_micro_batches():

@@ -22,8 +22,8 @@ from transformers import (
 )
 
 from components import varlen
-from components.head_loss import LossInHead
 from core.batches import TokenCollator
+from core.loss import LossInHead
 from mask_probe import ARCHITECTURES, SHAPE, distance_from_alone, leak, packed_batch, random_model
 
 LENGTHS = [7, 1, 10, 6]

@@ -13,9 +13,9 @@ import torch
 from datasets import Dataset
 from transformers import AutoModelForCausalLM, LlamaConfig
 
-from components.head_loss import LossInHead
 from components.mesh import Mesh
 from core.batches import Plan, TokenCollator, TrainingBatches, pack
+from core.loss import LossInHead
 from example_arguments import language_model_arguments
 from fakes import fake_accelerator
 

@@ -2,19 +2,18 @@
 """The loss of causal language models, computed inside their output head.
 
 Only the logits of tokens that are trained on are computed, and never more of them at a time than
---max_logits_mib allows.
+--max_logits_mib allows. Inside the head's forward pass every strategy has its weight whole.
 """
 
 import contextlib
 from collections.abc import Callable, Generator, Mapping
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import torch
 from torch.autograd.function import once_differentiable
 from torch.distributed.tensor import DTensor
-from torch.nn.functional import cross_entropy
+from torch.nn.functional import cross_entropy, linear
 from torch.utils.checkpoint import checkpoint
 
 # The share of a GPU's memory that fp32 logits may take at a time: 1.25 GiB of 80. For a moment the
@@ -23,11 +22,22 @@ LOGITS_SHARE = 1 / 64
 LOGITS_MIB_ON_CPU = 256
 
 
+def token_losses(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """Return the cross-entropy of each token in nats, [tokens]. EDIT: label smoothing, a z-loss.
+
+    Every path to the loss ends here, at once or in pieces, in training and in evaluation.
+
+    Args:
+        logits: [tokens, vocabulary], in fp32.
+    """
+    return cross_entropy(logits, targets, reduction="none")
+
+
 def logits_mib(max_logits_mib: float | None, device: torch.device) -> float:
     """Return how many MiB of fp32 logits are held at a time.
 
-    That is --max_logits_mib, or a share of the GPU's memory, or 256 on a CPU. The share is of the
-    whole memory, not of what is free, so that a resumed run and the memory planner get the same.
+    The default is a share of the GPU's whole memory, not of what is free, so that a resumed run and
+    the memory planner get the same.
     """
     if max_logits_mib is not None:
         return max_logits_mib
@@ -36,40 +46,12 @@ def logits_mib(max_logits_mib: float | None, device: torch.device) -> float:
     return LOGITS_SHARE * torch.cuda.get_device_properties(device).total_memory / 2**20
 
 
-def tokens_per_piece(logits_mib: float, vocabulary: int) -> int:
-    """Return for how many tokens, at least one, fp32 logits fit into `logits_mib` MiB."""
-    return max(int(logits_mib * 2**20 / (4 * vocabulary)), 1)
-
-
-@dataclass(frozen=True)
-class LossRequest:
-    """The tokens whose losses the head returns: positions in the flattened batch, and targets."""
-
-    positions: torch.Tensor
-    targets: torch.Tensor
-
-
-def token_losses(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """Return the cross-entropy of each token in nats, [tokens]. EDIT: label smoothing, a z-loss.
-
-    Every path to the loss ends here, with logits at once or in pieces, and evaluation as well as
-    training.
-
-    Args:
-        logits: [tokens, vocabulary], in fp32.
-    """
-    return cross_entropy(logits, targets, reduction="none")
-
-
 class LossInHead:
     """The cross-entropy of the tokens that are trained on, returned by the model's output head.
 
-    Inside the head's forward pass every strategy has the head's weight whole, and gathers it once.
-    So that forward pass is replaced: while losses are requested, it returns the cross-entropy of
-    each token instead of logits. If the model changes its logits after its head (Gemma 2, Granite,
-    Cohere), it returns the logits of the tokens that are trained on.
-
-    Create it after adapters are added and before `prepare`.
+    While losses are requested, the head returns that of each token in place of logits. If the model
+    changes its logits after its head (Gemma 2, Granite, Cohere), the head returns the logits of the
+    tokens that are trained on. Create it after adapters are added and before `prepare`.
     """
 
     def __init__(self, model: Any, max_logits_mib: float | None, device: torch.device) -> None:
@@ -78,63 +60,24 @@ class LossInHead:
         Args:
             model: of transformers, with peft's adapters or without.
             max_logits_mib: MiB of fp32 logits that are held at a time; None for the default.
-            device: the device that the model will be on. The default is a share of its memory.
+            device: the device that the model will be on.
         """
         self._model_changes_logits = changes_logits_after_head(model)
         # The embedding has it, while ZeRO-3 has already split the head's weight.
         vocabulary = model.get_input_embeddings().num_embeddings
-        self._piece = tokens_per_piece(logits_mib(max_logits_mib, device), vocabulary)
-        self._request: LossRequest | None = None
-        for layer in layers_of_head(model):
-            forward = partial(self._forward_of_head, Head(layer, layer.forward))
+        mib = logits_mib(max_logits_mib, device)
+        self._piece = max(int(mib * 2**20 / (4 * vocabulary)), 1)  # tokens
+        self._request: tuple[torch.Tensor, torch.Tensor] | None = None
+        head = model.get_output_embeddings()
+        layers = [head]
+        if hasattr(head, "modules_to_save"):
+            # peft runs the copy, or the original where adapters are disabled. FSDP1 and ZeRO-3
+            # gather the weights of the one that runs, around its forward pass.
+            layers = [head.original_module, *head.modules_to_save.values()]
+        for layer in layers:
+            forward = partial(self._forward_of_head, layer, layer.forward)
             # The head is not compiled, since the number of tokens differs from batch to batch.
             layer.forward = torch.compiler.disable(forward)
-
-    def __call__(self, model: torch.nn.Module, batch: Mapping[str, Any]) -> torch.Tensor:
-        """Return the cross-entropy summed over the tokens of a batch, in nats and fp32.
-
-        Args:
-            model: as `prepare` returned it.
-            batch: with `inputs`, the model's arguments, and `positions` and `targets` as `losses`
-                takes them.
-        """
-        return self.losses(model, batch["inputs"], batch["positions"], batch["targets"]).sum()
-
-    def losses(
-        self,
-        model: torch.nn.Module,
-        inputs: Mapping[str, Any],
-        positions: torch.Tensor,
-        targets: torch.Tensor,
-    ) -> torch.Tensor:
-        """Return the cross-entropy of each token, [tokens], in nats and fp32.
-
-        Args:
-            model: as `prepare` returned it.
-            inputs: the model's arguments.
-            positions: of the tokens whose next token is trained on, in the flattened batch,
-                [tokens].
-            targets: those next tokens, [tokens].
-        """
-        return self.losses_and_output(model, inputs, positions, targets)[0]
-
-    def losses_and_output(
-        self,
-        model: torch.nn.Module,
-        inputs: Mapping[str, Any],
-        positions: torch.Tensor,
-        targets: torch.Tensor,
-    ) -> tuple[torch.Tensor, Any]:
-        """Return the losses, as `losses` does, and the model's output.
-
-        The `logits` of the output are what the head returned in their place.
-        """
-        self.request_losses(positions, targets)
-        output = model(**inputs, use_cache=False)
-        losses = output.logits
-        if self._model_changes_logits:
-            losses = token_losses(output.logits.float(), targets)
-        return losses, output
 
     def __str__(self) -> str:
         """Return how the loss is computed, for the summary of a run."""
@@ -143,81 +86,61 @@ class LossInHead:
             how = "which the model changes after its head"
         return f"logits only of tokens that are trained on, {how}"
 
-    def request_losses(self, positions: torch.Tensor, targets: torch.Tensor) -> None:
-        """Have the head return the losses of these tokens, as `losses` takes them."""
-        self._request = LossRequest(positions, targets)
+    def __call__(self, model: torch.nn.Module, batch: Mapping[str, Any]) -> torch.Tensor:
+        """Return the cross-entropy summed over the tokens of a batch, in nats and fp32."""
+        losses, _ = self.losses(model, batch)
+        return losses.sum()
 
-    def forget_batch(self) -> None:
-        """Drop the last request: from then on the head returns logits again.
+    def losses(self, model: torch.nn.Module, batch: Mapping[str, Any]) -> tuple[torch.Tensor, Any]:
+        """Return the cross-entropy of each token in nats and fp32, [tokens], and all of the output.
 
-        Otherwise a request is kept until the next one, since the backward pass may compute the
-        head again: FSDP's activation checkpointing can wrap it.
+        Args:
+            model: as `prepare` returned it.
+            batch: with `inputs`, the model's arguments; `positions`, in the flattened batch, of the
+                tokens whose next token is trained on, [tokens]; and `targets`, those next tokens.
         """
+        # Kept until the next one, since the backward pass may compute the head again: FSDP's
+        # activation checkpointing can wrap it.
+        self._request = (batch["positions"], batch["targets"])
+        output = model(**batch["inputs"], use_cache=False)
+        losses = output.logits
+        if self._model_changes_logits:
+            losses = token_losses(output.logits.float(), batch["targets"])
+        return losses, output
+
+    def return_logits(self) -> None:
+        """Have the head return logits from now on, until losses are requested again."""
         self._request = None
 
-    # ---- Inside the head ----
-    def _forward_of_head(self, head: "Head", hidden: torch.Tensor) -> torch.Tensor:
+    def _forward_of_head(
+        self, layer: Any, forward: Callable[[torch.Tensor], torch.Tensor], hidden: torch.Tensor
+    ) -> torch.Tensor:
         """Return the requested losses, or the logits if the model has to change them.
 
         Args:
-            head: the layer whose forward pass this replaces.
-            hidden: [rows, tokens, features].
+            layer: the one whose forward pass this replaces.
+            forward: its own.
+            hidden: [lines, tokens, features].
         """
         if self._request is None:
-            return head.forward(hidden)
-        targets = self._request.targets
-        hidden = hidden.flatten(0, 1)[self._request.positions]
+            return forward(hidden)
+        positions, targets = self._request
+        hidden = hidden.flatten(0, 1)[positions]
         if self._model_changes_logits:
-            return head.forward(hidden)
+            return forward(hidden)
+
+        def losses(hidden: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+            return token_losses(forward(hidden).float(), targets)
+
         if len(targets) <= self._piece:
-            return head.losses(hidden, targets)
-        return head.losses_in_pieces(hidden, targets, self._piece)
-
-
-@dataclass(frozen=True)
-class Head:
-    """A layer that makes logits, and its own forward pass."""
-
-    layer: Any
-    forward: Callable[[torch.Tensor], torch.Tensor]
-
-    def losses(self, hidden: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        """Return the cross-entropy of each token in nats and fp32, [tokens].
-
-        Args:
-            hidden: [tokens, features].
-            targets: [tokens].
-        """
-        return token_losses(self.forward(hidden).float(), targets)
-
-    def losses_in_pieces(
-        self, hidden: torch.Tensor, targets: torch.Tensor, piece: int
-    ) -> torch.Tensor:
-        """Return the same with the logits of at most `piece` tokens at a time."""
+            return losses(hidden, targets)
         # No adapters, not quantized, not split by tensor parallelism; FSDP2 makes it a subclass
-        is_linear = type(self.layer).forward is torch.nn.Linear.forward
-        if is_linear and not isinstance(self.layer.weight, DTensor):
+        is_linear = type(layer).forward is torch.nn.Linear.forward
+        if is_linear and not isinstance(layer.weight, DTensor):
             # The weight is read here, since FSDP has it whole only during the forward pass.
-            return LossInPieces.apply(hidden, self.layer.weight, self.layer.bias, targets, piece)
-        parts = zip(hidden.split(piece), targets.split(piece), strict=True)
-        return torch.cat([checkpoint(self.losses, *part, use_reentrant=False) for part in parts])
-
-
-def layers_of_head(model: Any) -> list[Any]:
-    """Return the layers of which the output head runs one: two if --modules_to_save copies it.
-
-    peft's wrapper then runs the copy, or the original where adapters are disabled. The wrapper has
-    no weights of its own: FSDP1 and ZeRO-3 gather those of the layer that runs, around its forward
-    pass.
-
-    Args:
-        model: of transformers, with peft's adapters or without.
-    """
-    head = model.get_output_embeddings()
-    copies = getattr(head, "modules_to_save", None)
-    if copies is None:
-        return [head]
-    return [head.original_module, *copies.values()]
+            return LossInPieces.apply(hidden, layer.weight, layer.bias, targets, self._piece)
+        parts = zip(hidden.split(self._piece), targets.split(self._piece), strict=True)
+        return torch.cat([checkpoint(losses, *part, use_reentrant=False) for part in parts])
 
 
 # ---- Does the model change its logits after its head? ----
@@ -237,41 +160,29 @@ class HiddenStates:
 def changes_logits_after_head(model: Any) -> bool:
     """Return whether a model caps or scales what its output head returns.
 
-    Nothing is computed: body and head are replaced by functions that return a marker, and what
-    stands between them by functions that pass it on (ModernBERT's decoder has a layer there). A
+    Nothing is computed: body and head are replaced by functions that return a marker, and what may
+    stand between them (ModernBERT's decoder has a layer there) by functions that pass it on. A
     model that changes no logits outputs that very tensor.
     """
     if hasattr(model, "get_base_model"):  # It is wrapped by peft.
         model = model.get_base_model()
     marker = torch.zeros(1, 1, 1)
+    head = model.get_output_embeddings()
 
     def body(*_: Any, **__: Any) -> HiddenStates:
         return HiddenStates(marker)
-
-    def head(_: Any) -> torch.Tensor:
-        return marker
 
     def pass_on(hidden: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
         return hidden
 
     with contextlib.ExitStack() as replaced:
         replaced.enter_context(replaced_forward(model.base_model, body))
-        replaced.enter_context(replaced_forward(model.get_output_embeddings(), head))
-        for layer in layers_before_head(model):
-            replaced.enter_context(replaced_forward(layer, pass_on))
+        replaced.enter_context(replaced_forward(head, lambda _: marker))
+        for child in model.children():
+            if child is not model.base_model and head not in child.modules():
+                replaced.enter_context(replaced_forward(child, pass_on))
         output = model(input_ids=torch.zeros(1, 1, dtype=torch.long))
     return output.logits is not marker
-
-
-def layers_before_head(model: Any) -> list[torch.nn.Module]:
-    """Return what the forward pass of a model may call between its body and its output head.
-
-    Args:
-        model: of transformers, without peft's wrapper.
-    """
-    head = model.get_output_embeddings()
-    others = [child for child in model.children() if child is not model.base_model]
-    return [child for child in others if head not in child.modules()]
 
 
 @contextlib.contextmanager
@@ -316,20 +227,18 @@ class LossInPieces(torch.autograd.Function):
             piece: tokens whose logits are held at a time.
         """
         device_type = hidden.device.type
-        ctx.compute_dtype = None
+        ctx.dtype = None
         if torch.is_autocast_enabled(device_type):
-            ctx.compute_dtype = torch.get_autocast_dtype(device_type)
+            ctx.dtype = torch.get_autocast_dtype(device_type)
         ctx.piece = piece
         ctx.save_for_backward(hidden, weight, bias, targets)
         # Cast here, once: autocast would cache a cast that was made without gradients, and reuse it
         # wherever the weight is used next.
-        weight = cast(weight, ctx.compute_dtype)
-        bias = cast(bias, ctx.compute_dtype)
+        weight = cast(weight, ctx.dtype)
+        bias = cast(bias, ctx.dtype)
         losses = []
-        for start in range(0, len(targets), piece):
-            part = slice(start, start + piece)
-            hidden_part = cast(hidden[part], ctx.compute_dtype)
-            losses.append(losses_of(hidden_part, weight, bias, targets[part]))
+        for part, wanted in zip(hidden.split(piece), targets.split(piece), strict=True):
+            losses.append(losses_of(cast(part, ctx.dtype), weight, bias, wanted))
         return torch.cat(losses)
 
     @staticmethod
@@ -342,15 +251,15 @@ class LossInPieces(torch.autograd.Function):
         hidden_gradient: Any = torch.empty_like(hidden) if wants_hidden else None
         weight_gradient: Any = zeros_to_add_to(weight) if wants_weight else None
         bias_gradient: Any = zeros_to_add_to(bias) if wants_bias else None
-        weight_used = cast(weight, ctx.compute_dtype).requires_grad_(wants_weight)
-        bias_used = cast(bias, ctx.compute_dtype)
+        weight_used = cast(weight, ctx.dtype).requires_grad_(wants_weight)
+        bias_used = cast(bias, ctx.dtype)
         if wants_bias:
             bias_used.requires_grad_()
 
         starts = range(0, len(targets), ctx.piece)
         for start in reversed(starts):  # Autograd adds up gradients in this order.
             part = slice(start, start + ctx.piece)
-            hidden_part = cast(hidden[part], ctx.compute_dtype).requires_grad_(wants_hidden)
+            hidden_part = cast(hidden[part], ctx.dtype).requires_grad_(wants_hidden)
             with torch.enable_grad(), torch.autocast(hidden.device.type, enabled=False):
                 losses = losses_of(hidden_part, weight_used, bias_used, targets[part])
             inputs = (hidden_part, weight_used, bias_used)
@@ -388,6 +297,6 @@ def losses_of(
     hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, targets: torch.Tensor
 ) -> torch.Tensor:
     """Return the cross-entropy of each token in nats and fp32, [tokens], from its hidden state."""
-    logits = torch.nn.functional.linear(hidden, weight, bias)
+    logits = linear(hidden, weight, bias)
     logits = logits.float()  # The same name, so that the bf16 logits are freed at once.
     return token_losses(logits, targets)

@@ -28,13 +28,13 @@ from transformers import (
 )
 
 from components import upstream
-from components.head_loss import (
+from core.batches import NOT_TRAINED_ON, TokenCollator
+from core.loss import (
     LossInHead,
     LossInPieces,
     changes_logits_after_head,
     replaced_forward,
 )
-from core.batches import NOT_TRAINED_ON, TokenCollator
 
 CPU = torch.device("cpu")
 SHAPE = {
@@ -163,13 +163,10 @@ def test_each_tokens_loss_comes_beside_what_else_the_model_puts_out(name, mib, b
     wanted = torch.nn.functional.cross_entropy(logits, batch["targets"], reduction="none")
     token_loss = LossInHead(model, mib, CPU)
     inputs = batch["inputs"] | {"output_hidden_states": True}
-    losses, output = token_loss.losses_and_output(
-        model, inputs, batch["positions"], batch["targets"]
-    )
+    losses, output = token_loss.losses(model, batch | {"inputs": inputs})
     torch.testing.assert_close(losses, wanted)
     assert len(output.hidden_states) == 3
-    alone = token_loss.losses(model, batch["inputs"], batch["positions"], batch["targets"])
-    assert alone.equal(losses) and token_loss(model, batch).equal(losses.sum())
+    assert token_loss(model, batch).equal(losses.sum())
 
 
 @pytest.mark.parametrize("mib", [256, 0.02], ids=["at once", "in pieces"])
@@ -186,7 +183,7 @@ def test_another_loss_is_written_in_one_place(name, mib, batch, monkeypatch):
     logits = plain(**batch["inputs"]).logits.flatten(0, 1)[batch["positions"]]
     wanted = smoothed(logits, batch["targets"]).sum()
     norm = norm_after(wanted, plain)
-    monkeypatch.setattr("components.head_loss.token_losses", smoothed)
+    monkeypatch.setattr("core.loss.token_losses", smoothed)
     model = model_of(name)
     ours = LossInHead(model, mib, CPU)(model, batch)
     assert ours.item() == pytest.approx(wanted.item(), rel=1e-6)
@@ -313,10 +310,13 @@ def losses_behind(token_loss, model, hidden, targets):
             last_hidden_state=hidden, past_key_values=None, hidden_states=None, attentions=None
         )
 
-    positions = torch.arange(len(targets))
-    inputs = {"input_ids": torch.zeros(1, len(targets), dtype=torch.long)}
+    batch = {
+        "inputs": {"input_ids": torch.zeros(1, len(targets), dtype=torch.long)},
+        "positions": torch.arange(len(targets)),
+        "targets": targets,
+    }
     with replaced_forward(model.base_model, body):
-        return token_loss.losses(model, inputs, positions, targets)
+        return token_loss.losses(model, batch)[0]
 
 
 def test_the_heads_gradient_in_bf16_is_as_exact_in_many_pieces_as_in_one():
