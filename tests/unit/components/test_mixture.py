@@ -59,6 +59,14 @@ def test_a_bad_row_is_named_with_its_own_file(mix, tmp_path, capsys):
     assert f"{tmp_path / 'bad.jsonl'}, line 2: has no name" in capsys.readouterr().err
 
 
+def test_a_best_model_needs_rows_to_choose_it_by(mix, capsys):
+    _, eval_rows = mix({"a": 4}, evaluate=True, eval_split=1, load_best_model_at_end=True)
+    assert len(eval_rows) == 1
+    with pytest.raises(SystemExit, match="64"):
+        mix({"a": 4}, evaluate=True, load_best_model_at_end=True)
+    assert "--load_best_model_at_end needs rows" in capsys.readouterr().err
+
+
 # ---- Weights ----
 def test_weights_are_shares_of_as_many_rows_as_there_are(mix):
     rows, _ = mix({"a": 10, "b": 90}, weights=[3, 1])
