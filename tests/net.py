@@ -133,10 +133,9 @@ def make_tiny(recipe, shape, folder):
     words = [recipe, folder, *narrow(recipe), *shape, "--quiet"]
     code, output = run([sys.executable, script, *words])
     assert code == 0, output
-    if recipe in ("llama", "mixtral"):
-        for split in ("train", "test"):
-            path = folder / "data" / f"{split}.jsonl"
-            rows = [json.loads(line) for line in path.read_text().splitlines()]
+    for path in (folder / "data").glob("t*.jsonl"):
+        rows = [json.loads(line) for line in path.read_text().splitlines()]
+        if "completion" in rows[0] and "chosen" not in rows[0]:
             path.write_text("".join(json.dumps(row) + "\n" for row in conversations(rows)))
 
 
