@@ -124,16 +124,16 @@ def prepare(job: Job, home: Path) -> None:
     import torch
 
     import llama
-    from components import chat
-    from components.chat_template import ChatTemplate
+    from components.tokens import load_tokenizer
     from core.batches import TokenCollator
+    from core.chat import ChatTemplate
 
     if not (home / "model" / "config.json").exists():
         make_model(job, home)
     batch_size = job.flags["per_device_train_batch_size"]
     lines = text_rows(job, home, job.num_rows or batch_size * (job.steps + job.warmup))
     (home / "data" / "rows.jsonl").write_text("\n".join(lines) + "\n")
-    tokenizer = chat.load_tokenizer(str(home / "model"))
+    tokenizer = load_tokenizer(str(home / "model"))
     template = ChatTemplate(tokenizer)
     rows = Rows()
     for line in lines:

@@ -63,16 +63,16 @@ FAULTS = [
     ),
     fault(
         "labels are shifted by one in the row",
-        f"{C}/chat.py",
+        f"{CORE}/chat.py",
         (
-            "inside = slice(first_token_from(start, encoded, text),",
-            "inside = slice(first_token_from(start, encoded, text) + 1,",
+            "inside = slice(bisect_left(starts, start),",
+            "inside = slice(bisect_left(starts, start) + 1,",
         ),
         test=f"{GOLDEN} trained_on",
     ),
     fault(
         "only the first answer of a conversation is trained on",
-        f"{C}/chat.py",
+        f"{CORE}/chat.py",
         (
             "    for start, end in spans:\n        inside",
             "    for start, end in spans[:1]:\n        inside",
@@ -300,7 +300,10 @@ FAULTS = [
     fault(
         "rows are not prepared again after an edit of one's own module",
         f"{C}/fingerprints.py",
-        ("                waiting += self._references(file, statement)", "                pass"),
+        (
+            'hashed.update(f"{file.relative_to(folder)} ".encode() + file.read_bytes())',
+            "hashed.update(file.name.encode())",
+        ),
         test="../launch/test_fingerprints.py -k edit",
     ),
     # ---- Faults of ranks: of factors, of collectives, of rows that are shared ----

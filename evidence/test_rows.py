@@ -100,17 +100,17 @@ def cpu_seconds():
 def of_recipe(label, home):
     """The recipe's function from a file to its prepared rows."""
     import llama
-    from components import chat
     from components.cli import parse_arguments
+    from components.tokens import load_tokenizer
 
     flags = {"model_name_or_path": home / "model", "dataset_name": home / "few.jsonl"}
     flags |= {"max_length": MAX_LENGTH, "eval_strategy": "no"}
     if label != "ours":
-        template = chat.load_tokenizer(str(home / "model")).chat_template
+        template = load_tokenizer(str(home / "model")).chat_template
         flags["chat_template"] = home / "unmarked.jinja"
         flags["chat_template"].write_text(MARK.sub("", template))
     args = parse_arguments(llama.Arguments, words=contestants.words_of(flags))
-    tokenizer = chat.load_tokenizer(args.model_name_or_path, chat_template=args.chat_template)
+    tokenizer = load_tokenizer(args.model_name_or_path, chat_template=args.chat_template)
 
     def prepare(file):
         rows, _ = llama.load_data(dataclasses.replace(args, dataset_name=[str(file)]), tokenizer)

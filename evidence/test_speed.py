@@ -175,10 +175,10 @@ def held_out_loss(folder, base):
     from transformers import AutoModelForCausalLM
 
     import llama
-    from components import chat
-    from components.chat_template import ChatTemplate
+    from components.tokens import load_tokenizer
+    from core.chat import ChatTemplate
 
-    tokenizer = chat.load_tokenizer(str(base))
+    tokenizer = load_tokenizer(str(base))
     template = ChatTemplate(tokenizer)
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     total = 0.0

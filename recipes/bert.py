@@ -92,9 +92,16 @@ from transformers import AutoModelForSequenceClassification
 from components.accelerator import make_accelerator
 from components.best import require_rows_to_choose_by
 from components.classifier import evaluate_classifier, load_classifier, weighted_row_losses
-from components.columns import are_texts, validate_texts
 from components.export import save_model
-from components.labels import Classes, add_labels, find_classes, label_tensors, read_label
+from components.labels import (
+    Classes,
+    add_labels,
+    are_texts,
+    find_classes,
+    label_tensors,
+    read_label,
+    validate_texts,
+)
 from components.mesh import Mesh, sum_over_rows
 from components.mesh_checks import read_model_config
 from components.model_checks import base_model_of, check_model
@@ -105,7 +112,6 @@ from components.rows import (
     Split,
     describe_rows,
     first_rows,
-    hash_of_row,
     hold_out_rows,
     longest_row,
     open_splits,
@@ -115,6 +121,7 @@ from components.run import Run
 from components.strategy import backward_of_sum
 from components.tokens import load_text_tokenizer, without_lone_surrogates
 from core.batches import Line, Plan, describe_batch, rows_of_lines
+from core.data import hash_of_row
 
 # EDIT: your columns, of a text or of a pair of texts
 TEXT_COLUMNS = [

@@ -96,7 +96,6 @@ from components.rows import (
     Rows,
     Split,
     describe_rows,
-    hash_of_row,
     hold_out_rows,
     longest_row,
     open_splits,
@@ -119,7 +118,8 @@ from components.tags import (
     without_unknown_tags,
 )
 from components.tokens import load_text_tokenizer
-from core.batches import NOT_TRAINED_ON, Line, Plan, describe_batch, rows_of_lines
+from core.batches import Line, Plan, describe_batch, rows_of_lines
+from core.data import IGNORED, hash_of_row
 
 # EDIT: your columns of tags
 TAG_COLUMNS = ["ner_tags", "labels", "tags"]
@@ -238,13 +238,13 @@ class TagCollator:
     def __call__(self, source: Any, lines: Sequence[Line]) -> dict[str, Any]:
         rows = rows_of_lines(source, lines)
         inputs = pad_texts(rows, self.tokenizer)
-        labels = torch.full(inputs["input_ids"].shape, NOT_TRAINED_ON)
+        labels = torch.full(inputs["input_ids"].shape, IGNORED)
         for place, row in enumerate(rows):
             numbers = label_tokens(
                 row["word_ids"], row["tags"], self.tag_ids, self.label_all_tokens
             )
             labels[place, : len(numbers)] = torch.from_numpy(numbers)
-        num_labeled = (labels != NOT_TRAINED_ON).sum()
+        num_labeled = (labels != IGNORED).sum()
         num_tokens = sum(len(row["input_ids"]) for row in rows)
         return {
             "inputs": inputs,

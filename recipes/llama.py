@@ -110,10 +110,8 @@ from transformers import AutoModelForCausalLM
 
 from components.accelerator import make_accelerator
 from components.answers import describe_predictions, make_predictor
-from components.chat import load_tokenizer, show_trained_tokens, tokenize_conversation
-from components.chat_template import ChatTemplate
-from components.conversations import Conversation, read_conversation, trains_on_answers_only
 from components.export import save_model
+from components.generation import name_false_marks
 from components.mesh import Mesh, part_of, sum_over_rows
 from components.mixture import read_splits
 from components.model import add_adapters, load_pretrained, set_up_layers
@@ -123,9 +121,16 @@ from components.optimizer import make_optimizer
 from components.perplexity import evaluate_perplexity
 from components.rows import Rows, describe_rows, longest_row
 from components.run import Run
-from components.stop_tokens import stop_tokens_of_turns
 from components.strategy import backward_of_sum
+from components.tokens import load_tokenizer
 from core.batches import Plan, TokenCollator, describe_batch, describe_packing, pack, takes_one_line
+from core.chat import (
+    ChatTemplate,
+    Conversation,
+    read_conversation,
+    show_trained_tokens,
+    tokenize_conversation,
+)
 from core.loss import LossInHead
 
 # EDIT: your columns, {prompt: answer}; a column named messages needs no entry
@@ -157,7 +162,7 @@ def tokenize_row(
     conversation = row_to_conversation(row, columns)
     if learn == "last":
         conversation = conversation.with_last_answer_only()
-    answers_only = trains_on_answers_only(row, columns, completion_only_loss, assistant_only_loss)
+    answers_only = completion_only_loss if conversation.is_pair else assistant_only_loss
     return tokenize_conversation(row, conversation, template, max_length, answers_only)
 
 
@@ -249,7 +254,9 @@ def main(args: Arguments) -> None:
     unit = "lines" if args.packing else "rows"
     notes["batch"] = describe_batch(args, plan.layout, unit, lengths.sum() / plan.num_lines)
     notes["loss"] = str(token_loss)
-    notes["sample"] = show_trained_tokens(train_rows.dataset[0], tokenizer)
+    notes["sample"] = show_trained_tokens(train_rows.dataset[0], tokenizer) + name_false_marks(
+        tokenizer
+    )
     if lines is not None:
         notes["packing"] = describe_packing(lines, lengths, args.max_length)
     run.summarize(
@@ -303,7 +310,7 @@ def main(args: Arguments) -> None:
         model,
         tokenizer,
         args.output_dir,
-        stop_tokens=stop_tokens_of_turns(tokenizer),
+        stop_tokens=ChatTemplate(tokenizer).stop_tokens(),
     )
     run.finish(f'Ask it: python scripts/generate.py {args.output_dir} --prompt "..."')
 

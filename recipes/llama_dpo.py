@@ -94,10 +94,6 @@ from transformers import AutoModelForCausalLM
 
 from components import upstream
 from components.accelerator import make_accelerator
-from components.chat import load_tokenizer
-from components.chat_template import ChatTemplate
-from components.columns import rename_columns
-from components.conversations import find_tools, read_pair
 from components.export import save_model
 from components.mesh import Mesh, part_of, sum_over_parts, sum_over_rows
 from components.mixture import read_splits
@@ -107,6 +103,7 @@ from components.optimizer import make_optimizer
 from components.pairs import (
     PairCollator,
     join_splits,
+    read_pair,
     show_pair,
     split_shared_prompt,
     tokenize_message_pair,
@@ -114,9 +111,11 @@ from components.pairs import (
 )
 from components.rows import Rows, describe_rows, longest_row
 from components.run import Run
-from components.stop_tokens import stop_tokens_of_turns
 from components.strategy import backward_of_sum
+from components.tokens import load_tokenizer
 from core.batches import Plan, describe_batch, takes_one_line
+from core.chat import ChatTemplate, find_tools
+from core.data import rename_columns
 from core.loss import LossInHead
 
 METRICS = [  # TRL's names
@@ -158,10 +157,11 @@ def tokenize_answers(
     Args:
         columns: {role: name of its column}, from --columns.
     """
-    prompt, chosen, rejected = row_to_pair(rename_columns(row, columns or {}))
+    named = rename_columns(row, columns or {})
+    prompt, chosen, rejected = row_to_pair(named)
     if isinstance(prompt, str):
         return tokenize_text_pair(prompt, chosen, rejected, template.tokenizer, max_length)
-    tools = find_tools(row, columns)
+    tools = find_tools(named)
     return tokenize_message_pair(row, prompt, chosen, rejected, tools, template, max_length)
 
 
@@ -564,7 +564,7 @@ def main(args: Arguments) -> None:
         model,
         tokenizer,
         args.output_dir,
-        stop_tokens=stop_tokens_of_turns(tokenizer),
+        stop_tokens=ChatTemplate(tokenizer).stop_tokens(),
     )
     run.finish(
         f'Ask it: python scripts/generate.py {args.output_dir} --prompt "..."',

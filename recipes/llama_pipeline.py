@@ -110,10 +110,8 @@ from accelerate.utils import set_seed
 from transformers import AutoModelForCausalLM
 
 from components.accelerator import make_accelerator
-from components.chat import load_tokenizer, show_trained_tokens, tokenize_conversation
-from components.chat_template import ChatTemplate
-from components.conversations import Conversation, read_conversation, trains_on_answers_only
 from components.export import save_model
+from components.generation import name_false_marks
 from components.mesh import Mesh
 from components.mixture import read_splits
 from components.model import load_pretrained, outline_of, set_up_layers
@@ -128,8 +126,15 @@ from components.pipeline_mesh import PipelineMesh
 from components.pipeline_stages import PartOfModel, Stage, check_stages, describe_pipeline
 from components.rows import Rows, describe_rows, longest_row
 from components.run import Run
-from components.stop_tokens import stop_tokens_of_turns
+from components.tokens import load_tokenizer
 from core.batches import Plan, TokenCollator, describe_batch, describe_packing, pack
+from core.chat import (
+    ChatTemplate,
+    Conversation,
+    read_conversation,
+    show_trained_tokens,
+    tokenize_conversation,
+)
 
 # EDIT: your columns, {prompt: answer}; a column named messages needs no entry
 PROMPT_AND_ANSWER = {"prompt": "completion", "instruction": "output", "question": "answer"}
@@ -160,7 +165,7 @@ def tokenize_row(
     conversation = row_to_conversation(row, columns)
     if learn == "last":
         conversation = conversation.with_last_answer_only()
-    answers_only = trains_on_answers_only(row, columns, completion_only_loss, assistant_only_loss)
+    answers_only = completion_only_loss if conversation.is_pair else assistant_only_loss
     return tokenize_conversation(row, conversation, template, max_length, answers_only)
 
 
@@ -274,7 +279,9 @@ def main(args: Arguments) -> None:
     unit = "lines" if args.packing else "rows"
     notes["batch"] = describe_batch(args, plan.layout, unit, lengths.sum() / plan.num_lines)
     notes["pipeline"] = describe_pipeline(args, stages)
-    notes["sample"] = show_trained_tokens(train_rows.dataset[0], tokenizer)
+    notes["sample"] = show_trained_tokens(train_rows.dataset[0], tokenizer) + name_false_marks(
+        tokenizer
+    )
     if lines is not None:
         notes["packing"] = describe_packing(lines, lengths, args.max_length)
     run.summarize(
@@ -334,7 +341,7 @@ def main(args: Arguments) -> None:
         model,
         tokenizer,
         args.output_dir,
-        stop_tokens=stop_tokens_of_turns(tokenizer),
+        stop_tokens=ChatTemplate(tokenizer).stop_tokens(),
     )
     run.finish(f'Ask it: python scripts/generate.py {args.output_dir} --prompt "..."')
 

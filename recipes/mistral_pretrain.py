@@ -113,6 +113,7 @@ from components.best import require_rows_to_choose_by
 from components.documents import Documents, open_documents
 from components.exits import Exit
 from components.export import save_model
+from components.generation import stop_tokens_of_texts
 from components.mesh import Mesh, part_of, sum_over_rows
 from components.model import add_adapters, load_pretrained, set_up_layers
 from components.model_checks import check_model
@@ -120,7 +121,6 @@ from components.optimizer import make_optimizer
 from components.perplexity import evaluate_perplexity
 from components.run import Run
 from components.status import fail
-from components.stop_tokens import stop_tokens_of_texts
 from components.strategy import backward_of_sum
 from components.stream import (
     START,

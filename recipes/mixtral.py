@@ -102,11 +102,9 @@ from torch.utils.data import DataLoader
 from transformers import AutoModelForCausalLM
 
 from components.accelerator import make_accelerator
-from components.chat import load_tokenizer, show_trained_tokens, tokenize_conversation
-from components.chat_template import ChatTemplate
-from components.conversations import Conversation, read_conversation, trains_on_answers_only
 from components.exits import Exit
 from components.export import save_model
+from components.generation import name_false_marks
 from components.mesh import Mesh, part_of, sum_over_parts, sum_over_rows, sum_over_tokens
 from components.mixture import read_splits
 from components.model import add_adapters, load_pretrained, set_up_layers
@@ -117,9 +115,16 @@ from components.perplexity import perplexity_of
 from components.rows import Rows, describe_rows, longest_row
 from components.run import Run
 from components.status import fail
-from components.stop_tokens import stop_tokens_of_turns
 from components.strategy import backward_of_sum
+from components.tokens import load_tokenizer
 from core.batches import Line, Plan, TokenCollator, describe_batch, takes_one_line
+from core.chat import (
+    ChatTemplate,
+    Conversation,
+    read_conversation,
+    show_trained_tokens,
+    tokenize_conversation,
+)
 from core.loss import LossInHead
 
 # EDIT: your columns, {prompt: answer}; a column named messages needs no entry
@@ -151,7 +156,7 @@ def tokenize_row(
     conversation = row_to_conversation(row, columns)
     if learn == "last":
         conversation = conversation.with_last_answer_only()
-    answers_only = trains_on_answers_only(row, columns, completion_only_loss, assistant_only_loss)
+    answers_only = completion_only_loss if conversation.is_pair else assistant_only_loss
     return tokenize_conversation(row, conversation, template, max_length, answers_only)
 
 
@@ -451,7 +456,8 @@ def main(args: Arguments) -> None:
     notes["batch"] = describe_batch(args, plan.layout, "rows", lengths.mean())
     notes["experts"] = describe_experts(model, top_k, factor)
     notes["loss"] = str(token_loss)
-    notes["sample"] = show_trained_tokens(train_rows.dataset[0], tokenizer)
+    sample = show_trained_tokens(train_rows.dataset[0], tokenizer)
+    notes["sample"] = sample + name_false_marks(tokenizer)
     run.summarize(model, notes, longest_row=longest_row(train_rows, eval_rows))
     optimizer, schedule = make_optimizer(model, args, accelerator, plan.total_steps)
     model, optimizer = accelerator.prepare(model, optimizer)
@@ -511,7 +517,7 @@ def main(args: Arguments) -> None:
         model,
         tokenizer,
         args.output_dir,
-        stop_tokens=stop_tokens_of_turns(tokenizer),
+        stop_tokens=ChatTemplate(tokenizer).stop_tokens(),
     )
     run.finish(f'Ask it: python scripts/generate.py {args.output_dir} --prompt "..."')
 

@@ -129,29 +129,23 @@ from transformers import AutoModelForSeq2SeqLM
 
 from components import upstream
 from components.accelerator import make_accelerator
-from components.columns import MAX_SHOWN, advise_columns, list_columns
 from components.exits import Exit
 from components.export import save_model
-from components.generation import generate, greedy_options
+from components.generation import generate, greedy_options, stop_tokens_of_texts
 from components.mesh import Mesh, gather_rows, sum_over_rows
 from components.mixture import read_splits
 from components.model import add_adapters, load_pretrained, set_up_layers
 from components.model_checks import check_model
 from components.optimizer import make_optimizer
 from components.predictions import NUM_SHOWN, SHOWN_LETTERS, show_prediction, write_predictions
-from components.rows import (
-    Rows,
-    describe_rows,
-    hash_of_row,
-    longest_row,
-)
+from components.rows import Rows, describe_rows, longest_row
 from components.run import Run
 from components.seq2seq import Seq2SeqCollator, cut_tokens
 from components.status import fail
-from components.stop_tokens import stop_tokens_of_texts
 from components.strategy import backward_of_sum
 from components.tokens import load_text_tokenizer, without_lone_surrogates
 from core.batches import Plan, describe_batch
+from core.data import MAX_SHOWN, hash_of_row, missing_columns
 
 # EDIT: your columns, {source: target}; a column named translation needs --source_lang instead
 SOURCE_AND_TARGET = {
@@ -189,13 +183,10 @@ def source_and_target(
         keys = known_columns(row)
     chosen = [column or key for column, key in zip(columns, keys, strict=True)]
     if not set(chosen) <= set(row):
-        fix = "give --source_lang and --target_lang"
-        if not isinstance(row.get("translation"), dict):
-            wanted = dict(zip(("source", "target"), chosen, strict=True))
-            fix = advise_columns(row, wanted, "SOURCE_AND_TARGET")
-        raise ValueError(
-            f"has the columns {list_columns(row)}; needs {' and '.join(chosen)}: {fix}"
-        )
+        problem = missing_columns(row, " and ".join(chosen), "source", "target")
+        if isinstance(row.get("translation"), dict):
+            problem += ", or give --source_lang and --target_lang"
+        raise ValueError(problem)
     for what, column in zip(("source", "target"), chosen, strict=True):
         if not isinstance(row[column], str) or not row[column].strip():
             found = str(row[column])[:MAX_SHOWN]

@@ -14,9 +14,7 @@ import numpy as np
 def trained_text(template, messages, tools):
     """The text of a conversation with what is trained on in [[ ]]; None if it is refused."""
     from chat_templates import show, tokenizer_of
-    from components.chat import tokenize_conversation
-    from components.chat_template import ChatTemplate
-    from components.conversations import make_conversation
+    from core.chat import ChatTemplate, make_conversation, tokenize_conversation
 
     tokenizer = tokenizer_of(template)
     try:

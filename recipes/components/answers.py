@@ -19,19 +19,26 @@ from accelerate import Accelerator
 from torch.utils.data import DataLoader
 
 from components import varlen
-from components.chat_template import ChatTemplate
 from components.exits import Exit
 from components.folder import predictions_file
-from components.generation import generate, greedy_options, most_positions
+from components.generation import (
+    answer_in,
+    generate,
+    greedy_options,
+    listed_stop_tokens,
+    most_positions,
+    stop_tokens_of_texts,
+)
 from components.mesh import gather_rows
 from components.predictions import NUM_SHOWN, SHOWN_LETTERS, show_prediction, write_predictions
 from components.row_attention import heeding_masks
 from components.rows import TRUNCATED, Rows
 from components.run import Run
 from components.status import fail
-from components.stop_tokens import listed_stop_tokens, stop_tokens_of_texts
 from components.trackers import log_table
-from core.batches import NOT_TRAINED_ON, Line, Plan, rows_of_lines
+from core.batches import Line, Plan, rows_of_lines
+from core.chat import ChatTemplate
+from core.data import IGNORED
 
 SHORT_ANSWER = 32  # tokens; a longer answer may be right in other words than the row's
 
@@ -58,7 +65,7 @@ def last_answer(labels: np.ndarray) -> tuple[int, int]:
     Args:
         labels: of a prepared row, [tokens], of which at least one is trained on.
     """
-    token_indices = np.flatnonzero(labels != NOT_TRAINED_ON)
+    token_indices = np.flatnonzero(labels != IGNORED)
     gaps = np.flatnonzero(np.diff(token_indices) > 1)
     first = gaps[-1] + 1 if len(gaps) else 0
     return int(token_indices[first]), int(token_indices[-1]) + 1
@@ -140,7 +147,7 @@ def read_question(
     start, _ = last_answer(row["labels"])
     answer, length = read_reference(row, turn_ends, tokenizer)
     written = tokenizer.decode(answer[:length], skip_special_tokens=True).strip()
-    reference = template.answer_in(written)
+    reference = answer_in(template, written)
     if length is not None and reference != written:
         length = len(tokenizer(reference, add_special_tokens=False)["input_ids"])
     return Question(
@@ -344,7 +351,7 @@ class Predictor:
         question = self._questions[row]
         length = length_of_answer(tokens, options["eos_token_id"])
         written = self._template.tokenizer.decode(tokens[:length], skip_special_tokens=True)
-        answer = self._template.answer_in(written)
+        answer = answer_in(self._template, written)
         correct = None
         if question.has_one_answer:
             correct = answer == question.reference

@@ -69,7 +69,7 @@ def report_some(problems: Mapping[int, str], prefix: str, name: str, num_rows: i
     return [*name_first(problems, prefix), f"{name}: {count}: {advice}"]
 
 
-def report_all(problems: Mapping[int, str], prefix: str, name: str, recipe: str) -> list[str]:
+def report_all(problems: Mapping[int, str], prefix: str, name: str) -> list[str]:
     """Return the message for a data set without a single row that can be used.
 
     It does not advise to leave these rows out, since nothing would remain. If all rows have the
@@ -77,17 +77,16 @@ def report_all(problems: Mapping[int, str], prefix: str, name: str, recipe: str)
 
     Args:
         problems, prefix, name: as in `report_some`.
-        recipe: file of the function that prepares the rows, which the fix may be to edit.
     """
     unit = prefix.split()[-1]
     first = next(iter(problems))
     texts = list(problems.values())
     if len(problems) == 1:
-        return [f"{prefix} {first}, the only one: {with_fix(texts, recipe)}"]
+        return [f"{prefix} {first}, the only one: {with_fix(texts)}"]
     none = f"{name}: none of the {len(problems)} {unit}s can be used"
     if are_alike(texts):
         place = prefix.removeprefix(f"{name}, ")
-        reason = f"{place} {first}: {with_fix(texts, recipe)}"
+        reason = f"{place} {first}: {with_fix(texts)}"
         return [f"{none}, all for the same reason: {reason}"]
     return [*name_first(problems, prefix), f"{none}: fix them"]
 
@@ -104,7 +103,7 @@ def are_alike(problems: Sequence[str]) -> bool:
     return len(kinds) == 1
 
 
-def with_fix(problems: Sequence[str], recipe: str) -> str:
+def with_fix(problems: Sequence[str]) -> str:
     """Return the problem that all rows share, with its fix.
 
     The fix is not part of a row's own problem: that may come from the cache, which another recipe
@@ -115,8 +114,6 @@ def with_fix(problems: Sequence[str], recipe: str) -> str:
     if len(lengths) == len(problems):
         text = problem.split(": ")[0]
         return f"{text}: {advise_max_length(lengths)}"
-    if re.search(r"edit \w+$", problem):
-        return f"{problem} in {recipe}"
     return problem
 
 

@@ -200,7 +200,10 @@ def parse_line(text: str) -> dict[str, Any]:
         ValueError: if there is none, with the reason.
     """
     line = decode(text)
-    row = json.loads(line, object_pairs_hook=object_or_pairs)
+    try:
+        row = json.loads(line, object_pairs_hook=object_or_pairs)
+    except RecursionError:
+        raise ValueError("is nested too deep") from None
     if not isinstance(row, dict):
         raise ValueError("is not a JSON object with each key once")
     return row

@@ -11,7 +11,6 @@ import xxhash
 from datasets import Dataset, IterableDataset
 
 from components.bad_rows import explain
-from components.columns import MAX_SHOWN, Row, advise_columns, list_columns, note_unread
 from components.data_files import (
     DOCUMENT_TYPES,
     Source,
@@ -24,6 +23,7 @@ from components.data_files import (
 from components.exits import Exit
 from components.rows import HasDataArguments, evaluation_source, require, training_source
 from components.status import fail
+from core.data import MAX_SHOWN, Row, list_columns, missing_columns, note_unread
 
 
 class HasDocumentArguments(HasDataArguments, Protocol):
@@ -166,8 +166,7 @@ def load_documents(source: Source, args: HasDocumentArguments) -> Documents | No
         return None
     columns = columns_of_documents(dataset, source)
     if columns and args.text_column not in columns and not args.skip_bad_rows:
-        fix = advise_columns(dict.fromkeys(columns), {"text": args.text_column})
-        problem = f"has the columns {list_columns(columns)}; needs {args.text_column}: {fix}"
+        problem = missing_columns(columns, args.text_column, "text")
         fail(Exit.DATA, f"{source.prefix} 1: {problem}")
     unread = tuple(name for name in columns if name != args.text_column)
     if args.text_column in (dataset.column_names or []):

@@ -12,9 +12,9 @@ from components import upstream
 from components.ending import end_all_ranks
 from components.exits import Exit
 from components.folder import CARD
+from components.generation import listed_stop_tokens
 from components.left_out import read_left_out
 from components.long_calls import call_on_rank_0
-from components.stop_tokens import add_stop_tokens
 from components.write_errors import WriteError
 from core.checkpoint import make_patient_group
 from core.export import adapter_weights, model_weights, write_result
@@ -95,10 +95,12 @@ def write_configs(unwrapped: Any, output_dir: Path) -> None:
 
 def list_stop_tokens(model: Any, tokenizer: Any, stop_tokens: Collection[int]) -> None:
     """Have the generation config of a whole model list these tokens, and say so if it did not."""
-    if not stop_tokens:
+    if not stop_tokens:  # the model of a classification has no generation config
         return
-    listed = add_stop_tokens(model, stop_tokens)
-    if listed is not None:
+    known = listed_stop_tokens(model.generation_config)
+    if not known.issuperset(stop_tokens):
+        listed = sorted(known.union(stop_tokens))
+        model.generation_config.eos_token_id = listed
         # A model may list a token that its tokenizer does not have.
         tokens = tokenizer.convert_ids_to_tokens(listed)
         names = ", ".join(token or "unknown" for token in tokens)

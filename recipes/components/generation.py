@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Text generation: under every strategy, and greedy whatever the base's generation config says."""
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -9,7 +10,9 @@ from accelerate import Accelerator
 from transformers import GenerationConfig
 
 from components import upstream
+from core.chat import ANSWER, EXAMPLE, ChatTemplate
 
+LIKE_A_TOKEN = re.compile(r"<[^<>\s]+>|\[[^\[\]\s]+\]")  # such as <|im_end|> and [INST]
 NO_LIMIT = 10**9  # tokens, for a model whose configuration has no longest sequence
 
 
@@ -57,3 +60,58 @@ def greedy_options(model: Any) -> dict[str, Any]:
 def most_positions(config: Any) -> int:
     """Return the most tokens of a text and its continuation, from a model's configuration."""
     return getattr(config.get_text_config(), "max_position_embeddings", None) or NO_LIMIT
+
+
+def listed_stop_tokens(generation_config: Any) -> set[int]:
+    """Return the tokens that a generation config lists as ends of a text: none, one or several."""
+    listed = generation_config.eos_token_id
+    if listed is None:
+        return set()
+    return set(listed) if isinstance(listed, list) else {listed}
+
+
+def stop_tokens_of_texts(tokenizer: Any) -> set[int]:
+    """Return the token that ends a text or a document; none for a tokenizer without one."""
+    return set() if tokenizer.eos_token_id is None else {tokenizer.eos_token_id}
+
+
+# ---- Answers in a conversation ----
+def around_answer(template: ChatTemplate) -> tuple[str, str]:
+    """Return what a template writes before and behind an answer that is no token: "" if nothing.
+
+    Such as the tags of reasoning that was not given, or an <|im_end|> that is mere text.
+    """
+    try:
+        prompt = template.render(EXAMPLE.up_to(1), add_generation_prompt=True)
+        text = template.render(EXAMPLE)
+    except ValueError:
+        return "", ""
+    before, answer, after = text.removeprefix(prompt).rpartition(ANSWER)
+    if not answer or not text.startswith(prompt):
+        return "", ""
+    for token in template.end_tokens:
+        after = after.partition(token)[0]
+    tokens = template.tokenizer([before, after], add_special_tokens=False)["input_ids"]
+    before, after = template.tokenizer.batch_decode(tokens, skip_special_tokens=True)
+    return before.strip(), after.strip()
+
+
+def answer_in(template: ChatTemplate, written: str) -> str:
+    """Return what a model wrote without what the template writes around an answer."""
+    before, after = around_answer(template)
+    answer = written.strip().removeprefix(before)
+    if after:
+        answer = answer.partition(after)[0]
+    return answer.strip()
+
+
+def name_false_marks(tokenizer: Any) -> str:
+    """Return a line on the marks of a chat template that are no tokens, if one ends an answer."""
+    template = ChatTemplate(tokenizer)
+    _, end = around_answer(template)
+    known = tokenizer.get_vocab()
+    if not end or end in known:
+        return ""
+    written = [*LIKE_A_TOKEN.findall(template.render(EXAMPLE)), end]
+    marks = dict.fromkeys(mark for mark in written if mark not in known)
+    return f"\n{', '.join(marks)} of the chat template are no tokens of this tokenizer"

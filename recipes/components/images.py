@@ -12,7 +12,6 @@ from datasets import Dataset, Features, Value
 from datasets import Image as ImageColumn
 from PIL import Image
 
-from components.columns import advise_columns
 from components.data_files import Source, load_rows
 from components.exits import Exit
 from components.fingerprints import prepared_fingerprint
@@ -21,11 +20,11 @@ from components.rows import (
     HasPreparationArguments,
     Split,
     evaluation_source,
-    hash_of_row,
     require,
     training_source,
 )
 from components.status import fail
+from core.data import hash_of_row, missing_columns
 
 EncodedImage = dict[str, Any]  # {"bytes": content or None, "path": of the file or None}
 ENDS_OF_FILES = (b"IEND\xaeB`\x82", b"\xff\xd9")  # PNG and JPEG end with these bytes
@@ -121,14 +120,9 @@ def find_label_column(dataset: Dataset, source: Source, args: HasImageArguments)
         names = [args.label_column_name]
     found = [name for name in names if name in dataset.features]
     if args.image_column_name not in dataset.features or not found:
-        unknown_values = dict.fromkeys(dataset.features)
-        wanted = {"image": args.image_column_name, "label": names[0]}
-        fix = advise_columns(unknown_values, wanted)
-        fail(
-            Exit.DATA,
-            f"{source.name}: has the columns {', '.join(dataset.features)}; needs "
-            f"{args.image_column_name} and {' or '.join(names)}: {fix}",
-        )
+        needed = f"{args.image_column_name} and {' or '.join(names)}"
+        problem = missing_columns(dataset.features, needed, "image", "label")
+        fail(Exit.DATA, f"{source.name}: {problem}")
     return found[0]
 
 

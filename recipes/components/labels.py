@@ -2,6 +2,7 @@
 """Labels of rows: the classes that they name, or the numbers that they are."""
 
 import math
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -11,15 +12,46 @@ import numpy as np
 import torch
 
 from components.arguments import LabelArguments
-from components.columns import MAX_SHOWN
 from components.exits import Exit
 from components.rows import Rows, leave_out
 from components.status import fail
+from core.data import MAX_SHOWN, Row, missing_columns, shorten
 
 NO_LABELS = ("", "nan", "inf", "-inf")
 
 
 # ---- One label ----
+def validate_texts(row: Row, text_columns: Sequence[str], label_column: str) -> None:
+    """Check that a row has these columns, and that the text columns hold text.
+
+    Raises:
+        ValueError: what is wrong with the row, and what names the columns.
+    """
+    needed = [*text_columns, label_column]
+    missing = set(needed).difference(row)
+    if missing:
+        roles = ["text", "text_pair"][: len(text_columns)]
+        raise ValueError(missing_columns(row, ", ".join(needed), *roles, "label"))
+    texts = [row[name] for name in text_columns]
+    are_texts = all(isinstance(text, str) for text in texts)
+    if not are_texts or not "".join(texts).strip():
+        values = ", ".join(map(shorten, texts))
+        raise ValueError(f"has no text in {' and '.join(text_columns)}: {values[:MAX_SHOWN]}")
+
+
+def are_texts(values: Sequence[object]) -> bool:
+    """Return whether the values of a column are texts, and not ids, numbers, dates or classes."""
+    texts = [value for value in values if isinstance(value, str)]
+    texts = [text for text in texts if re.search("[^\\W\\d_]", text)]
+    distinct = len(set(texts))
+    sentences = [text for text in texts if " " in text or not text.isascii()]
+    # Single words that occur again and again may be what a question is about
+    are_words = distinct <= len(values) / 2
+    if not are_words and len(sentences) <= len(values) / 2:
+        return False
+    return len(texts) > len(values) / 2 and distinct >= min(len(values), 5)
+
+
 def class_of(value: Any, names: Sequence[str] | None) -> Any:
     """Return the name of the class whose index is the value, None for -1; the value if no names.
 

@@ -23,7 +23,7 @@ import torch
 from accelerate.utils import gather_object
 
 from components.plugins import expert_ranks, pipeline_ranks
-from core.batches import NOT_TRAINED_ON
+from core.data import IGNORED
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -250,7 +250,7 @@ def part_of(
     if others:
         raise ValueError(f"{others} are not split over ranks, and the model is given them")
     ids = batch["inputs"]["input_ids"].clone()
-    targets = torch.full_like(ids, NOT_TRAINED_ON)
+    targets = torch.full_like(ids, IGNORED)
     targets.view(-1)[batch["positions"]] = batch["targets"]
     places = torch.arange(ids.shape[1], device=ids.device).expand(ids.shape).contiguous()
     if mesh.sp > 1:
@@ -306,7 +306,7 @@ def rejoined(
     Args:
         ids, targets, places: [rows, tokens of this rank]; the target of a token is the next one.
     """
-    trained_on = (targets.flatten() != NOT_TRAINED_ON).nonzero()[:, 0]
+    trained_on = (targets.flatten() != IGNORED).nonzero()[:, 0]
     lines = trained_on // ids.shape[1]
     width = batch["inputs"]["input_ids"].shape[1]
     return {

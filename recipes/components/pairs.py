@@ -11,27 +11,96 @@ from datasets import concatenate_datasets
 from torch.nn.functional import pad
 from torch.nn.utils.rnn import pad_sequence
 
-from components.chat import close_last_turn, name_false_marks
-from components.chat_template import (
-    ChatTemplate,
-    check_nothing_is_lost,
-    check_other_keys,
-    fit_arguments,
-)
-from components.columns import Row
-from components.conversations import Conversation, Tool
-from components.messages import Message
-from components.rows import (
-    Rows,
-    hash_of_row,
-)
+from components.generation import name_false_marks
+from components.rows import Rows
 from components.tokens import tokenize_text
 from core.batches import Line, ends_of_rows, rows_of_lines
+from core.chat import (
+    ChatTemplate,
+    Conversation,
+    Message,
+    check_nothing_is_lost,
+    check_roles,
+    close_last_turn,
+    fit_arguments,
+    read_message,
+    says_something,
+)
+from core.data import Row, hash_of_row, missing_columns
 
 BETWEEN_PARTS = -1  # In the hash of a pair, between its parts: no token has this number.
 
 
 # ---- Rows ----
+def read_pair(row: Row) -> tuple[Any, Any, Any]:
+    """Return prompt, chosen and rejected answer of a row if they can be compared.
+
+    Both answers are texts, or both are lists of messages, which are normalized. Either the prompt
+    is of the same kind, or both answers begin with it. In that case the returned prompt is None, or
+    a text to be ignored.
+    """
+    prompt = row.get("prompt")
+    chosen: Any = row.get("chosen")
+    rejected: Any = row.get("rejected")
+    if not are_comparable(prompt, chosen, rejected):
+        needed = (
+            "chosen and rejected, both texts or both lists of messages, and prompt, of the same "
+            "kind, unless they begin with it"
+        )
+        raise ValueError(missing_columns(row, needed, "prompt", "chosen", "rejected"))
+    if isinstance(chosen, str):
+        for name, answer in (("chosen", chosen), ("rejected", rejected)):
+            if not answer.strip():
+                raise ValueError(f"has no text in {name}")
+        return prompt, chosen, rejected
+    asked = []
+    if isinstance(prompt, list):
+        asked = read_turns(prompt, first=1)
+        prompt = asked
+    return prompt, read_answer(asked, chosen, "chosen"), read_answer(asked, rejected, "rejected")
+
+
+def read_answer(asked: list[Message], answer: Sequence[Any], name: str) -> list[Message]:
+    """Return the normalized messages of an answer that is a conversation with those before it.
+
+    Args:
+        asked: the messages of the prompt, normalized.
+        name: of its column.
+    """
+    messages = read_turns(answer, first=len(asked) + 1)
+    if not messages or not says_something(messages[-1]):
+        raise ValueError(f"has no text in {name}")
+    check_roles(asked + messages)
+    return messages
+
+
+def read_turns(messages: Sequence[Any], first: int) -> list[Message]:
+    """Return messages of a pair, normalized; none of the assistant's can be left out of the loss.
+
+    Args:
+        first: the number of the first of them in the conversation.
+    """
+    read = []
+    for number, given in enumerate(messages, first):
+        message, weight = read_message(given, number)
+        by_assistant = message["role"] == "assistant"
+        if by_assistant and weight is False:
+            raise ValueError(
+                f"message {number} has weight 0, but answers are compared as a whole: remove it"
+            )
+        if by_assistant and not says_something(message):
+            raise ValueError(f"message {number} is empty: the model would learn to say nothing")
+        read.append(message)
+    return read
+
+
+def are_comparable(prompt: Any, chosen: Any, rejected: Any) -> bool:
+    """Return whether both answers are texts or both are lists, and fit the kind of the prompt."""
+    if isinstance(chosen, str):
+        return isinstance(rejected, str) and not isinstance(prompt, list)
+    return isinstance(chosen, list) and isinstance(rejected, list)
+
+
 def split_shared_prompt(chosen: Any, rejected: Any) -> tuple[Any, Any, Any]:
     """Return the prompt with which both answers begin, and what each answer adds to it.
 
@@ -78,7 +147,7 @@ def tokenize_message_pair(
     prompt: list[Message],
     chosen: list[Message],
     rejected: list[Message],
-    tools: list[Tool],
+    tools: list[dict[str, Any]],
     template: ChatTemplate,
     max_length: int,
 ) -> dict[str, Any]:
@@ -92,7 +161,7 @@ def tokenize_message_pair(
     Raises:
         ValueError: if nothing is left to compare, or the template drops what was said.
     """
-    asked = fit_arguments(Conversation(prompt, tools, [False] * len(prompt)), template)
+    asked = fit_arguments(Conversation(prompt, tools), template)
     texts = [template.render(asked, add_generation_prompt=True)]
     for answer in (chosen, rejected):
         messages = prompt + answer
@@ -100,10 +169,8 @@ def tokenize_message_pair(
         conversation = fit_arguments(Conversation(messages, tools, by_assistant), template)
         text = template.render(conversation)
         # Templates may drop the reasoning of all messages but the last
-        check_nothing_is_lost(conversation, text, range(len(messages) - 1), template)
-        check_other_keys(row, conversation, text, template)
-        closed, _ = close_last_turn(text, [(0, len(text))], template)
-        texts.append(closed)
+        check_nothing_is_lost(row, conversation, text, template, range(len(messages) - 1))
+        texts.append(close_last_turn(text, template))
     tokenizer = template.tokenizer
     encoded = []
     for text in texts:

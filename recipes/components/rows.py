@@ -8,7 +8,6 @@ are cached: components/fingerprints.py makes their key.
 import contextlib
 import copy
 import functools
-import inspect
 import json
 from collections import Counter
 from collections.abc import Callable, Generator, Mapping, Sequence
@@ -27,12 +26,12 @@ from components.bad_rows import (
     report_some,
     without_blank,
 )
-from components.columns import Row, TrackedRow, note_unread
 from components.data_files import Source, find_files, has_files_of, load_rows, parse_line
 from components.exits import Exit
 from components.fingerprints import prepared_fingerprint
 from components.full_cache import end_if_cache_is_full
 from components.status import fail
+from core.data import Row, TrackedRow, note_unread
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -150,11 +149,6 @@ class Rows:
         return f"{self.prefix} {self.dataset[index]['row']}"
 
 
-def hash_of_row(content: bytes) -> int:
-    """Return a hash of 63 bits (xxh3), since datasets stores signed 64-bit integers."""
-    return xxhash.xxh3_64_intdigest(content) >> 1
-
-
 def describe_rows(train_rows: Rows, eval_rows: Rows | None) -> dict[str, str]:
     """Return the start summary's lines: {"train rows": notes, "eval rows": notes}.
 
@@ -261,8 +255,8 @@ def prepare_rows(
 
     Args:
         prepare: a function of one row, or a `functools.partial` of one. It returns the columns of
-            the prepared row, and raises an exception if the row cannot be used; the text of a
-            ValueError continues "train.jsonl, line 7: ", as in "has no answer to train on". `Rows`
+            the prepared row, and raises a ValueError if the row cannot be used, whose text
+            continues "train.jsonl, line 7: ", as in "has no answer to train on". `Rows`
             reads the columns `length`, `largest`, the largest token, and `hash`, of all that is
             trained on. A column `truncated` is counted in the notes; with a column
             `whole_length` beside it, truncating many rows is a warning.
@@ -314,7 +308,7 @@ def attempt_rows(split: Split, prepare: Prepare, num_proc: int | None) -> "Datas
         verb = "Tokenizing" if TRUNCATED in first else "Checking"
         rows_at_once = rows_per_batch(dataset)
         return dataset.map(
-            functools.partial(attempt_all, prepare=prepare, is_line=is_line, instead=first),
+            functools.partial(attempt_all, prepare=prepare, source=split.source, instead=first),
             with_indices=True,
             batched=is_line,
             batch_size=rows_at_once,
@@ -359,6 +353,8 @@ def reading(source: Source) -> Generator[None]:
     try:
         yield
     except Exception as error:  # Each reader and writer raises exceptions of its own.
+        if hasattr(error, "__notes__"):  # It is of what prepares the rows, see `attempt`.
+            raise
         end_if_cache_is_full(source.name, error, of_rows=True)
         fail(Exit.DATA, f"{source.name}: {explain_cause(error, source.name)}")
 
@@ -373,12 +369,12 @@ def first_usable_row(split: Split, prepare: Prepare) -> dict[str, Any]:
         except Exception as error:  # The row cannot be decoded.
             problems[index + 1] = explain(error)
             continue
-        attempted = attempt(row, index, prepare, source.unit == "line", instead={})
+        attempted = attempt(row, index, prepare, source, instead={})
         if not attempted[PROBLEM]:
             return attempted
         problems[index + 1] = attempted[PROBLEM]
     problems = without_blank(problems) or problems
-    report = report_all(problems, source.prefix, source.name, name_of_file(prepare))
+    report = report_all(problems, source.prefix, source.name)
     fail(Exit.DATA, *report)
 
 
@@ -386,32 +382,37 @@ def attempt_lines(
     batch: Mapping[str, Sequence[str]],
     indices: Sequence[int],
     prepare: Prepare,
-    is_line: bool,
+    source: Source,
     instead: dict[str, Any],
 ) -> dict[str, list[Any]]:
     """Return many lines of a .jsonl file as `attempt` makes them, as {column: values}."""
     rows = []
     for text, index in zip(batch["text"], indices, strict=True):
-        rows.append(attempt({"text": text}, index, prepare, is_line, instead))
+        rows.append(attempt({"text": text}, index, prepare, source, instead))
     return {name: [row[name] for row in rows] for name in rows[0]}
 
 
 def attempt(
-    row: Row, index: int, prepare: Prepare, is_line: bool, instead: dict[str, Any]
+    row: Row, index: int, prepare: Prepare, source: Source, instead: dict[str, Any]
 ) -> dict[str, Any]:
     """Return a row as `prepare` makes it, with the columns PROBLEM, UNREAD and NUMBER.
 
+    Only a ValueError is a problem of the row. Any other exception is a fault of `prepare`, and gets
+    the place of the row as a note.
+
     Args:
         index: the place of the row in its file, from 0.
-        is_line: whether the row is a line of a .jsonl file.
         instead: the columns of a row that cannot be used, until it is left out. They are needed
             because all rows of a table have the same columns, of the same types.
     """
     try:
-        tracked = TrackedRow(parse_line(row["text"]) if is_line else row)
+        tracked = TrackedRow(parse_line(row["text"]) if source.unit == "line" else row)
         prepared = prepare(tracked)
-    except Exception as error:  # Chat templates and decoders raise exceptions of their own.
+    except ValueError as error:
         return {**instead, PROBLEM: explain(error), UNREAD: "[]", NUMBER: index + 1}
+    except Exception as error:
+        error.add_note(f"{source.prefix} {index + 1}")
+        raise
     columns = {name: without_boxes(value) for name, value in prepared.items()}
     return {**columns, PROBLEM: "", UNREAD: json.dumps(tracked.unread()), NUMBER: index + 1}
 
@@ -529,12 +530,3 @@ def count_unread(split: Split, rows: "Dataset") -> dict[str, int]:
         for name in json.loads(names):
             counts[name] += number
     return counts
-
-
-def name_of_file(prepare: Prepare) -> str:
-    """Return the path of the file with the function that prepares rows, as short as possible."""
-    function = prepare.func if isinstance(prepare, functools.partial) else prepare
-    file = Path(inspect.getsourcefile(function) or "the recipe")
-    if file.is_relative_to(Path.cwd()):
-        file = file.relative_to(Path.cwd())
-    return str(file)

@@ -8,7 +8,8 @@ from typing import Any, ClassVar
 import torch
 from torch.nn.utils.rnn import pad_sequence
 
-from core.batches import NOT_TRAINED_ON, Line, rows_of_lines
+from core.batches import Line, rows_of_lines
+from core.data import IGNORED
 
 
 def cut_tokens(tokenizer: Any, max_length: int, **text: str) -> tuple[list[int], bool]:
@@ -45,7 +46,7 @@ class Seq2SeqCollator:
         """Return a batch of the rows of `source` whose numbers are in `lines`, which may be []."""
         rows = rows_of_lines(source, lines)
         # A rank without rows takes part with one token.
-        nothing = {"input_ids": [self.pad_token_id], "labels": [NOT_TRAINED_ON]}
+        nothing = {"input_ids": [self.pad_token_id], "labels": [IGNORED]}
         pairs = rows or [nothing]
         ids = [torch.tensor(pair["input_ids"]) for pair in pairs]
         masks = [torch.ones_like(tokens) for tokens in ids]
@@ -57,7 +58,7 @@ class Seq2SeqCollator:
                 "input_ids": pad_sequence(ids, batch_first=True, padding_value=self.pad_token_id),
                 "attention_mask": pad_sequence(masks, batch_first=True),
             },
-            "labels": pad_sequence(labels, batch_first=True, padding_value=NOT_TRAINED_ON),
+            "labels": pad_sequence(labels, batch_first=True, padding_value=IGNORED),
             "counts": torch.tensor([num_targets, num_targets + num_sources]),
             "row": [int(row["row"]) for row in rows],
         }

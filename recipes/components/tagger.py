@@ -14,7 +14,7 @@ from components.entities import are_of_entities, count_matches, tag_metrics
 from components.mesh import sum_over_rows
 from components.run import Run
 from components.tags import tag_words
-from core.batches import NOT_TRAINED_ON
+from core.data import IGNORED
 
 
 def summed_tag_loss(
@@ -29,7 +29,7 @@ def summed_tag_loss(
     loss = cross_entropy(
         logits.flatten(0, 1),
         batch["labels"].flatten(),
-        ignore_index=NOT_TRAINED_ON,
+        ignore_index=IGNORED,
         reduction="sum",
     )
     return loss, logits

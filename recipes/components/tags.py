@@ -8,13 +8,12 @@ from typing import Any
 import numpy as np
 from transformers import PretrainedConfig
 
-from components.columns import MAX_SHOWN, advise_columns, list_columns
 from components.entities import OUTSIDE, are_of_entities
 from components.exits import Exit
 from components.rows import Rows, Split, leave_out
 from components.status import fail
 from components.tokens import without_lone_surrogates
-from core.batches import NOT_TRAINED_ON
+from core.data import IGNORED, MAX_SHOWN, missing_columns
 
 NO_WORD = -1  # The number of the word of a special token, which has none
 ROWS_AT_A_TIME = 1000
@@ -28,10 +27,7 @@ def read_words(row: Mapping[str, Any], word_column: str, tag_column: str) -> lis
         ValueError: if there are none, or if the column of tags is missing.
     """
     if word_column not in row or tag_column not in row:
-        fix = advise_columns(row, {"tokens": word_column, "tags": tag_column}, "TAG_COLUMNS")
-        raise ValueError(
-            f"has the columns {list_columns(row)}; needs {word_column}, {tag_column}: {fix}"
-        )
+        raise ValueError(missing_columns(row, f"{word_column}, {tag_column}", "tokens", "tags"))
     words = row[word_column]
     is_list = isinstance(words, list) and len(words) > 0
     if not is_list or not all(isinstance(word, str) for word in words):
@@ -73,7 +69,7 @@ def read_tag(value: Any, names: Sequence[str] | None, column: str) -> str:
 def label_tokens(
     word_ids: np.ndarray, tags: Sequence[str], tag_ids: dict[str, int], all_tokens: bool
 ) -> np.ndarray:
-    """Return the id of the tag of each token, NOT_TRAINED_ON for those without one: [tokens].
+    """Return the id of the tag of each token, IGNORED for those without one: [tokens].
 
     The first token of a word carries the word's tag. The others have none, or with `all_tokens`
     the same one, an I in place of a B if there is that tag.
@@ -83,7 +79,7 @@ def label_tokens(
         tags: of the words.
         tag_ids: the id of each tag.
     """
-    labels = np.full(len(word_ids), NOT_TRAINED_ON)
+    labels = np.full(len(word_ids), IGNORED)
     is_first = first_tokens(word_ids)
     for place, word in enumerate(word_ids.tolist()):
         if is_first[place]:
@@ -126,7 +122,7 @@ def show_tags(row: Mapping[str, Any], tokenizer: Any, tag_ids: dict[str, int]) -
     labels = label_tokens(row["word_ids"], row["tags"], tag_ids, all_tokens=False)
     names = list(tag_ids)
     shown = tokenizer.convert_ids_to_tokens(row["input_ids"].tolist())
-    for place in np.flatnonzero(labels != NOT_TRAINED_ON):
+    for place in np.flatnonzero(labels != IGNORED):
         shown[place] += f"/{names[labels[place]]}"
     return " ".join(shown)
 

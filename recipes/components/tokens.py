@@ -1,13 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Texts as tokens: a model's tokenizer, and the label of a token that is not trained on."""
+"""Texts as tokens: a model's tokenizer, and the chat template that it has."""
 
+from pathlib import Path
 from typing import Any
 
 import transformers
+from jinja2 import TemplateError
+from transformers.utils.chat_template_utils import render_jinja_template
 
+from components.bad_rows import explain_cause
+from components.exits import Exit
 from components.loading import loading
-
-NOT_TRAINED_ON = -100  # the label that torch's cross_entropy ignores
+from components.status import fail
+from core.chat import DEFAULT_TEMPLATE
 
 
 def load_text_tokenizer(name: str, revision: str = "main", **options: Any) -> Any:
@@ -26,6 +31,46 @@ def load_text_tokenizer(name: str, revision: str = "main", **options: Any) -> An
     if not tokenizer.pad_token:
         tokenizer.pad_token = tokenizer.eos_token
     return tokenizer
+
+
+def load_tokenizer(name: str, revision: str = "main", chat_template: str | None = None) -> Any:
+    """Return the tokenizer of a folder or hub id, with a chat template and a pad token.
+
+    Ends with 64 if there is none, and with 69 if the hub cannot be reached.
+
+    Args:
+        revision: branch, tag or commit on the hub.
+        chat_template: file with the chat template to use in place of the tokenizer's own.
+    """
+    tokenizer = load_text_tokenizer(name, revision)
+    place = f"{name}: the tokenizer's chat template"
+    if chat_template is not None:
+        place = f"--chat_template {chat_template}"
+        try:
+            tokenizer.chat_template = Path(chat_template).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            fail(Exit.USAGE, f"{place}: {explain_cause(error, chat_template)}")
+    if not tokenizer.chat_template:
+        tokenizer.chat_template = DEFAULT_TEMPLATE
+    check_template(tokenizer.chat_template, place)
+    return tokenizer
+
+
+def check_template(templates: str | dict[str, str], place: str) -> None:
+    """End with 64 if a chat template is not valid Jinja.
+
+    Args:
+        templates: one, or {name: template}.
+        place: where it is from.
+    """
+    if isinstance(templates, str):
+        templates = {"default": templates}
+    for template in templates.values():
+        try:
+            render_jinja_template([], chat_template=template)
+        except TemplateError as error:
+            line = getattr(error, "lineno", 1)
+            fail(Exit.USAGE, f"{place}, line {line}: is not valid Jinja: {error}")
 
 
 def without_lone_surrogates(text: str) -> str:

@@ -18,8 +18,9 @@ import numpy as np
 import torch
 from accelerate.data_loader import DataLoaderShard
 
+from core.data import IGNORED
+
 Line = list[int]  # numbers of the rows in one line of a batch
-NOT_TRAINED_ON = -100  # the label that torch's cross_entropy ignores
 SORTED_STEPS = 50  # optimizer steps whose rows group_by_length sorts at a time
 
 
@@ -316,7 +317,7 @@ class TokenCollator:
         rows = rows_of_lines(source, lines)
         lengths = [len(row["input_ids"]) for row in rows]
         # A rank without rows runs the model on one token, so that collective calls still match
-        nothing = {"input_ids": [self.pad_token_id], "labels": [NOT_TRAINED_ON]}
+        nothing = {"input_ids": [self.pad_token_id], "labels": [IGNORED]}
         laid_out = self._lay_out(rows, lengths, lines) if rows else [[nothing]]
         row_lengths = [[len(row["input_ids"]) for row in line] for line in laid_out]
         width = max(sum(line) for line in row_lengths)
@@ -324,7 +325,7 @@ class TokenCollator:
             width = max(width, self.width)
         shape = (len(laid_out), width + -width % self.pad_to_multiple_of)
         ids = np.full(shape, self.pad_token_id)
-        labels = np.full(shape, NOT_TRAINED_ON)
+        labels = np.full(shape, IGNORED)
         positions = np.zeros(shape, dtype=np.int64)
         for number, line in enumerate(laid_out):
             end = 0
@@ -339,7 +340,7 @@ class TokenCollator:
             inputs["position_ids"] = torch.from_numpy(positions)
         if self.one_line:
             inputs |= ends_of_rows(lengths or [1])
-        trained_on = np.flatnonzero(labels != NOT_TRAINED_ON)
+        trained_on = np.flatnonzero(labels != IGNORED)
         return {
             "inputs": inputs,
             "positions": torch.from_numpy(trained_on - 1),

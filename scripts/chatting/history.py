@@ -4,9 +4,7 @@
 from dataclasses import dataclass, field
 from typing import Any
 
-from components.conversations import Conversation
-from components.messages import Message
-from generation.answering import conversation_of
+from core.chat import Conversation, Message
 from generation.streaming import Ending, Reply
 
 
@@ -45,7 +43,7 @@ class History:
 
     def asking(self, prompt: str) -> Conversation:
         """Return the conversation that ends with a new prompt."""
-        return conversation_of([*self.messages(), {"role": "user", "content": prompt}])
+        return Conversation([*self.messages(), {"role": "user", "content": prompt}])
 
     def messages(self) -> list[Message]:
         """Return what was said, with the answers of the chosen model."""

@@ -14,7 +14,7 @@ from typing import Any
 from peft import PeftModel
 
 from chatting.history import History
-from components.chat_template import ChatTemplate
+from core.chat import ChatTemplate
 from exits import Exit, stop
 from generation import loading
 from generation.answering import Answerer, make_decoding

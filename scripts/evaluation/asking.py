@@ -8,9 +8,9 @@ from typing import Any
 from lm_eval.api.instance import Instance
 from lm_eval.models.huggingface import HFLM
 
-from components.chat_template import ChatTemplate
-from components.generation import greedy_options
+from components.generation import answer_in, around_answer, greedy_options
 from components.tokens import tokenize_text
+from core.chat import ChatTemplate
 from evaluation.contestants import Contestant
 from generation.answering import make_decoding
 
@@ -43,9 +43,9 @@ class AskedModel(HFLM):
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
         """Return an answer to each request, without what a chat template writes around it."""
         answers = super().generate_until(requests, disable_tqdm or is_silent())
-        if self.template is None or not any(self.template.around_answer):
+        if self.template is None or not any(around_answer(self.template)):
             return answers
-        return [self.template.answer_in(answer) for answer in answers]
+        return [answer_in(self.template, answer) for answer in answers]
 
     def loglikelihood_rolling(
         self, requests: list[Instance], disable_tqdm: bool = False

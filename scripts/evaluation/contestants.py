@@ -9,10 +9,10 @@ from typing import Any
 
 from transformers import AutoConfig
 
-from components.chat_template import ChatTemplate
 from components.folder import PUBLIC_RUN, RUN
 from components.generation import most_positions
 from components.hub_ids import find_missing
+from core.chat import ChatTemplate
 from exits import Exit, first_line, stop
 from generation.loading import (
     LOAD_ERRORS,

@@ -14,8 +14,8 @@ from typing import Any
 
 from jinja2 import TemplateError
 
-from components.chat_template import fit_arguments
-from core.batches import NOT_TRAINED_ON
+from core.chat import fit_arguments
+from core.data import IGNORED
 from evaluation.contestants import Contestant
 from exits import Exit, stop
 from generation.questions import Row, columns_in, load_rows, to_question
@@ -164,7 +164,7 @@ def spans_of(labels: Sequence[int]) -> list[Span]:
     """Return the parts of the tokens that are trained on; nothing predicts token 0."""
     marks = [False]
     for label in labels[1:]:
-        marks.append(label != NOT_TRAINED_ON)
+        marks.append(label != IGNORED)
     marks.append(False)
     ends = []
     for place, (before, mark) in enumerate(pairwise(marks), 1):

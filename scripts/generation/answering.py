@@ -7,11 +7,8 @@ from typing import Any
 import torch
 from transformers import BatchEncoding, TextStreamer
 
-from components.chat_template import ChatTemplate, fit_arguments
-from components.conversations import Conversation
-from components.generation import greedy_options, most_positions
-from components.messages import Message
-from components.stop_tokens import listed_stop_tokens, stop_tokens_of_turns
+from components.generation import answer_in, greedy_options, listed_stop_tokens, most_positions
+from core.chat import ChatTemplate, Conversation, fit_arguments
 
 
 @dataclass(frozen=True)
@@ -44,7 +41,7 @@ class Answerer:
             output = self.model.generate(**inputs, **decoding, streamer=streamer)
             for index, tokens in zip(indices, output[:, length:], strict=True):
                 text = self.template.tokenizer.decode(tokens, skip_special_tokens=True)
-                answers[index] = self.template.answer_in(text)
+                answers[index] = answer_in(self.template, text)
         return [answers[index] for index in range(len(conversations))]
 
     def prepare(self, conversations: list[Conversation]) -> tuple[BatchEncoding, dict[str, Any]]:
@@ -73,17 +70,12 @@ class Answerer:
         return replace(self, decoding=decoding, max_new_tokens=max_new_tokens)
 
 
-def conversation_of(messages: list[Message]) -> Conversation:
-    """Return messages, without tools, as a conversation to be answered."""
-    return Conversation(messages, tools=[], is_trained_on=[False] * len(messages))
-
-
 def make_decoding(model: Any, tokenizer: Any, temperature: float) -> dict[str, Any]:
     """Return how tokens are chosen until the assistant's turn ends: arguments of generate.
 
     temperature: 0 always takes the likeliest token, anything above samples.
     """
-    ends = listed_stop_tokens(model.generation_config) | stop_tokens_of_turns(tokenizer)
+    ends = listed_stop_tokens(model.generation_config) | ChatTemplate(tokenizer).stop_tokens()
     options = greedy_options(model)
     if temperature > 0:
         options = {"do_sample": True, "temperature": temperature, "top_k": 0}

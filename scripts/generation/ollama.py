@@ -12,8 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from components.chat_template import ChatTemplate
-from components.conversations import Conversation
+from core.chat import ChatTemplate, Conversation
 from exits import Exit, stop
 from generation.trained import Trained
 
@@ -89,8 +88,7 @@ def find_turns(trained: Trained) -> Turns:
     template = ChatTemplate(trained.tokenizer, trained.settings)
 
     def render(messages: Sequence[Any], adds_generation_prompt: bool = True) -> str:
-        copies = [dict(message) for message in messages]
-        conversation = Conversation(copies, tools=[], is_trained_on=[False] * len(copies))
+        conversation = Conversation([dict(message) for message in messages])
         return template.render(conversation, add_generation_prompt=adds_generation_prompt)
 
     try:

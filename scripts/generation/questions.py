@@ -14,8 +14,8 @@ from typing import Any, TypeVar
 from datasets import load_dataset
 from datasets.exceptions import DatasetGenerationError
 
-from components.conversations import Conversation
 from components.data_files import FILE_TYPES, literal, reader_options
+from core.chat import Conversation
 from exits import Exit, first_line, stop
 from generation.recorded import arguments_of_run, find_run
 from llama import Arguments, row_to_conversation

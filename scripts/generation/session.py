@@ -11,10 +11,10 @@ from datasets import disable_progress_bars
 from jinja2 import TemplateError
 from transformers.utils import logging
 
-from components.chat_template import ChatTemplate
+from core.chat import ChatTemplate, Conversation
 from exits import Exit, first_line, stop
 from generation import loading, scoring
-from generation.answering import Answerer, conversation_of, make_decoding
+from generation.answering import Answerer, make_decoding
 from generation.printing import PrintableStreamer
 from generation.questions import Question, columns_of_run, load_questions
 from generation.recorded import arguments_of_run
@@ -65,7 +65,7 @@ def answer_prompts(answerer: Answerer, prompts: list[str]) -> None:
     for prompt in prompts:
         print(f"> {prompt}")
         if prompt.strip():
-            answerer.answer([conversation_of([{"role": "user", "content": prompt}])], streamer)
+            answerer.answer([Conversation([{"role": "user", "content": prompt}])], streamer)
 
 
 def score_file(answerer: Answerer, questions: list[Question], args: argparse.Namespace) -> None:

@@ -12,7 +12,8 @@ import torch
 from jinja2 import TemplateError
 from transformers import StoppingCriteria, StoppingCriteriaList, TextIteratorStreamer
 
-from components.conversations import Conversation
+from components.generation import answer_in
+from core.chat import Conversation
 from generation.answering import Answerer
 
 # What is raised for a prompt that is too long, that the chat template refuses, or for which the
@@ -156,7 +157,7 @@ class RunningAnswer:
         )
         tokens = output[0, inputs["input_ids"].shape[1] :]
         text = answerer.template.tokenizer.decode(tokens, skip_special_tokens=True)
-        text = answerer.template.answer_in(text)
+        text = answer_in(answerer.template, text)
         if tokens[-1].item() in decoding["eos_token_id"]:
             return Reply(text, Ending.COMPLETE)
         text = text.rstrip(REPLACEMENT)  # a token may be the half of a character

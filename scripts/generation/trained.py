@@ -18,10 +18,9 @@ from datasets.exceptions import DatasetGenerationError
 from transformers import AutoConfig, AutoModelForCausalLM, BitsAndBytesConfig, GenerationConfig
 
 from components import upstream
-from components.chat_template import ChatTemplate, fit_arguments
-from components.conversations import Conversation
 from components.data_files import FILE_TYPES
-from components.stop_tokens import listed_stop_tokens, stop_tokens_of_texts, stop_tokens_of_turns
+from components.generation import listed_stop_tokens, stop_tokens_of_texts
+from core.chat import ChatTemplate, Conversation, fit_arguments
 from exits import Exit, first_line, stop
 from generation.loading import (
     LOAD_ERRORS,
@@ -136,10 +135,10 @@ class Trained:
 
     def stop_tokens(self, generation_config: Any) -> list[int]:
         """Return the tokens that end an answer: those of scripts/generate.py."""
-        of_tokenizer = stop_tokens_of_texts
+        ends = stop_tokens_of_texts(self.tokenizer)
         if self.tokenizer.chat_template:
-            of_tokenizer = stop_tokens_of_turns
-        return sorted(listed_stop_tokens(generation_config) | of_tokenizer(self.tokenizer))
+            ends = ChatTemplate(self.tokenizer).stop_tokens()
+        return sorted(listed_stop_tokens(generation_config) | ends)
 
     def load_base(self, base_name: str, dtype: str | None = None) -> Any:
         """Return the whole model, without adapters. Raises SystemExit with 65 or 69.
@@ -243,8 +242,7 @@ class Trained:
     def _make_questions(self) -> Iterator[tuple[str, Prompt]]:
         for request, subject in itertools.product(REQUESTS, SUBJECTS):
             messages = [{"role": "user", "content": request.format(subject)}]
-            conversation = Conversation(messages, tools=[], is_trained_on=[False])
-            yield "simple questions, made here", self._write(conversation)
+            yield "simple questions, made here", self._write(Conversation(messages))
 
     def _read(self, place: str, row: Any, columns: Mapping[str, str]) -> Prompt:
         """Return a row as a prompt. Raises ValueError with its place."""

@@ -27,7 +27,6 @@ import llama_pipeline
 import mixtral
 from components import expert_checks, experts, mesh, optimizer, upstream
 from components.arguments import ExpertParallelArguments
-from components.chat_template import ChatTemplate
 from components.checks import find_conflicts
 from components.cli import RecipeParser, parse_arguments, take_config
 from components.learning_rate import rate_for_adapters
@@ -42,6 +41,7 @@ from components.status import process_status
 from components.strategy import Strategy
 from components.strategy_checks import find_misfits
 from core import loss
+from core.chat import ChatTemplate
 from core.loss import LossInHead
 
 

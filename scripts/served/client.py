@@ -15,7 +15,7 @@ from urllib.error import HTTPError, URLError
 from urllib.parse import urlsplit
 from urllib.request import HTTPRedirectHandler, Request, build_opener
 
-from components.messages import Message
+from core.chat import Message
 from exits import Exit, first_line, stop
 
 API_KEY = "OPENAI_API_KEY"  # variable with the key of a server that asks for one

@@ -8,11 +8,11 @@ import pytest
 from transformers import AutoModelForCausalLM
 
 import llama
-from components.chat import load_tokenizer
 from components.classifier import load_classifier
 from components.cli import parse_arguments
 from components.model_checks import size_of
 from components.optimizer import make_optimizer
+from components.tokens import load_tokenizer
 from fakes import fake_accelerator
 from jobs import RECIPES
 

@@ -7,7 +7,7 @@ import sys
 
 from launching import REPO, run
 
-COMPONENTS = REPO / "recipes" / "components"
+RECIPES = REPO / "recipes"
 RECIPE = '''
 """A recipe."""
 import sys
@@ -73,7 +73,8 @@ def test_an_edit_prepares_the_rows_again_and_a_move_does_not(tmp_path):
         return printed, len(list(cache.rglob("cache-*.arrow")))
 
     project = tmp_path / "project"
-    shutil.copytree(COMPONENTS, project / "components")
+    for package in ("core", "components"):
+        shutil.copytree(RECIPES / package, project / package)
     (project / "recipe.py").write_text(RECIPE)
     (project / "letters.py").write_text(LETTERS)
     assert words_of(project) == (["words [['A', 'B', 'C']]"], 1)
@@ -81,6 +82,7 @@ def test_an_edit_prepares_the_rows_again_and_a_move_does_not(tmp_path):
     moved = tmp_path / "elsewhere" / "moved"
     shutil.copytree(project, moved)
     edit(moved / "recipe.py", "return 1", "return 2  # in the training loop")
+    edit(moved / "recipe.py", "import sys", "\n\nimport sys")  # other lines, the same code
     assert words_of(moved) == (["words [['A', 'B', 'C']]"], 1)
 
     reading = "row = json.loads(line, "  # how a row is read decides about it, too

@@ -12,9 +12,9 @@ import torch
 from datasets import Dataset
 
 import llama
-from components.chat import load_tokenizer
-from components.chat_template import ChatTemplate
+from components.tokens import load_tokenizer
 from core.batches import TokenCollator
+from core.chat import ChatTemplate
 from mask_probe import ARCHITECTURES, PADDING, distance_from_alone, leak, packed_batch, random_model
 
 # Logits are about 0.5. The sums of a single document are in another order, in fp32, which has seven

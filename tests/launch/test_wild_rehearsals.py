@@ -43,7 +43,7 @@ WATCH = """
 import atexit, sys
 def foreign():
     files = {name: str(getattr(module, "__file__", "")) for name, module in sys.modules.items()}
-    own = [name for name in files if name.startswith("components") or name == "llama"]
+    own = [name for name in files if name.startswith(("components", "core", "llama"))]
     print("foreign:", [files[name] for name in own if not files[name].startswith(HERE)])
     inside = [folder for folder in sys.path if folder.startswith(REPO + "/")]
     print("on the path:", [folder for folder in inside if not folder.startswith(sys.prefix)])

@@ -9,8 +9,8 @@ from transformers import AutoTokenizer
 
 import llama
 import mixtral
-from components.chat_template import ChatTemplate
 from components.cli import parse_arguments
+from core.chat import ChatTemplate
 
 QUESTION = "Spell the word lamp."
 ANSWER = "l-a-m-p"

@@ -11,8 +11,8 @@ from datasets import Dataset
 from peft import LoraConfig, get_peft_model
 
 import llama_dpo
-from components.chat_template import ChatTemplate
 from components.mesh import part_of
+from core.chat import ChatTemplate
 from core.loss import LossInHead
 from fakes import fake_accelerator, sharing_rows
 from tiny.llama import make_model

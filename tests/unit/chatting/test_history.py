@@ -38,7 +38,7 @@ def test_a_prompt_follows_the_system_prompt_and_the_answers_of_the_chosen_model(
         "second of 0",
         "three?",
     ]
-    assert len(conversation.is_trained_on) == 6 and not conversation.tools
+    assert not conversation.tools
 
 
 def test_another_choice_changes_the_answers_that_it_has_given(history):

@@ -7,7 +7,7 @@ import pytest
 
 from chatting.history import History, Turn
 from chatting.rows import save_row
-from components.conversations import read_conversation
+from core.chat import read_conversation
 from generation.questions import load_questions
 from generation.streaming import Ending, Reply
 

@@ -24,9 +24,9 @@ from components.answers import (
     length_of_answer,
     read_question,
 )
-from components.chat_template import ChatTemplate
 from components.cli import parse_arguments
 from components.rows import Rows
+from core.chat import ChatTemplate
 from fakes import fake_accelerator
 
 NO = -100

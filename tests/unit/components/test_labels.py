@@ -14,6 +14,7 @@ from components.labels import (
     find_classes,
     label_metrics,
     read_label,
+    validate_texts,
 )
 from components.rows import Rows
 
@@ -167,3 +168,21 @@ def test_squared_error_and_correlation_are_those_of_the_rows(offset):
     found = metrics(told.astype(np.float32), true.astype(np.float32))
     assert found["eval_mse"] == pytest.approx((0.25 + 1 + 0 + 1 + 1 + 4) / 6)
     assert found["eval_pearson"] == pytest.approx(np.corrcoef(true, told)[0, 1])
+
+
+# ---- Texts and labels ----
+@pytest.mark.parametrize(
+    ("row", "word"),
+    [
+        ({"text": "a"}, "label"),
+        ({"label": 1}, "text"),
+        ({"text": 5, "label": 1}, "5"),
+        ({"text": " ", "label": 1}, "text"),
+        ({"text": None, "label": 1}, "null"),
+    ],
+)
+def test_texts_and_labels_have_to_be_there(row, word):
+    with pytest.raises(ValueError, match=word):
+        validate_texts(row, ["text"], "label")
+    validate_texts({"text": "a", "label": None}, ["text"], "label")  # labels are looked at later
+    validate_texts({"text": "a", "other": "", "label": 1}, ["text", "other"], "label")

@@ -1,10 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """Pairs of answers are cut where they differ, and become batches of lines with both."""
 
+import json
+
 import pytest
 from datasets import Dataset
 
-from components.pairs import PairCollator, shared_length, split_shared_prompt
+from components.pairs import PairCollator, read_pair, shared_length, split_shared_prompt
+from row_files import TURNS_OF_A_PAIR
+
+QUESTION = "Spell the word lamp."
+MESSAGES = [{"role": "user", "content": QUESTION}, {"role": "assistant", "content": "l-a-m-p"}]
 
 PAIRS = [
     {"prompt_ids": [5, 6], "chosen_ids": [7, 8, 9], "rejected_ids": [10], "row": 3},
@@ -18,6 +24,40 @@ def batch_of(numbers, learn_prompts=False, one_line=False):
 
 
 # ---- Rows ----
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"prompt": "1 + 1 =", "chosen": " 2", "rejected": " 3"},
+        {"chosen": "1 + 1 = 2", "rejected": "1 + 1 = 3"},
+        TURNS_OF_A_PAIR,
+        {"chosen": MESSAGES, "rejected": MESSAGES},
+        {"prompt": QUESTION, "chosen": MESSAGES, "rejected": MESSAGES},
+    ],
+    ids=["texts", "texts with the prompt", "messages", "messages with the prompt", "both"],
+)
+def test_pairs_of_one_kind_are_returned(row):
+    assert read_pair(row) == (row.get("prompt"), row["chosen"], row["rejected"])
+
+
+@pytest.mark.parametrize(
+    ("row", "word"),
+    [
+        ({"prompt": "a", "chosen": "b"}, "rejected"),
+        (TURNS_OF_A_PAIR | {"rejected": "b"}, "both"),
+        ({"prompt": MESSAGES[:1], "chosen": "a", "rejected": "b"}, "prompt"),
+        ({"prompt": "a", "chosen": "b", "rejected": " "}, "rejected"),
+        (TURNS_OF_A_PAIR | {"chosen": [{"role": "assistant", "content": ""}]}, "message 2"),
+        (TURNS_OF_A_PAIR | {"chosen": MESSAGES[:1]}, "no answer"),
+        ({"prompt": MESSAGES, "chosen": [], "rejected": []}, "chosen"),
+        (TURNS_OF_A_PAIR | {"rejected": [MESSAGES[1] | {"weight": 0}]}, "weight 0"),
+    ],
+    ids=json.dumps,
+)
+def test_pairs_that_cannot_be_compared_say_why(row, word):
+    with pytest.raises(ValueError, match=word):
+        read_pair(row)
+
+
 def test_the_prompt_ends_where_the_answers_differ_and_before_the_space():
     assert split_shared_prompt("1 + 1 = 2", "1 + 1 = 3") == ("1 + 1 =", " 2", " 3")
     assert split_shared_prompt("ab", "ab cd") == ("a", "b", "b cd")  # each keeps a letter

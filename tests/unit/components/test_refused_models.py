@@ -32,7 +32,6 @@ from transformers import (
 )
 
 from components import model_checks
-from components.chat import load_tokenizer
 from components.cli import parse_arguments
 from components.loading import build_without_weights, loading
 from components.model_checks import (
@@ -45,6 +44,7 @@ from components.model_checks import (
     warn_of_long_rows,
 )
 from components.strategy import Strategy
+from components.tokens import load_tokenizer
 from example_arguments import ClassifierArguments, MixtureArguments, language_model_arguments
 from fakes import fake_accelerator
 

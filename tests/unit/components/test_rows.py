@@ -4,7 +4,6 @@
 tests/launch/test_golden_rows.py has what comes of each file of row_files.py.
 """
 
-import ast
 import json
 from dataclasses import replace
 from functools import partial
@@ -14,17 +13,20 @@ import pytest
 import xxhash
 from transformers import AutoTokenizer
 
-from components import conversations, fingerprints
-from components.chat_template import ChatTemplate, check_other_keys
-from components.conversations import read_conversation
+from components import fingerprints
 from components.mixture import read_splits
-from components.rows import (
-    attempt_rows,
-    longest_row,
-    open_splits,
-)
+from components.rows import attempt_rows, longest_row, open_splits
+from core import chat
+from core.chat import ChatTemplate, check_nothing_is_lost, read_conversation
 from example_arguments import MixtureFlags, RowFlags
-from row_files import BAD_LINES, GOOD, row
+from row_files import (
+    ASSISTANT,
+    BAD_LINES,
+    GOOD,
+    USER,
+    conversation,
+    row,
+)
 
 FORMATS = {"prompt": "completion", "instruction": "output", "question": "answer"}
 MAX_LENGTH = 200
@@ -40,7 +42,7 @@ def tokenize(row, tokenizer, max_length=MAX_LENGTH):
     """Prepare a conversation as simply as can be: all after the first message is the answer."""
     conversation = read_conversation(row, FORMATS)
     template = ChatTemplate(tokenizer)
-    check_other_keys(row, conversation, template.render(conversation), template)
+    check_nothing_is_lost(row, conversation, template.render(conversation), template)
     messages = conversation.messages
     question = tokenizer.apply_chat_template(
         messages[:1], tokenize=False, add_generation_prompt=True
@@ -175,6 +177,22 @@ def test_what_the_template_raises_is_a_problem_of_the_row(
     assert "rows.jsonl, line 1" in problem
 
 
+@pytest.mark.parametrize("skip_bad_rows", [False, True])
+@pytest.mark.parametrize("file", ["rows.jsonl", "rows.json"])
+def test_a_fault_of_what_prepares_is_no_bad_row_and_names_its_place(load, skip_bad_rows, file):
+    """Else an edit with a misspelt name would leave out every row that reaches it."""
+
+    def misspelt(row):
+        return {"length": len(row["prompt"]), "hash": 0} if row["prompt"] == "a" else row["promt"]
+
+    content = f"{row()}\n{GOOD}\n"
+    with pytest.raises(KeyError) as raised:
+        load({file: content}, prepare=misspelt, skip_bad_rows=skip_bad_rows)
+    (note,) = raised.value.__notes__
+    unit = "line" if file.endswith("l") else "row"
+    assert note.endswith(f"{file}, {unit} 2")
+
+
 def test_an_answer_cut_short_is_counted(load, tokenizer):
     question = [{"role": "user", "content": json.loads(GOOD)["prompt"]}]
     prompt = tokenizer.apply_chat_template(question, add_generation_prompt=True, return_dict=False)
@@ -197,18 +215,10 @@ def test_rows_are_prepared_once(load, cache, tokenizer):
 
 def test_the_cache_knows_the_rules_of_a_row(load, monkeypatch):
     """A row that was prepared before a rule was made is read again."""
-    file = {"rows.jsonl": row(tools=[5])}
-    read = fingerprints.read_definitions
-
-    def read_without_the_rule(path):
-        found = read(path)
-        if path.name == "conversations.py":
-            return found | {"TOOL_COLUMNS": ast.parse("TOOL_COLUMNS = ()").body}
-        return found
-
+    file = {"rows.jsonl": conversation(USER, {**ASSISTANT, "weight": 5})}
     with monkeypatch.context() as patch:
-        patch.setattr(fingerprints, "read_definitions", read_without_the_rule)
-        patch.setattr(conversations, "TOOL_COLUMNS", ())
+        patch.setattr(fingerprints, "hash_of_modules", lambda folder: "before")
+        patch.setattr(chat, "WEIGHTS", ())
         assert len(load(file)[0]) == 1
     with pytest.raises(SystemExit):
         load(file)

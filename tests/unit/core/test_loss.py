@@ -28,7 +28,8 @@ from transformers import (
 )
 
 from components import upstream
-from core.batches import NOT_TRAINED_ON, TokenCollator
+from core.batches import TokenCollator
+from core.data import IGNORED
 from core.loss import (
     LossInHead,
     LossInPieces,
@@ -98,7 +99,7 @@ def batch_of(lines):
     """The recipes' batch of lines, each of one row or of several that do not see each other."""
     rows = []
     for number, row in enumerate(ROWS, 1):
-        labels = [NOT_TRAINED_ON] * row.prompt + row.ids[row.prompt :]
+        labels = [IGNORED] * row.prompt + row.ids[row.prompt :]
         rows.append({"input_ids": row.ids, "labels": labels, "row": number})
     return TokenCollator(pad_token_id=0)(Dataset.from_list(rows), lines)
 

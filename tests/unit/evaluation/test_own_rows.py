@@ -7,7 +7,7 @@ from argparse import Namespace
 import pytest
 import torch
 
-from core.batches import NOT_TRAINED_ON
+from core.data import IGNORED
 from evaluation.contestants import find_contestants
 from evaluation.documents import Reader
 from generation import loading, scoring
@@ -82,7 +82,7 @@ def test_the_loss_is_that_of_the_model_over_all_tokens(evaluate, answerer, write
         before = tokenizer(prompt, add_special_tokens=False)["input_ids"]
         answer = tokenizer(f"{question.reference}<|end_of_turn|>", add_special_tokens=False)
         tokens = before + answer["input_ids"]
-        labels = [NOT_TRAINED_ON] * len(before) + answer["input_ids"]
+        labels = [IGNORED] * len(before) + answer["input_ids"]
         with torch.no_grad():
             loss = answerer.model(torch.tensor([tokens]), labels=torch.tensor([labels])).loss
         total += loss.item() * len(answer["input_ids"])

@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from components.conversations import Conversation
+from core.chat import Conversation
 from generation import scoring
 from generation.questions import Question
 from generation.scoring import Answered

@@ -8,12 +8,12 @@ import pytest
 import torch
 
 from adapter_folders import make_base
-from components.chat_template import ChatTemplate
+from core.chat import ChatTemplate, Conversation
 from generation import loading
-from generation.answering import Answerer, conversation_of, make_decoding
+from generation.answering import Answerer, make_decoding
 from generation.streaming import Ending, RunningAnswer
 
-QUESTION = conversation_of([{"role": "user", "content": "Spell the word lamp."}])
+QUESTION = Conversation([{"role": "user", "content": "Spell the word lamp."}])
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +72,7 @@ def test_a_stopped_answer_keeps_the_part_until_then(answerer):
 
 def test_a_prompt_without_room_for_an_answer_is_an_error_and_releases_the_lock(answerer):
     lock = Lock()
-    long = conversation_of([{"role": "user", "content": "word " * 300}])
+    long = Conversation([{"role": "user", "content": "word " * 300}])
     running = start(answerer, long, turn=lock)
     assert list(running) == [""]
     with pytest.raises(ValueError, match="the model is limited to 128"):

@@ -14,9 +14,7 @@ import trl
 from trl.chat_template_utils import get_training_chat_template
 
 from chat_templates import CONVERSATIONS, tokenizer_of
-from components.chat import tokenize_conversation
-from components.chat_template import ChatTemplate
-from components.conversations import make_conversation
+from core.chat import ChatTemplate, make_conversation, tokenize_conversation
 
 FOLDER = Path(trl.__file__).parent / "chat_templates"
 PINNED = Path(__file__).with_name("trl_differences.json")

@@ -1,32 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Columns that a row needs are asked for, and those that nothing reads are told."""
+"""A row tells which of its columns were read, and is read under other names of its columns."""
 
 import pytest
 
-from components.columns import (
-    TrackedRow,
-    is_empty,
-    rename_columns,
-    validate_texts,
-)
-
-
-# ---- Texts and labels ----
-@pytest.mark.parametrize(
-    ("row", "word"),
-    [
-        ({"text": "a"}, "label"),
-        ({"label": 1}, "text"),
-        ({"text": 5, "label": 1}, "5"),
-        ({"text": " ", "label": 1}, "text"),
-        ({"text": None, "label": 1}, "null"),
-    ],
-)
-def test_texts_and_labels_have_to_be_there(row, word):
-    with pytest.raises(ValueError, match=word):
-        validate_texts(row, ["text"], "label")
-    validate_texts({"text": "a", "label": None}, ["text"], "label")  # labels are looked at later
-    validate_texts({"text": "a", "other": "", "label": 1}, ["text", "other"], "label")
+from core.data import TrackedRow, is_empty, rename_columns
 
 
 # ---- What nothing reads ----

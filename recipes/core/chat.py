@@ -1,0 +1,729 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Conversations: from the columns of a row to tokens, of which the assistant's are trained on.
+
+Messages are those of transformers and OpenAI: `role` and `content`, and where they were said
+`tool_calls` and `reasoning_content`. ShareGPT's form, columns with a question and its answer, older
+names and JSON texts of calls and tools become them. What a template does with them is up to its
+author, so what it wrote is compared with what was said, and a row of which something is missing is
+refused. Every problem of a row is a ValueError whose text continues "train.jsonl, line 7: ".
+"""
+
+import contextlib
+import copy
+import itertools
+import json
+import re
+from bisect import bisect_left
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from transformers.utils.chat_template_utils import render_jinja_template
+
+from core.data import (
+    IGNORED,
+    Row,
+    TrackedRow,
+    hash_of_row,
+    is_empty,
+    list_columns,
+    missing_columns,
+    rename_columns,
+    shorten,
+)
+
+Message = dict[str, Any]  # {"role": ..., "content": ...}, and possibly more keys
+Span = tuple[int, int]  # start and end of a part of a text, in characters
+
+# {what ShareGPT and its kin call a speaker: role}; the value of a function_call is its JSON
+SHAREGPT_ROLES = {
+    "system": "system",
+    **dict.fromkeys(("human", "user"), "user"),
+    **dict.fromkeys(("gpt", "chatgpt", "assistant", "model", "function_call"), "assistant"),
+    **dict.fromkeys(("tool", "observation", "function_response"), "tool"),
+}
+WEIGHTS = ("weight", "train", "loss")  # keys that say whether a message is trained on
+REASONING = ("reasoning_content", "thinking", "reasoning")  # the names that transformers knows
+OLDER_KEYS = {
+    "function_call": "tool_calls",
+    "thoughts": "reasoning_content",
+    "thought": "reasoning_content",
+}
+ARGUMENTS = ("arguments", "parameters", "args", "input")  # of a call: OpenAI, Llama, Hermes, ...
+# Keys of a message that carry part of what was said, besides its texts. Any other key (id,
+# timestamp, ...) only describes the message; most logs have such keys.
+SAID_KEYS = (
+    "tool_calls name refusal tools documents image images audio audios video "
+    "videos file files attachments"
+).split()
+GENERATION_MARK = re.compile(r"\{%-?\s*generation\s*-?%\}")
+DEFAULT_TEMPLATE = (  # for tokenizers without one of their own
+    "{{ bos_token or '' }}{% for m in messages %}{{ '<|' + m.role + '|>\n' + m.content }}"
+    "{{ eos_token if m.role == 'assistant' }}{{ '\n' }}{% endfor %}"
+    "{{ '<|assistant|>\n' if add_generation_prompt }}"
+)
+
+
+@dataclass(frozen=True)
+class Conversation:
+    """A conversation as chat templates take it.
+
+    Attributes:
+        is_trained_on: of each message, whether it is trained on; only the assistant's are.
+        is_pair: whether it is from a column with a question and one with its answer.
+        has_weight_0: whether the row itself says that a message is not trained on.
+    """
+
+    messages: list[Message]
+    tools: list[dict[str, Any]] = field(default_factory=list)
+    is_trained_on: Sequence[bool] = ()
+    is_pair: bool = False
+    has_weight_0: bool = False
+
+    def up_to(self, index: int) -> "Conversation":
+        """Return the conversation before the message at an index."""
+        return replace(
+            self, messages=self.messages[:index], is_trained_on=self.is_trained_on[:index]
+        )
+
+    def answers(self) -> list[int]:
+        """Return the indices of the assistant's messages."""
+        roles = [message["role"] for message in self.messages]
+        return [index for index, role in enumerate(roles) if role == "assistant"]
+
+    def with_last_answer_only(self) -> "Conversation":
+        """Return the conversation with only the last answer to be trained on."""
+        last = self.answers()[-1]
+        if not self.is_trained_on[last]:
+            raise ValueError("has weight 0 on its last answer, the only one that --learn last uses")
+        is_last = [index == last for index in range(len(self.messages))]
+        return replace(self, is_trained_on=is_last)
+
+
+ANSWER = "31415"  # digits, which no chat template rewrites
+EXAMPLE = Conversation([{"role": "user", "content": "1"}, {"role": "assistant", "content": ANSWER}])
+
+
+# ---- Rows ----
+def read_conversation(
+    row: Row, formats: Mapping[str, str], columns: Mapping[str, str] | None = None
+) -> Conversation:
+    """Return the conversation in a row if it has an answer to train on.
+
+    The messages are in a column `messages`, or `conversations` as ShareGPT has it, or in a column
+    with a question and one with its answer, which may be texts or lists of messages. The columns
+    `system` and `tools` go with all of them.
+
+    Args:
+        formats: {column with a question: column with its answer}.
+        columns: {role: column}, as --columns gives them. Then only the columns of that format are
+            looked at, even if the row has those of another one too.
+    """
+    columns = columns or {}
+    row = rename_columns(row, columns)
+    tools = find_tools(row)
+    named = set(columns) - {"system", "tools"}
+    for name in ("messages", "conversations"):
+        if isinstance(row.get(name), list) and row[name] and (not named or name in named):
+            return with_system(row, make_conversation(row[name], tools))
+    for question, answer in formats.items():
+        is_looked_at = not named or question in named or answer in named
+        if is_looked_at and question in row and answer in row:
+            asked = as_messages(read_question(row, question), "user")
+            given = asked + as_messages(row[answer], "assistant")
+            conversation = make_conversation(given, tools, num_asked=len(asked))
+            return with_system(row, replace(conversation, is_pair=True))
+    needed = ["messages, a list of objects with role and content"]
+    needed += [f"{question}, {answer}" for question, answer in formats.items()]
+    raise ValueError(missing_columns(row, " | ".join(needed), "prompt", "completion"))
+
+
+def find_tools(row: Row) -> list[dict[str, Any]]:
+    """Return the tools in a row."""
+    for name in ("tools", "functions"):
+        if not is_empty(row.get(name)):
+            return read_functions(row[name], read_tool, "has tools")
+    return []
+
+
+def read_question(row: Row, column: str) -> Any:
+    """Return what is in the column with the question; an `input` follows an `instruction`."""
+    if column != "instruction" or is_empty(row.get("input")):
+        return row[column]
+    parts = [row["instruction"], row["input"]]
+    if not all(isinstance(part, str) for part in parts):
+        raise ValueError("has an instruction or an input that is not a text")
+    return "\n\n".join(parts)
+
+
+def as_messages(value: Any, role: str) -> list[Any]:
+    """Return a list of messages as it is, and anything else as the text of one message."""
+    return value if isinstance(value, list) else [{"role": role, "content": value}]
+
+
+def with_system(row: Row, conversation: Conversation) -> Conversation:
+    """Return a conversation that begins with the text in a row's column `system`, if it has one."""
+    if is_empty(row.get("system")) or conversation.messages[0]["role"] == "system":
+        return conversation
+    message, _ = read_message({"role": "system", "content": row["system"]}, 0)
+    return replace(
+        conversation,
+        messages=[message, *conversation.messages],
+        is_trained_on=[False, *conversation.is_trained_on],
+    )
+
+
+def make_conversation(
+    given: Sequence[Any], tools: list[dict[str, Any]], num_asked: int = 0
+) -> Conversation:
+    """Return messages as a conversation if the assistant says something after a user does.
+
+    Args:
+        given: the messages as they are in the row.
+        tools: as `find_tools` returns them.
+        num_asked: how many messages at the beginning are the question, and not trained on.
+    """
+    read = [read_message(message, number) for number, message in enumerate(given, 1)]
+    messages = [message for message, _ in read]
+    check_roles(messages)
+    is_trained_on = []
+    for index, (message, weight) in enumerate(read):
+        by_assistant = message["role"] == "assistant"
+        is_trained_on.append(by_assistant and weight is not False and index >= num_asked)
+        if is_trained_on[index] and not says_something(message):
+            raise ValueError(f"message {index + 1} is empty: the model would learn to say nothing")
+    if not any(is_trained_on):
+        raise ValueError("has no answer to train on: all of the assistant's messages have weight 0")
+    has_weight_0 = False in [weight for _, weight in read]
+    return Conversation(messages, tools, is_trained_on, has_weight_0=has_weight_0)
+
+
+def check_roles(messages: Sequence[Message]) -> None:
+    """Check that the assistant says something after a user does."""
+    said_by = [message["role"] for message in messages if says_something(message)]
+    has_answer = "user" in said_by and "assistant" in said_by[said_by.index("user") :]
+    if not has_answer or messages[0]["role"] == "assistant":
+        roles = list_columns(said_by)
+        raise ValueError(f"has no answer to train on after a user's text: its texts are by {roles}")
+
+
+def says_something(message: Message) -> bool:
+    """Return whether a message has a text, reasoning, or a call of a tool."""
+    others = ("tool_calls", *REASONING)
+    return bool(message["content"].strip()) or any(key in message for key in others)
+
+
+# ---- Messages ----
+def read_message(given: Any, number: int) -> tuple[Message, bool | None]:
+    """Return a message with role, content as one text, calls as objects, and no empty keys.
+
+    Args:
+        number: its number in the conversation, from 1, for problems.
+
+    Returns:
+        The message, and whether it says itself that it is trained on; None if it does not say.
+    """
+    if not isinstance(given, Mapping):
+        raise ValueError(f"message {number} is not an object with role and content: {given!s:.80}")
+    if {"from", "value"} <= set(given) and "role" not in given:
+        given = from_sharegpt(given, number)
+    if not isinstance(given.get("role"), str):
+        raise ValueError(f"message {number} has no role: {dict(given)!s:.80}")
+    # 0 and false are values; null, "" and [] are what readers of tables fill in
+    message = {key: value for key, value in given.items() if not is_empty(value)}
+    message["role"] = "tool" if given["role"] == "function" else given["role"]
+    name = name_message(message, number)
+    for older, newer in OLDER_KEYS.items():
+        if older in message and newer in message:
+            raise ValueError(f"{name} has {newer} and {older}: leave one of them out")
+        if older in message:
+            message[newer] = message.pop(older)
+    if "tool_calls" in message:
+        owner = f"{name} has tool calls"
+        message["tool_calls"] = read_functions(message["tool_calls"], read_call, owner)
+    # The text "[]" or "null" is not empty here: it may be the whole answer
+    content = given.get("content")
+    message["content"] = ""
+    if content is not None or not says_something(message):
+        message["content"] = read_content(content, name)
+    return message, pop_weight(message, name)
+
+
+def from_sharegpt(given: Mapping[str, Any], number: int) -> Message:
+    """Return a message of ShareGPT with role and content, or with its call of a tool."""
+    speaker = str(given["from"])
+    if speaker not in SHAREGPT_ROLES:
+        known = ", ".join(SHAREGPT_ROLES)
+        raise ValueError(f"message {number} is from {speaker[:40]}, which is none of {known}")
+    message = {key: value for key, value in given.items() if key not in ("from", "value")}
+    content = "content"
+    if speaker == "function_call":
+        content = "tool_calls"
+    return {**message, "role": SHAREGPT_ROLES[speaker], content: given["value"]}
+
+
+def name_message(message: Message, number: int) -> str:
+    """Return the name of a message in a problem: "message 2 (assistant)"."""
+    return f"message {number} ({message['role'][:40]})"
+
+
+def read_content(content: Any, name: str) -> str:
+    """Return the content of a message as one text; its parts become lines."""
+    if isinstance(content, str):
+        return content
+    texts = []
+    for part in content if isinstance(content, list) else [None]:
+        text = part
+        if isinstance(part, Mapping) and part.get("type") in (None, "text"):
+            text = part.get("text")
+        if not isinstance(text, str):
+            raise ValueError(
+                f"{name} has no text but {shorten(content)}: content has to be a text or a list of "
+                "parts of text"
+            )
+        texts.append(text)
+    return "\n".join(texts)
+
+
+def pop_weight(message: Message, name: str) -> bool | None:
+    """Remove WEIGHTS from a message; return whether it is trained on, None without any of them."""
+    weights = {key: message.pop(key) for key in WEIGHTS if key in message}
+    for key, weight in weights.items():
+        if weight not in (0, 1) or (weight and message["role"] != "assistant"):
+            raise ValueError(
+                f"{name} has {key} {weight!s:.40}: it has to be 0, which leaves the message out of "
+                "the loss, or 1, which only what the assistant says can have"
+            )
+    return all(weights.values()) if weights else None
+
+
+# ---- Tools ----
+def read_functions(given: Any, read: Callable[[Any], Any], owner: str) -> list[dict[str, Any]]:
+    """Return calls of tools, or tools, in transformers' form.
+
+    Args:
+        given: one or a list of them, or the JSON of either; each with or without the "function"
+            around it.
+        read: the function that reads one.
+        owner: what has them, for problems.
+    """
+    try:
+        listed = parse(given)
+        listed = [listed] if isinstance(listed, Mapping) else listed
+        return [read(parse(one) if isinstance(one, str) else one) for one in listed]
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise ValueError(
+            f"{owner} that are not objects with a name and arguments or parameters: {given!s:.80}"
+        ) from error
+
+
+def read_call(call: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a call as {"type", "function": {"name", "arguments": an object}}, with its id."""
+    inner = call.get("function") or call
+    keys = [key for key in inner if not is_empty(inner[key])]
+    given = [parse(inner[key]) for key in keys if key in ARGUMENTS]
+    has_others = not set(keys) <= {"name", "id", "type", "index", *ARGUMENTS}
+    arguments = given[0] if given else {}
+    if has_others or not isinstance(arguments, dict):
+        raise TypeError("the arguments of a call have to be an object")
+    function = {"name": inner["name"], "arguments": arguments}
+    if is_empty(call.get("id")):
+        return {"type": "function", "function": function}
+    return {"type": "function", "function": function, "id": call["id"]}
+
+
+def read_tool(tool: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a tool as {"type": "function", "function": a JSON schema}."""
+    if not tool.get("function", tool)["name"]:
+        raise KeyError("name")
+    return dict(tool) if "function" in tool else {"type": "function", "function": tool}
+
+
+def parse(value: Any) -> Any:
+    """Return what a JSON text says, and another value without nulls, which readers fill in."""
+    return json.loads(value) if isinstance(value, str) else without_nulls(value)
+
+
+def without_nulls(value: Any) -> Any:
+    """Return a value without the keys, at any depth, whose value is null."""
+    if isinstance(value, Mapping):
+        return {key: without_nulls(item) for key, item in value.items() if item is not None}
+    if isinstance(value, list):
+        return [without_nulls(item) for item in value]
+    return value
+
+
+# ---- The text of a conversation ----
+@dataclass(frozen=True)
+class ChatTemplate:
+    """A tokenizer's chat template, and variables of it, such as {"enable_thinking": False}."""
+
+    tokenizer: Any
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+    def render(self, conversation: Conversation, add_generation_prompt: bool = False) -> str:
+        """Return the text of a conversation; a ValueError says why the template refuses it.
+
+        Args:
+            add_generation_prompt: whether to end with what opens the assistant's next turn.
+        """
+        text, _ = self.render_marked(conversation, add_generation_prompt)
+        return text
+
+    def render_marked(
+        self, conversation: Conversation, add_generation_prompt: bool = False
+    ) -> tuple[str, list[Span] | None]:
+        """Return the same, and the parts of it that are marked with {% generation %}.
+
+        None instead of the parts if the template has no such marks.
+        """
+        tools: Any = conversation.tools or None
+        # Some tokenizers have a template of its own for conversations with tools
+        source = self.tokenizer.get_chat_template(tools=tools)
+        has_marks = GENERATION_MARK.search(source) is not None
+        try:
+            rendered: Any = render_jinja_template(  # annotated as if it returned one text
+                [conversation.messages],
+                tools=tools,
+                chat_template=source,
+                add_generation_prompt=add_generation_prompt,
+                return_assistant_tokens_mask=has_marks,
+                **self._variables,
+            )
+        except Exception as error:  # templates raise what they like
+            raise ValueError(f"is refused by the chat template: {error!r}") from error
+        texts, marks = rendered
+        return texts[0], marks[0] if has_marks else None
+
+    @cached_property
+    def _variables(self) -> dict[str, Any]:
+        # A tokenizer makes the map of its special tokens again whenever it is asked for
+        return {**self.tokenizer.special_tokens_map, **self.settings}
+
+    @cached_property
+    def end_tokens(self) -> tuple[str, ...]:
+        """The texts of the tokens that may end a turn.
+
+        Some tokenizers do not flag their end of turn as special, so other added tokens count too,
+        except for white space, and for tags inside a turn, such as </tool_call>.
+        """
+        ends = []
+        for token in self.tokenizer.added_tokens_decoder.values():
+            is_inside = not token.content.strip() or token.content.startswith("</")
+            if token.special or not is_inside:
+                ends.append(token.content)
+        return tuple(ends)
+
+    @cached_property
+    def end_of_turn(self) -> str | None:
+        """The text of the token that ends an answer; None if the template writes none."""
+        try:
+            text = self.without_closing_token(self.render(EXAMPLE))
+        except ValueError:
+            return None
+        after = text.rpartition(ANSWER)[2].rstrip()
+        ends = [token for token in self.end_tokens if after.endswith(token)]
+        return max(ends, key=len, default=None)
+
+    def stop_tokens(self) -> set[int]:
+        """Return the ids of the tokens that end a text or an answer: where generation stops.
+
+        Many base models list only the first, and would go on past the end of their turn.
+        """
+        ends = {self.tokenizer.eos_token, self.end_of_turn} - {None}
+        return {self.tokenizer.convert_tokens_to_ids(end) for end in ends}
+
+    def without_closing_token(self, text: str) -> str:
+        """Return a text without a token behind its last end of turn, which Phi-3 writes once."""
+        shorter = text.removesuffix(self.tokenizer.eos_token or "").rstrip()
+        return shorter if shorter.endswith(self.end_tokens) else text
+
+
+def fit_arguments(conversation: Conversation, template: ChatTemplate) -> Conversation:
+    """Return a conversation whose calls have their arguments as the template expects them.
+
+    Most templates take an object and write its JSON. Some, such as DeepSeek-V3's, take the JSON:
+    given an object, they fail or write Python's form of it.
+    """
+    fitted = copy.deepcopy(conversation)
+    calls = [call for message in fitted.messages for call in message.get("tool_calls", ())]
+    objects = [call["function"]["arguments"] for call in calls]
+    if not any(objects):
+        return conversation
+    with contextlib.suppress(ValueError):
+        text = template.render(conversation)
+        if not any(one and repr(one) in text and repr(one) != json.dumps(one) for one in objects):
+            return conversation
+    for call, arguments in zip(calls, objects, strict=True):
+        call["function"]["arguments"] = json.dumps(arguments, ensure_ascii=False)
+    return fitted
+
+
+def find_answers(
+    conversation: Conversation, template: ChatTemplate
+) -> tuple[str, list[Span], list[int]]:
+    """Return the text of a conversation, and where in it the answers are that are trained on.
+
+    If the template marks what the assistant says, its author's marks count. Otherwise an answer is
+    what the text up to and including it has beyond the prompt before it. One that the template
+    writes differently once the conversation has moved on is left out: the model would be trained
+    on a text that does not follow from its prompt.
+
+    Returns:
+        The text, spans of it, and the indices of the messages that are left out.
+    """
+    text, marks = template.render_marked(conversation)
+    answers = conversation.answers()
+    begins = list(range(len(answers)))
+    if marks is not None and len(marks) != len(answers):
+        # Several marks in an answer, or none: those of an answer begin behind those of its prompt
+        prompts = [template.render_marked(conversation.up_to(index), True) for index in answers]
+        begins = [len(marked or ()) for _, marked in prompts]
+    spans = []
+    left_out = []
+    for index, start, end in zip(answers, begins, [*begins[1:], None], strict=True):
+        if not conversation.is_trained_on[index]:
+            continue
+        if marks is None:
+            found = find_turn(conversation, index, text, template)
+        else:
+            is_last = index == answers[-1]
+            message = conversation.messages[index]
+            found = complete_marks(marks[start:end], message, is_last, text, template)
+        spans += found
+        if not found:
+            left_out.append(index)
+    return text, spans, left_out
+
+
+def find_turn(
+    conversation: Conversation, index: int, text: str, template: ChatTemplate
+) -> list[Span]:
+    """Return where the message at an index is in the text, with its end of turn; [] if nowhere."""
+    before = template.render(conversation.up_to(index), add_generation_prompt=True)
+    after = text
+    if index + 1 < len(conversation.messages):
+        after = template.render(conversation.up_to(index + 1))
+    after = after.rstrip()
+    if not text.startswith(after):
+        after = template.without_closing_token(after)
+    is_in_text = text.startswith(before) and text.startswith(after)
+    if not is_in_text or len(after) <= len(before):
+        return []
+    end = len(after)
+    if not after.endswith(template.end_tokens):
+        # In GLM's templates, the token that opens the next turn also ends this one
+        following = [token for token in template.end_tokens if text.startswith(token, end)]
+        end += len("".join(following[:1]))
+    return [(len(before), end)]
+
+
+def complete_marks(
+    marks: list[Span], message: Message, is_last: bool, text: str, template: ChatTemplate
+) -> list[Span]:
+    """Return the marked parts of an answer, with the end of turn behind them if it is not marked.
+
+    [] if its reasoning is missing, which many templates drop from all answers but the last: the
+    model would learn to answer without it.
+    """
+    written = "".join(text[start:end] for start, end in marks)
+    reasonings = [message[key] for key in REASONING if isinstance(message.get(key), str)]
+    if not marks or not (is_last or "".join(reasonings[:1]).strip() in written):
+        return []
+    start, end = marks[-1]
+    rest = text[end:].lstrip()
+    end_of_turn = template.end_of_turn
+    if end_of_turn is not None and rest.startswith(end_of_turn):
+        if not text[:end].rstrip().endswith(template.end_tokens):
+            end = len(text) - len(rest) + len(end_of_turn)
+    return [*marks[:-1], (start, end)]
+
+
+# ---- What the template drops ----
+def check_nothing_is_lost(
+    row: Row,
+    conversation: Conversation,
+    text: str,
+    template: ChatTemplate,
+    left_out: Collection[int] = (),
+) -> None:
+    """Raise a ValueError that names what was said and is not in the text of a conversation.
+
+    Other keys that the template drops (id, timestamp, ...) are noted in a TrackedRow.
+
+    Args:
+        left_out: indices of messages that are not trained on, since the template rewrites them. It
+            often drops their reasoning on purpose.
+    """
+    fix = "remove it from the data, or use a template that writes it (--chat_template)"
+    for tool in conversation.tools:
+        name = tool["function"]["name"]
+        if name not in text:
+            raise ValueError(f"has the tool {name}, which the chat template drops: {fix}")
+    probe = copy.deepcopy(conversation)
+    marks = []
+    for index, key in find_suspects(conversation, text, left_out):
+        for mark in put_marks(probe.messages[index], key, index):
+            marks.append((index, key, mark))
+    try:
+        text = template.render(probe) if marks else ""
+    except ValueError:
+        marks = []  # it needs what was changed
+    for index, key, mark in marks:
+        if mark not in text:
+            name = name_message(conversation.messages[index], index + 1)
+            raise ValueError(f"{name} has {key}, which the chat template drops: {fix}")
+    if isinstance(row, TrackedRow):
+        source = template.tokenizer.get_chat_template(tools=conversation.tools or None)
+        keys = {key for message in conversation.messages for key in message}
+        read = {"role", "content", *REASONING, *re.findall(r"\w+", source)}
+        row.dropped_keys.update(keys - read)
+
+
+def find_suspects(
+    conversation: Conversation, text: str, left_out: Collection[int]
+) -> Iterator[tuple[int, str]]:
+    """Yield (index of a message, key) of all that was said and may be missing in the text.
+
+    Its own text may be there although it is not: in another message, or of the template's own
+    accord, as the names of roles are.
+    """
+    texts = ("content", *REASONING)
+    said = [message[key] for message in conversation.messages for key in texts if key in message]
+    everything = "\n".join(map(str, said))
+    roles = "\n".join(message["role"] for message in conversation.messages)
+    for index, message in enumerate(conversation.messages):
+        is_learned = conversation.is_trained_on[index] and index not in left_out
+        for key in texts:
+            part = str(message.get(key, "")).strip()
+            is_written = text.count(part) == everything.count(part) and part not in roles
+            if part and not is_written and (is_learned or key == "content"):
+                yield index, key
+    for index, message in enumerate(conversation.messages):
+        for key in SAID_KEYS:
+            # The name in a result of a tool is that of the tool, which its call has too
+            if key in message and (key != "name" or message["role"] != "tool"):
+                yield index, key
+
+
+def put_marks(message: Message, key: str, index: int) -> list[str]:
+    """Change what a message says under a key; return what has to be in the text then.
+
+    The name of a called tool is also in the list of tools and in other calls, so each call gets
+    another. Kimi's template names a call by its id, such as functions.weather:0.
+    """
+    if key != "tool_calls":
+        # In the middle, since some templates only take what is before or behind a </think>
+        mark = f"_{index}_{key}_"
+        message[key] = f"{message[key]}{mark}{message[key]}"
+        return [mark]
+    marks = []
+    for number, call in enumerate(message["tool_calls"]):
+        name = call["function"]["name"]
+        marks.append(f"{name}_{index}_{number}_")
+        call["function"]["name"] = marks[-1]
+        if isinstance(call.get("id"), str):
+            call["id"] = call["id"].replace(name, marks[-1])
+    return marks
+
+
+# ---- Tokens ----
+def tokenize_conversation(
+    row: Row,
+    conversation: Conversation,
+    template: ChatTemplate,
+    max_length: int,
+    answers_only: bool = True,
+) -> dict[str, Any]:
+    """Return the tokens of a conversation and their labels, at most max_length of each.
+
+    The assistant's tokens are trained on, including its end of turn. They are found by their place
+    in the text and not by their id, since the end of turn may also be the pad token
+    (huggingface/trl#976).
+
+    Args:
+        row: where the conversation is from, in which keys that the template drops are noted.
+        answers_only: whether only the assistant's tokens are trained on, or all of them.
+
+    Returns:
+        input_ids and labels (IGNORED: not trained on); truncated, whether the end is missing;
+        whole_length, the number of tokens with that end; rewritten, the number of answers that are
+        not trained on, since the template writes them differently once the conversation has moved
+        on; length, largest and hash of the tokens.
+
+    Raises:
+        ValueError: if nothing is left to train on, or the template drops what was said.
+    """
+    if conversation.has_weight_0 and not answers_only:
+        raise ValueError("has a message of weight 0, which would be trained on as all others are")
+    conversation = fit_arguments(conversation, template)
+    text, spans, left_out = find_answers(conversation, template)
+    check_nothing_is_lost(row, conversation, text, template, left_out)
+    if spans and spans[-1][1] >= len(text.rstrip()):
+        closed = close_last_turn(text, template)
+        if closed != text:
+            spans[-1] = (spans[-1][0], len(closed))
+        text = closed
+    if not answers_only:
+        spans = [(0, len(text))]
+        left_out = []
+    text.encode()  # raises the error that locates a lone surrogate
+    encoded = template.tokenizer(
+        text, add_special_tokens=False, return_offsets_mapping=True, verbose=False
+    )
+    tokens = encoded["input_ids"]
+    starts = [start for start, _ in encoded["offset_mapping"]]
+    labels = [IGNORED] * len(tokens)
+    for start, end in spans:
+        inside = slice(bisect_left(starts, start), bisect_left(starts, end))
+        labels[inside] = tokens[inside]
+    trained_on = np.flatnonzero(np.array(labels[1:]) != IGNORED)  # token 0 is never predicted
+    if len(trained_on) == 0:
+        raise ValueError(
+            "has no answer that follows, in what the chat template writes, from the prompt that "
+            "generation would use: pass another --chat_template, or --chat_template_kwargs such as "
+            "'{\"enable_thinking\": false}'"
+        )
+    if trained_on[0] + 1 >= max_length:
+        raise ValueError(
+            f"has no answer within --max_length {max_length}: {trained_on[0] + 1} tokens are prompt"
+        )
+    kept = np.array(tokens[:max_length], dtype=np.int32)
+    return {
+        "input_ids": tokens[:max_length],
+        "labels": labels[:max_length],
+        "truncated": len(tokens) > max_length,
+        "whole_length": len(tokens),
+        "rewritten": len(left_out),
+        "length": len(kept),
+        "largest": int(kept.max()),
+        "hash": hash_of_row(kept.tobytes()),
+    }
+
+
+def close_last_turn(text: str, template: ChatTemplate) -> str:
+    """Return a text with the end-of-sequence token if the template leaves its last turn open.
+
+    A model that is trained on turns without a special token at their end does not learn to stop.
+    """
+    stripped = text.rstrip()
+    if stripped.endswith(template.end_tokens):
+        return text
+    if template.tokenizer.eos_token is None:
+        raise ValueError(
+            "has an answer without an end: the chat template writes none, and the tokenizer has no "
+            "eos_token: set it in tokenizer_config.json, or pass another --chat_template"
+        )
+    return stripped + template.tokenizer.eos_token
+
+
+def show_trained_tokens(row: Mapping[str, Any], tokenizer: Any) -> str:
+    """Return the text of a row, with the parts that are trained on in [[ ]]."""
+    text = ""
+    pairs = zip(row["input_ids"].tolist(), row["labels"].tolist(), strict=True)
+    for is_trained_on, part in itertools.groupby(pairs, lambda pair: pair[1] != IGNORED):
+        written = tokenizer.decode([token for token, _ in part])
+        text += f"[[{written}]]" if is_trained_on else written
+    return text

@@ -1,0 +1,374 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Conversations become tokens, of which those of the assistant are trained on and no others."""
+
+import copy
+from pathlib import Path
+
+import pytest
+from transformers import AutoTokenizer
+
+from chat_templates import CALL, HELLO, WEATHER, said_by, show, tokenizer_of
+from components.tokens import check_template
+from core.chat import DEFAULT_TEMPLATE, ChatTemplate, make_conversation, tokenize_conversation
+from core.data import TrackedRow
+
+QUESTION = "Spell the word lamp."
+ANSWER = "l-a-m-p"
+TURNS = {
+    "one answer": [("user", QUESTION), ("assistant", ANSWER)],
+    "two answers": [
+        ("system", "Be brief."),
+        ("user", "a"),
+        ("assistant", "one"),
+        ("user", "b"),
+        ("assistant", "two"),
+    ],
+    "a question last": [("user", "a"), ("assistant", "one"), ("user", "b")],
+}
+OPEN_ENDED = (
+    "{% for turn in messages %}{{ turn['role'] + ': ' + turn['content'] + '\n' }}{% endfor %}"
+    "{{ 'assistant: ' if add_generation_prompt }}"
+)
+REWRITES_EARLIER_TURNS = (
+    "{% for turn in messages %}{{ '<|' + turn['role'] + '|>' }}"
+    "{{ '(thinks) ' if loop.last and turn['role'] == 'assistant' }}"
+    "{{ turn['content'] + '<|end_of_turn|>' }}{% endfor %}"
+    "{{ '<|assistant|>' if add_generation_prompt }}"
+)
+
+
+@pytest.fixture(scope="module")
+def loaded(tiny):
+    return AutoTokenizer.from_pretrained(tiny / "model")
+
+
+@pytest.fixture
+def tokenizer(loaded):
+    """A tokenizer that a test may change."""
+    return copy.deepcopy(loaded)
+
+
+def messages_of(name):
+    return [{"role": role, "content": content} for role, content in TURNS[name]]
+
+
+def tokenize(name, tokenizer, max_length=1024):
+    return tokenize_messages(messages_of(name), tokenizer, max_length)
+
+
+def tokenize_messages(messages, tokenizer, max_length=1024, row=None, **options):
+    conversation = make_conversation(messages, tools=[])
+    template = ChatTemplate(tokenizer)
+    return tokenize_conversation(row or {}, conversation, template, max_length, **options)
+
+
+def trained_text(row, tokenizer):
+    """The text of the tokens that are trained on."""
+    return tokenizer.decode([token for token in row["labels"] if token != -100])
+
+
+# ---- What is trained on ----
+def test_an_answer_is_trained_on_with_its_end_of_turn(tokenizer):
+    row = tokenize("one answer", tokenizer)
+    assert trained_text(row, tokenizer) == ANSWER + "<|end_of_turn|>"
+    assert row["labels"][-1] == row["input_ids"][-1]
+
+
+def test_an_end_of_turn_is_trained_on_where_it_is_the_pad_token_too(tokenizer):
+    tokenizer.pad_token = "<|end_of_turn|>"
+    row = tokenize("one answer", tokenizer)
+    assert row["labels"][-1] == tokenizer.pad_token_id
+
+
+def test_a_prompt_is_tokenized_as_generation_will_see_it(tokenizer):
+    row = tokenize("one answer", tokenizer)
+    prompt = tokenizer.apply_chat_template(
+        messages_of("one answer")[:1], add_generation_prompt=True, return_dict=False
+    )
+    assert row["input_ids"][: len(prompt)] == prompt
+    assert row["labels"][: len(prompt)] == [-100] * len(prompt)
+
+
+# ---- Templates ----
+def test_without_a_chat_template_the_default_ends_the_answer_with_eos(tokenizer):
+    tokenizer.chat_template = DEFAULT_TEMPLATE
+    row = tokenize("one answer", tokenizer)
+    assert trained_text(row, tokenizer) == ANSWER + tokenizer.eos_token
+
+
+def test_a_template_that_leaves_the_turn_open_gets_an_end(tokenizer):
+    tokenizer.chat_template = OPEN_ENDED
+    text = trained_text(tokenize("one answer", tokenizer), tokenizer)
+    assert text.endswith(tokenizer.eos_token) and ANSWER in text
+
+
+def test_a_template_that_rewrites_earlier_answers_teaches_the_last_alone(tokenizer):
+    tokenizer.chat_template = REWRITES_EARLIER_TURNS
+    row = tokenize("two answers", tokenizer)
+    assert trained_text(row, tokenizer) == "(thinks) two<|end_of_turn|>"
+
+
+def test_a_conversation_that_ends_with_a_question_teaches_no_end_after_it(tokenizer):
+    tokenizer.chat_template = DEFAULT_TEMPLATE
+    row = tokenize("a question last", tokenizer)
+    assert trained_text(row, tokenizer) == "one" + tokenizer.eos_token and row["labels"][-1] == -100
+
+
+@pytest.mark.parametrize(
+    ("template", "says"),
+    [
+        ("{{ messages[0]['content'] }}", "message 2 .assistant. has content, which the chat"),
+        ("", "message 1 .user. has content, which the chat template drops"),
+        (ANSWER + QUESTION, "no answer that follows, in what the chat template writes"),
+    ],
+    ids=["no answers", "nothing", "always the same"],
+)
+def test_a_template_without_the_answer_is_a_problem_of_the_row(template, says, tokenizer):
+    tokenizer.chat_template = template
+    with pytest.raises(ValueError, match=says):
+        tokenize("one answer", tokenizer)
+
+
+# ---- Length ----
+def test_long_rows_lose_their_end_and_say_so(tokenizer):
+    full = tokenize("one answer", tokenizer)
+    cut = tokenize("one answer", tokenizer, len(full["input_ids"]) - 3)
+    assert not full["truncated"] and cut["truncated"]
+    assert cut["input_ids"] == full["input_ids"][:-3] and cut["labels"] == full["labels"][:-3]
+    assert (full["length"], cut["length"]) == (len(full["input_ids"]), len(cut["input_ids"]))
+    assert full["largest"] == max(full["input_ids"]) and full["hash"] != cut["hash"]
+
+
+def test_an_answer_cut_to_nothing_is_a_problem_and_one_cut_to_a_token_is_not(tokenizer):
+    prompt = tokenize("one answer", tokenizer)["labels"].count(-100)
+    with pytest.raises(ValueError, match=f"within --max_length {prompt}: {prompt} tokens are pro"):
+        tokenize("one answer", tokenizer, prompt)
+    assert tokenize("one answer", tokenizer, prompt + 1)["truncated"]
+
+
+@pytest.mark.parametrize("name", TURNS)
+def test_on_request_every_token_is_trained_on(name, tokenizer):
+    plain = tokenize(name, tokenizer)
+    whole = tokenize_messages(messages_of(name), tokenizer, answers_only=False)
+    assert whole["labels"] == whole["input_ids"] == plain["input_ids"] != plain["labels"]
+
+
+def test_a_row_that_is_cut_is_not_said_to_be_too_long_for_the_model(tokenizer):
+    tokenizer.model_max_length = 4
+    assert tokenize("two answers", tokenizer)["length"] > 4
+    assert not tokenizer.deprecation_warnings  # where transformers notes that it has said so
+    tokenizer("a b c d e f g h")
+    assert tokenizer.deprecation_warnings
+
+
+@pytest.mark.parametrize("named", [False, True])
+def test_a_tokenizers_template_that_is_no_jinja_ends_with_one_line(named, tokenizer, capsys):
+    tokenizer.chat_template = "{% for m in messages %}\n{{ m.content }"
+    if named:
+        tokenizer.chat_template = {"default": "", "tool_use": tokenizer.chat_template}
+    with pytest.raises(SystemExit, match="64"):
+        check_template(tokenizer.chat_template, "runs/model")
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "runs/model" in line and "line 2" in line
+
+
+# ---- Templates made for a case ----
+PLAIN = (
+    "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}<|end|>{% endfor %}"
+    "{{ '<|assistant|>' if add_generation_prompt }}"
+)
+MARKED = (
+    "{% for m in messages %}<|{{ m.role }}|>{% if m.role == 'assistant' %}"
+    "{% generation %}{{ m.content }}<|end|>{% endgeneration %}{% else %}{{ m.content }}<|end|>"
+    "{% endif %}{% endfor %}{{ '<|assistant|>' if add_generation_prompt }}"
+)
+MARKED_TWICE = MARKED.replace(
+    "{{ m.content }}<|end|>{% endgeneration %}",
+    "{{ m.content }}{% endgeneration %}{% generation %}<|end|>{% endgeneration %}",
+)
+MARKED_WITHOUT_ITS_END = MARKED.replace(
+    "{{ m.content }}<|end|>{% endgeneration %}", "{{ m.content }}{% endgeneration %}<|end|>"
+)
+WRITES_ALL = (
+    "{{ tools | tojson if tools }}{% for m in messages %}<|{{ m.role }}|>"
+    "{% if m.reasoning_content %}({{ m.reasoning_content }}){% endif %}{{ m.content }}"
+    "{% for call in m.tool_calls or [] %}{{ call.function.name }}"
+    "{{ call.function.arguments | tojson }}{% endfor %}<|end|>{% endfor %}"
+    "{{ '<|assistant|>' if add_generation_prompt }}"
+)
+ARGUMENTS = "call.function.arguments | tojson"
+
+
+def template_of(text, **settings):
+    return ChatTemplate(tokenizer_of(text + "<|end|><|user|><|assistant|><|tool|>"), settings)
+
+
+def shown(text, messages, tools=(), **settings):
+    """Return the text of a conversation, with the parts that are trained on in [[ ]]."""
+    template = template_of(text, **settings)
+    template.tokenizer.chat_template = text
+    conversation = make_conversation(messages, list(tools))
+    row = tokenize_conversation({}, conversation, template, 10**6)
+    is_trained_on = [label != -100 for label in row["labels"]]
+    return show(template.tokenizer, row["input_ids"], is_trained_on)
+
+
+def with_weights(*weights):
+    """Return a conversation with one answer of each of these weights."""
+    messages = []
+    for number, weight in enumerate(weights):
+        messages += [said_by("user", "Hi."), said_by("assistant", f"No. {number}", weight=weight)]
+    return messages
+
+
+# ---- What is trained on ----
+@pytest.mark.parametrize(
+    "template",
+    [PLAIN, MARKED, MARKED_TWICE, MARKED_WITHOUT_ITS_END],
+    ids=["", "marked", "twice", "without its end"],
+)
+@pytest.mark.parametrize("weights", [(1, 1), (0, 1), (1, 0), (1, 0, 1)], ids=str)
+def test_an_answer_of_weight_0_is_the_only_one_that_is_not_trained_on(template, weights):
+    expected = ""
+    for number, weight in enumerate(weights):
+        answer = f"No. {number}<|end|>"
+        expected += "<|user|>Hi.<|end|><|assistant|>" + (f"[[{answer}]]" if weight else answer)
+    assert shown(template, with_weights(*weights)) == expected
+
+
+@pytest.mark.parametrize(
+    ("ending", "learned"),
+    [
+        ("{% endgeneration %}<|end|>\n", "[[Hello.<|end|>]]\n"),
+        ("{% endgeneration %}\n<|end|>", "[[Hello.\n<|end|>]]"),
+        ("<|end|>\n{% endgeneration %}", "[[Hello.<|end|>\n]]"),
+        ("{% endgeneration %}<|tool|>.<|end|>", "[[Hello.]]<|tool|>.<|end|>"),  # more of the turn
+        ("{% endgeneration %}", "[[Hello.]]"),  # the token that opens the next turn is no end
+    ],
+    ids=["white space after", "before", "inside", "more", "none"],
+)
+def test_an_end_of_turn_that_is_not_marked_is_trained_on(ending, learned):
+    template = MARKED.replace("<|end|>{% endgeneration %}", ending.replace("\n", "{{ '\n' }}"))
+    text = shown(template, HELLO * 2)
+    assert text.startswith(f"<|user|>{HELLO[0]['content']}<|end|><|assistant|>{learned}<|user|>")
+    if "<|end|>" in learned.partition("]]")[0]:
+        assert text.endswith(f"<|assistant|>{learned}")
+
+
+def test_marks_are_told_apart_although_the_template_rewrites_the_beginning():
+    rewrites = "{{ messages | length }}" + MARKED_TWICE
+    assert shown(rewrites, with_weights(1, 1)).endswith("[[No. 1<|end|>]]")
+    assert shown(rewrites, with_weights(0, 1)).count("[[") == 1
+
+
+@pytest.mark.parametrize("template", [MARKED, MARKED_TWICE], ids=["once", "twice"])
+def test_a_marked_turn_that_loses_its_reasoning_is_not_trained_on(template):
+    drops = template.replace(
+        "{% generation %}",
+        "{% generation %}{% if loop.last %}({{ m.reasoning_content }}) {% endif %}",
+        1,
+    )
+    reasoned = [HELLO[0], HELLO[1] | {"reasoning_content": "hm"}]
+    text = shown(drops, reasoned * 2)
+    assert text.count("[[") == 1 and text.endswith("[[(hm) Hello.<|end|>]]")
+
+
+def test_a_template_that_generation_would_prompt_otherwise_says_what_to_do():
+    prompts = PLAIN.replace("'<|assistant|>'", "'<|assistant|><think>'")
+    with pytest.raises(ValueError, match="no answer that follows"):
+        shown(prompts, HELLO)
+
+
+# ---- What the template drops ----
+@pytest.mark.parametrize(
+    ("template", "messages", "tools", "word"),
+    [
+        (PLAIN, CALL, [WEATHER], "tool weather"),
+        (PLAIN, CALL, [], "tool_calls"),
+        (PLAIN, [HELLO[0], HELLO[1] | {"reasoning_content": "hm"}], [], "reasoning_content"),
+        ("{{ messages[-1].content }}", HELLO, [], "content"),
+        (PLAIN, [HELLO[0] | {"name": "Ann"}, HELLO[1]], [], "name"),
+    ],
+    ids=["tools", "calls", "reasoning", "content", "name"],
+)
+def test_what_was_said_and_is_not_written_is_named(template, messages, tools, word):
+    with pytest.raises(ValueError, match=f"has (the )?{word}"):
+        shown(template, messages, tools)
+
+
+@pytest.mark.parametrize("question", ["Hello.", "lo", "assistant", "a"])
+def test_a_content_is_missed_although_its_text_is_elsewhere(question):
+    """In the answer, or in what the template writes of its own."""
+    drops = "{% for m in messages if m.role != 'user' %}<|assistant|>{{ m.content }}{% endfor %}"
+    messages = [said_by("user", question), said_by("assistant", "Hello.")]
+    with pytest.raises(ValueError, match=r"message 1 .user. has content, which the chat template"):
+        shown(drops, messages)
+
+
+def test_a_content_that_others_repeat_is_not_missed_where_it_is_written():
+    messages = [said_by("user", "a"), said_by("assistant", "a"), said_by("user", "aa a")]
+    messages.append(said_by("assistant", "a"))
+    assert shown(PLAIN, messages).count("[[a<|end|>]]") == 2
+    twice = "{{ messages[0].content }}" + PLAIN
+    assert shown(twice, HELLO).startswith("Hi.<|user|>Hi.")
+
+
+def test_dropped_keys_that_describe_a_message_are_noted_in_the_row():
+    row = TrackedRow({"source": "web"})
+    conversation = make_conversation([HELLO[0] | {"id": "x7", "time": 12}, HELLO[1]], [])
+    tokenize_conversation(row, conversation, template_of(PLAIN), 10**6)
+    assert row.unread() == ["id (of messages)", "time (of messages)", "source"]
+
+
+# ---- Arguments of calls ----
+@pytest.mark.parametrize(
+    ("written", "expected"),
+    [
+        (ARGUMENTS, '{"city": "Rome"}'),
+        ("call.function.arguments", '{"city": "Rome"}'),  # an object would be Python's text
+        ("'' + call.function.arguments", '{"city": "Rome"}'),  # an object would be a TypeError
+    ],
+)
+def test_arguments_become_json_whatever_the_template_expects(written, expected):
+    template = WRITES_ALL.replace(ARGUMENTS, written)
+    assert f"[[weather{expected}<|end|>]]" in shown(template, CALL, [WEATHER])
+
+
+# ---- Stop tokens ----
+FOLDER = Path(__file__).parents[2] / "data" / "chat_templates"
+ENDS = {
+    "deepseek_v3_1": "<｜end▁of▁sentence｜>",
+    "gemma3": "<end_of_turn>",
+    "glm4_5": None,  # the token that opens the next turn ends one, and the model lists it
+    "gpt_oss": "<|return|>",
+    "granite4": "<|end_of_text|>",
+    "kimi_k2": "<|im_end|>",
+    "llama3": "<|eot_id|>",
+    "mistral": "<eos>",
+    "olmo3": "<eos>",
+    "phi4": "<|im_end|>",
+    "qwen3": "<|im_end|>",
+    "smollm3": "<|im_end|>",
+}
+PHI3 = "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}<|end|>{% endfor %}{{ eos_token }}"
+WITHOUT_END = "{{ bos_token }}{% for m in messages %}<|{{ m.role }}|>{{ m.content }}{% endfor %}"
+REFUSES = "{{ raise_exception('a conversation begins with a system message') }}"
+
+
+@pytest.mark.parametrize("path", sorted(FOLDER.glob("*.jinja")), ids=lambda path: path.stem)
+def test_the_end_of_a_turn_is_the_token_after_an_answer(path):
+    template = ChatTemplate(tokenizer_of(path.read_text(encoding="utf-8")))
+    assert template.end_of_turn == ENDS[path.stem]
+
+
+def test_a_token_that_closes_the_conversation_does_not_hide_the_end_of_turn():
+    tokenizer = tokenizer_of(PHI3)
+    ends = {tokenizer.convert_tokens_to_ids("<|end|>"), tokenizer.eos_token_id}
+    assert ChatTemplate(tokenizer).stop_tokens() == ends
+
+
+@pytest.mark.parametrize("template", [WITHOUT_END, REFUSES])
+def test_a_template_without_an_end_of_turn_adds_no_other_token(template):
+    tokenizer = tokenizer_of(template + "<|user|><|assistant|>")
+    tokenizer.chat_template = template
+    assert ChatTemplate(tokenizer).stop_tokens() == {tokenizer.eos_token_id}

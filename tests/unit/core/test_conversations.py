@@ -1,0 +1,379 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rows in all their formats become conversations; one without an answer to train on says why."""
+
+import json
+
+import pytest
+
+from core.chat import find_tools, make_conversation, read_conversation, read_message
+
+FORMATS = {"prompt": "completion", "instruction": "output", "question": "answer"}
+QUESTION = "Spell the word lamp."
+ANSWER = "l-a-m-p"
+MESSAGES = [{"role": "user", "content": QUESTION}, {"role": "assistant", "content": ANSWER}]
+CALL = [{"function": {"name": "spell", "arguments": {"word": "lamp"}}}]
+TOOL = {"type": "function", "function": {"name": "spell"}}
+SYSTEM = {"role": "system", "content": "Be brief."}
+SHAREGPT = [{"from": "human", "value": QUESTION}, {"from": "gpt", "value": ANSWER}]
+SAME_CONVERSATION = {
+    "prompt, completion": {"prompt": QUESTION, "completion": ANSWER},
+    "question, answer": {"question": QUESTION, "answer": ANSWER},
+    "instruction, output": {"instruction": QUESTION, "input": "", "output": ANSWER},
+    "messages": {"messages": MESSAGES},
+    "prompt and completion as messages": {"prompt": MESSAGES[:1], "completion": MESSAGES[1:]},
+    "prompt as messages": {"prompt": MESSAGES[:1], "completion": ANSWER},
+    "completion as messages": {"prompt": QUESTION, "completion": MESSAGES[1:]},
+    "ShareGPT": {"conversations": SHAREGPT},
+    "ShareGPT in messages": {"messages": SHAREGPT},
+    "conversations with roles": {"conversations": MESSAGES},
+    "columns that are not used": {
+        "prompt": QUESTION,
+        "completion": ANSWER,
+        "skill": "spell",
+        "messages": None,
+    },
+}
+
+
+def read(row, columns=None):
+    return read_conversation(row, FORMATS, columns)
+
+
+def with_answer(content=ANSWER, before=(), **keys):
+    """Return a row with a conversation whose answer has more keys than role and content."""
+    answer = {"role": "assistant", "content": content, **keys}
+    return {"messages": [MESSAGES[0], *before, answer]}
+
+
+# ---- Where messages are found ----
+@pytest.mark.parametrize("name", SAME_CONVERSATION)
+def test_all_formats_are_the_same_conversation(name):
+    conversation = read(SAME_CONVERSATION[name])
+    assert conversation.messages == MESSAGES
+    assert conversation.is_trained_on == [False, True]
+
+
+def test_the_input_of_an_instruction_follows_it():
+    row = {"instruction": "Add.", "input": "1 and 2", "output": "3"}
+    assert read(row).messages[0]["content"] == "Add.\n\n1 and 2"
+
+
+def test_the_first_format_whose_columns_are_there_counts():
+    row = {"prompt": 5, "question": "a", "answer": "b"}
+    assert read(row).messages[0]["content"] == "a"
+
+
+@pytest.mark.parametrize("row", [{"messages": MESSAGES}, {"question": QUESTION, "answer": ANSWER}])
+def test_a_system_text_in_its_own_column_comes_first(row):
+    assert read(row | {"system": "Be brief."}).messages == [SYSTEM, *MESSAGES]
+
+
+def test_columns_name_the_system_text_and_the_tools_of_any_format():
+    row = {"chat": MESSAGES, "rules": "Be brief.", "api": [TOOL]}
+    columns = {"messages": "chat", "system": "rules", "tools": "api"}
+    conversation = read(row, columns)
+    assert conversation.messages == [SYSTEM, *MESSAGES] and conversation.tools == [TOOL]
+    row = {"conversations": SHAREGPT, "api": [TOOL]}
+    assert read(row, {"tools": "api"}).tools == [TOOL]
+
+
+# ---- Tools ----
+@pytest.mark.parametrize("column", ["tools", "functions"])
+def test_tools_are_read_from_a_column(column):
+    assert find_tools({column: json.dumps([TOOL["function"]])}) == [TOOL]
+
+
+# ---- What a conversation must be ----
+@pytest.mark.parametrize(
+    ("row", "word"),
+    [
+        ({"text": "a"}, "has the columns text"),
+        ({"prompt": "a", "completion": 5}, "message 2"),
+        ({"prompt": None, "completion": "b"}, "message 1"),
+        ({"prompt": "a", "completion": ""}, "no answer"),
+        ({"messages": [{"role": "user", "content": "a"}]}, "no answer"),
+        ({"messages": ["a"]}, "message 1"),
+        ({"messages": MESSAGES[1:] + MESSAGES}, "assistant, user, assistant"),
+        ({"messages": [{"role": "human", "content": "a"}]}, "human"),
+        ({"instruction": "Add.", "input": 0, "output": "3"}, "input"),
+        ({"chat": SHAREGPT}, "--columns"),
+        (with_answer(weight=0), "weight 0"),
+        (with_answer(" ", before=[MESSAGES[1], MESSAGES[0]]), "message 4"),
+    ],
+    ids=json.dumps,
+)
+def test_rows_that_cannot_be_used_say_why(row, word):
+    with pytest.raises(ValueError, match=word):
+        read(row)
+
+
+@pytest.mark.parametrize("said", [{"tool_calls": CALL}, {"reasoning_content": "hm"}], ids=str)
+def test_an_answer_may_be_a_call_or_reasoning(said):
+    assert read(with_answer(None, **said)).is_trained_on == [False, True]
+
+
+# ---- What is trained on ----
+def test_a_weight_of_0_leaves_an_answer_out():
+    answer = MESSAGES[1]
+    row = {"messages": [MESSAGES[0], answer | {"weight": 0}, MESSAGES[0], answer | {"weight": 1}]}
+    conversation = read(row)
+    assert conversation.is_trained_on == [False, False, False, True]
+    assert conversation.messages == MESSAGES * 2
+
+
+def test_answers_in_a_prompt_are_not_trained_on():
+    row = {"prompt": [*MESSAGES, MESSAGES[0]], "completion": [MESSAGES[1]]}
+    assert read(row).is_trained_on == [False, False, False, True]
+    row = {"prompt": [*SHAREGPT, SHAREGPT[0]], "completion": ANSWER}
+    assert read(row).is_trained_on == [False, False, False, True]
+
+
+def test_the_last_answer_can_be_the_only_one():
+    conversation = make_conversation([*MESSAGES, *MESSAGES, MESSAGES[0]], tools=[])
+    last = conversation.with_last_answer_only()
+    assert conversation.is_trained_on == [False, True, False, True, False]
+    assert last.is_trained_on == [False, False, False, True, False]
+
+
+def test_a_last_answer_of_weight_0_cannot_be_the_only_one():
+    last = MESSAGES[1] | {"weight": 0}
+    conversation = make_conversation([*MESSAGES, MESSAGES[0], last], tools=[])
+    with pytest.raises(ValueError, match="weight 0 on its last answer"):
+        conversation.with_last_answer_only()
+
+
+@pytest.mark.parametrize(
+    ("row", "columns", "is_pair"),
+    [
+        ({"messages": MESSAGES}, None, False),
+        ({"conversations": SHAREGPT}, None, False),
+        ({"prompt": "a", "completion": "b"}, None, True),
+        ({"messages": None, "prompt": "a", "completion": "b"}, None, True),
+        ({"chat": MESSAGES}, {"messages": "chat"}, False),
+        ({"messages": MESSAGES, "q": "a", "a": "b"}, {"prompt": "q", "completion": "a"}, True),
+        ({"messages": MESSAGES, "rules": "a"}, {"system": "rules"}, False),
+    ],
+    ids=json.dumps,
+)
+def test_a_question_and_its_answer_are_told_from_messages(row, columns, is_pair):
+    assert read(row, columns).is_pair == is_pair
+
+
+LEFT_OUT = [MESSAGES[0], MESSAGES[1] | {"weight": 0}]
+
+
+@pytest.mark.parametrize(
+    ("row", "has_weight_0"),
+    [
+        ({"messages": MESSAGES}, False),
+        ({"messages": LEFT_OUT + MESSAGES}, True),
+        ({"messages": [MESSAGES[0] | {"train": False}, MESSAGES[1]]}, True),
+        ({"conversations": [SHAREGPT[0], SHAREGPT[1] | {"loss": 0}, *SHAREGPT]}, True),
+        ({"prompt": LEFT_OUT, "completion": MESSAGES}, True),
+        ({"prompt": MESSAGES, "completion": MESSAGES}, False),
+    ],
+    ids=json.dumps,
+)
+def test_a_weight_of_0_is_known_where_everything_is_trained_on(row, has_weight_0):
+    assert read(row).has_weight_0 == has_weight_0
+
+
+# ---- Messages ----
+WEATHER_CALL = {"type": "function", "function": {"name": "weather", "arguments": {"city": "Rome"}}}
+FUNCTION = {"name": "weather", "parameters": {"type": "object", "properties": {}}}
+WEATHER_TOOL = {"type": "function", "function": FUNCTION}
+
+
+def normalize(**message):
+    return read_message(message, 2)[0]
+
+
+def by_assistant(**keys):
+    return normalize(role="assistant", **keys)
+
+
+@pytest.mark.parametrize("text", ["[]", "{}", "null", "0", "1.50", "true"])
+def test_an_answer_that_looks_like_json_stays_the_text_that_it_is(text):
+    assert read({"prompt": "a", "completion": text}).messages[-1]["content"] == text
+
+
+# ---- Content ----
+@pytest.mark.parametrize(
+    ("content", "text"),
+    [
+        ("a", "a"),
+        ("", ""),
+        ([{"type": "text", "text": "a"}, {"type": "text", "text": "b"}], "a\nb"),
+        ([{"text": "a"}, "b"], "a\nb"),
+        ([{"type": None, "text": "a"}], "a"),
+        ([], ""),
+    ],
+)
+def test_content_becomes_one_text(content, text):
+    assert by_assistant(content=content)["content"] == text
+
+
+@pytest.mark.parametrize(
+    ("message", "word"),
+    [
+        ("a", "message 2"),
+        ({"content": "a"}, "role"),
+        ({"role": "user"}, "no text but null"),
+        ({"role": "user", "content": None}, "null"),
+        ({"role": "user", "content": 5}, "5"),
+        ({"role": "user", "content": [{"type": "image_url", "image_url": "x"}]}, "image_url"),
+    ],
+    ids=str,
+)
+def test_a_message_without_a_text_says_why(message, word):
+    with pytest.raises(ValueError, match=word):
+        read_message(message, 2)
+
+
+def test_what_readers_of_tables_fill_in_is_as_if_absent():
+    filled = by_assistant(content="a", name=None, tool_calls=[], function_call=None, id="x")
+    assert filled == {"role": "assistant", "content": "a", "id": "x"}
+
+
+# ---- Calls of tools ----
+@pytest.mark.parametrize(
+    "calls",
+    [
+        [WEATHER_CALL],
+        [{"function": WEATHER_CALL["function"]}],
+        [WEATHER_CALL["function"]],
+        [{"name": "weather", "arguments": '{"city": "Rome"}'}],
+        [{"name": "weather", "parameters": {"city": "Rome"}}],
+        [{"name": "weather", "arguments": None, "parameters": {"city": "Rome"}}],
+        [{"name": "weather", "args": {"city": "Rome"}}],
+        [{"name": "weather", "input": {"city": "Rome"}}],
+        [{"function": {"name": "weather", "arguments": {"city": "Rome", "country": None}}}],
+        json.dumps([WEATHER_CALL]),
+        [json.dumps(WEATHER_CALL)],
+        WEATHER_CALL,
+    ],
+    ids=json.dumps,
+)
+def test_calls_in_all_forms_are_the_same(calls):
+    assert by_assistant(content=None, tool_calls=calls)["tool_calls"] == [WEATHER_CALL]
+
+
+def test_the_older_form_of_a_call_and_its_result_is_read_too():
+    message = by_assistant(content=None, function_call=WEATHER_CALL["function"])
+    assert message == {"role": "assistant", "content": "", "tool_calls": [WEATHER_CALL]}
+    result = normalize(role="function", name="weather", content="Sun")
+    assert result == {"role": "tool", "name": "weather", "content": "Sun"}
+
+
+@pytest.mark.parametrize(
+    "calls",
+    [
+        5,
+        "weather",
+        ["weather"],
+        [{}],
+        [{"name": "a", "kwargs": {"b": 1}}],
+        [{"name": "a", "arguments": "{"}],
+        [[WEATHER_CALL]],
+    ],
+    ids=json.dumps,
+)
+def test_calls_without_a_name_or_with_torn_arguments_are_refused(calls):
+    with pytest.raises(ValueError, match="message 2"):
+        by_assistant(content=None, tool_calls=calls)
+
+
+@pytest.mark.parametrize("key", ["thoughts", "thought"])
+def test_names_of_reasoning_that_transformers_does_not_know_get_one_that_it_knows(key):
+    assert by_assistant(content="a", **{key: "hm"})["reasoning_content"] == "hm"
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"tool_calls": [WEATHER_CALL], "function_call": WEATHER_CALL["function"]},
+        {"reasoning_content": "hm", "thoughts": "aha"},
+    ],
+    ids=["calls", "reasoning"],
+)
+def test_what_is_said_twice_is_refused_rather_than_dropped(keys):
+    with pytest.raises(ValueError, match="leave one"):
+        by_assistant(content="a", **keys)
+
+
+# ---- Tools ----
+@pytest.mark.parametrize(
+    "tools",
+    [
+        [WEATHER_TOOL],
+        [FUNCTION],
+        json.dumps([WEATHER_TOOL]),
+        [json.dumps(FUNCTION)],
+        [WEATHER_TOOL | {"strict": None}],
+    ],
+    ids=json.dumps,
+)
+def test_tools_in_all_forms_are_the_same(tools):
+    assert find_tools({"tools": tools}) == [WEATHER_TOOL]
+
+
+def test_a_null_is_kept_in_tools_that_are_json_and_is_none_in_those_of_a_reader():
+    parameters = {"type": "object", "properties": {"unit": {"type": "string", "default": None}}}
+    tool = {"type": "function", "function": {"name": "weather", "parameters": parameters}}
+    for tools in (json.dumps([tool]), [json.dumps(tool)]):
+        assert find_tools({"tools": tools}) == [tool]
+    (read,) = find_tools({"tools": [tool]})
+    assert read["function"]["parameters"]["properties"]["unit"] == {"type": "string"}
+
+
+@pytest.mark.parametrize("tools", [5, "weather", ["weather"], [{}], [{"function": 5}]], ids=str)
+def test_tools_without_a_name_are_refused(tools):
+    with pytest.raises(ValueError, match="tools"):
+        find_tools({"tools": tools})
+
+
+# ---- Weights ----
+@pytest.mark.parametrize(
+    ("role", "keys", "weight"),
+    [
+        ("assistant", {}, None),
+        ("assistant", {"weight": 1}, True),
+        ("assistant", {"weight": 0}, False),
+        ("assistant", {"train": False}, False),
+        ("assistant", {"loss": True}, True),
+        ("user", {}, None),
+        ("user", {"weight": 0}, False),
+        ("tool", {"train": False}, False),
+    ],
+)
+def test_a_message_says_whether_it_is_trained_on(role, keys, weight):
+    message = {"role": role, "content": "a"}
+    assert read_message({**message, **keys}, 1) == (message, weight)
+
+
+@pytest.mark.parametrize(
+    ("role", "keys"),
+    [("assistant", {"weight": 0.5}), ("assistant", {"train": "no"}), ("user", {"train": True})],
+)
+def test_other_weights_are_refused(role, keys):
+    with pytest.raises(ValueError, match=r"has to be 0"):
+        read_message({"role": role, "content": "a", **keys}, 1)
+
+
+# ---- ShareGPT ----
+@pytest.mark.parametrize(
+    ("message", "expected"),
+    [
+        ({"from": "human", "value": "a"}, {"role": "user", "content": "a"}),
+        ({"from": "gpt", "value": "a"}, {"role": "assistant", "content": "a"}),
+        ({"from": "system", "value": "a"}, {"role": "system", "content": "a"}),
+        ({"from": "observation", "value": "a"}, {"role": "tool", "content": "a"}),
+        (
+            {"from": "function_call", "value": json.dumps(WEATHER_CALL["function"])},
+            {"role": "assistant", "content": "", "tool_calls": [WEATHER_CALL]},
+        ),
+    ],
+    ids=str,
+)
+def test_messages_of_sharegpt_are_read(message, expected):
+    assert read_message(message, 1)[0] == expected
