@@ -12,16 +12,16 @@ from template.imports import modules_needed
 RECIPES = sorted((REPO / "recipes").glob("*.py"))
 # Lines of Python at most; each issue of the rewrite lowers them to its own
 BUDGETS = {
-    "llama.py with all that it imports": 25_505,
-    "files of it": 118,
-    "the largest recipe with all that it imports": 26_340,
+    "llama.py with all that it imports": 22_150,
+    "files of it": 103,
+    "the largest recipe with all that it imports": 22_970,
     "a recipe and its maker, on average": 505,
     "recipes/core": 4_800,
-    "recipes/components": 27_860,
+    "recipes/components": 21_400,
     "scripts": 20_090,
     "programs at the top of scripts": 14,
     "evidence": 7_410,
-    "tests": 33_860,
+    "tests": 33_240,
 }
 
 
