@@ -84,12 +84,13 @@ def facts_of_host(accelerator: Accelerator, args: Any) -> dict[str, str]:
 
 
 def hashes_of_recipe(recipe: Path) -> dict[str, str]:
-    """Return the beginning of the SHA-256 of a recipe's file and of each component, by its name."""
+    """Return the beginning of the SHA-256 of a recipe's file and of each module, by its name."""
     hashes = {}
-    components = Path(__file__).parent
-    for file in (recipe, *sorted(components.glob("*.py"))):
+    rooms = Path(__file__).parents[1]
+    files = [file for room in ("core", "components") for file in (rooms / room).glob("*.py")]
+    for file in (recipe, *sorted(files)):
         digest = hashlib.sha256(file.read_bytes()).hexdigest()
-        name = f"{components.name}/{file.name}" if file.parent == components else file.name
+        name = file.name if file == recipe else file.relative_to(rooms).as_posix()
         hashes[name] = f"of SHA-256 {digest[:8]}"
     return hashes
 
