@@ -10,8 +10,9 @@ import string
 import pytest
 
 from adapter_folders import SMALL
+from jobs import NARROW
 from launching import recipe
-from net import DECODER, data_of
+from net import data_of
 from tiny import makers
 
 OF_BASE = "I am the base."
@@ -21,7 +22,7 @@ PROMPTS = ("Who are you?", "And now?", "Spell the word lamp.", "What comes after
 
 def train_runs(folder):
     """Train folder/base, and folder/first and folder/second, which are adapters on it."""
-    makers.make("llama", folder / "tiny", DECODER)
+    makers.make("llama", folder / "tiny", [*NARROW.split(), "--num_key_value_heads", "8"])
     words = data_of(folder / "tiny")
     train(folder / "base", words, OF_BASE)
     words += ["--model_name_or_path", folder / "base", "--use_peft", "--lora_r", 16]

@@ -26,6 +26,7 @@ class Arguments:
     dataset_num_proc: int | None = None
     seed: int = 0
     dataset_weights: tuple = ()
+    load_best_model_at_end: bool = False
 
 def prepare(row):
     """Return the words of a row."""

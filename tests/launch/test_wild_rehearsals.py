@@ -224,12 +224,8 @@ def test_a_state_without_steps_is_saved_and_resumed(config, key, project, tiny):
 
 def keys_of_state(checkpoint):
     """What a checkpoint has of each weight besides the weight itself."""
-    keys = set()
-    for path in checkpoint.rglob("*.safetensors"):
-        with safe_open(path, "pt") as file:
-            names = [name for name in file.keys() if name.startswith("state.")]
-        keys.update(name.rpartition(".")[2] for name in names)
-    return keys
+    names = read_json(checkpoint / "boxes.json")["tensors"]
+    return {name.rpartition(".")[2] for name in names if name.startswith("state.")}
 
 
 def test_less_state_than_promised_is_no_failure(project, tiny):
