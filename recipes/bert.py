@@ -268,12 +268,7 @@ def main(args: Arguments) -> None:
     lengths = train_rows.lengths
     require_rows_to_choose_by(args, eval_rows, "--eval_split")
     plan = Plan(args, Mesh.of(accelerator), accelerator.device, len(train_rows), lengths)
-    run.check_plan(
-        plan.total_steps,
-        plan.num_lines,
-        rows_per_step=plan.rows_per_step,
-        data=train_rows.fingerprint,
-    )
+    run.check_plan(plan.total_steps, plan.num_lines, plan.rows_per_step, train_rows.fingerprint)
     collator = TextCollator(tokenizer)
     train_loader = plan.training_loader(train_rows, collator, first_step=run.step)
     eval_loader = plan.evaluation_loader(eval_rows, collator)

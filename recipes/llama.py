@@ -216,12 +216,7 @@ def main(args: Arguments) -> None:
     if args.packing:
         lines = sorted(pack(lengths, args.max_length), key=min)  # by their first rows
     plan = Plan(args, Mesh.of(accelerator), accelerator.device, len(lines or lengths), lengths)
-    run.check_plan(
-        plan.total_steps,
-        plan.num_lines,
-        rows_per_step=plan.rows_per_step,
-        data=train_rows.fingerprint,
-    )
+    run.check_plan(plan.total_steps, plan.num_lines, plan.rows_per_step, train_rows.fingerprint)
     # The collator makes batches of rows, for evaluation always. The packer makes those to train on:
     # with --packing their lines are all --max_length wide.
     collator = TokenCollator(
@@ -230,9 +225,7 @@ def main(args: Arguments) -> None:
         one_line=takes_one_line(args.attn_implementation),
         pad_to_multiple_of=Mesh.of(accelerator).pad_to_multiple_of,
     )
-    packer = collator
-    if args.packing:
-        packer = dataclasses.replace(collator, width=args.max_length)
+    packer = dataclasses.replace(collator, width=args.max_length if lines else 0)
     train_loader = plan.training_loader(train_rows, packer, first_step=run.step, lines=lines)
     eval_loader = plan.evaluation_loader(eval_rows, collator)
 
@@ -251,12 +244,12 @@ def main(args: Arguments) -> None:
     )
     predictor = make_predictor(args, run, accelerator, plan, eval_rows, tokenizer, model)
     notes = describe_rows(train_rows, eval_rows) | describe_predictions(predictor)
-    unit = "lines" if args.packing else "rows"
-    notes["batch"] = describe_batch(args, plan.layout, unit, lengths.sum() / plan.num_lines)
-    notes["loss"] = str(token_loss)
-    notes["sample"] = show_trained_tokens(train_rows.dataset[0], tokenizer) + name_false_marks(
-        tokenizer
+    notes["batch"] = describe_batch(
+        args, plan.layout, "lines" if lines else "rows", lengths.sum() / plan.num_lines
     )
+    notes["loss"] = str(token_loss)
+    sample = train_rows.dataset[0]
+    notes["sample"] = show_trained_tokens(sample, tokenizer) + name_false_marks(tokenizer)
     if lines is not None:
         notes["packing"] = describe_packing(lines, lengths, args.max_length)
     run.summarize(

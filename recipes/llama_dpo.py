@@ -461,12 +461,7 @@ def main(args: Arguments) -> None:
         train_rows, eval_rows = load_data(args, tokenizer)
     lengths = train_rows.lengths
     plan = Plan(args, Mesh.of(accelerator), accelerator.device, len(train_rows), lengths)
-    run.check_plan(
-        plan.total_steps,
-        plan.num_lines,
-        rows_per_step=plan.rows_per_step,
-        data=train_rows.fingerprint,
-    )
+    run.check_plan(plan.total_steps, plan.num_lines, plan.rows_per_step, train_rows.fingerprint)
     collator = PairCollator(
         pad_token_id=tokenizer.pad_token_id,
         learn_prompts=args.loss_type == "orpo",
@@ -476,9 +471,8 @@ def main(args: Arguments) -> None:
     both = join_splits(train_rows, eval_rows)  # one numbering, for the table of the reference
     train_loader = plan.training_loader(both, collator, first_step=run.step)
     whole_loader = plan.ordered_loader(both, collator, range(len(both)))
-    eval_loader = None
-    if eval_rows is not None:
-        eval_loader = plan.ordered_loader(both, collator, range(len(train_rows), len(both)))
+    # Without evaluation rows it is empty
+    eval_loader = plan.ordered_loader(both, collator, range(len(train_rows), len(both)))
 
     # ---- Model, optimizer, schedule ----
     model = load_model(args, accelerator)

@@ -249,16 +249,10 @@ def main(args: Arguments) -> None:
     with accelerator.local_main_process_first():  # the other ranks read its cache
         train_rows, eval_rows = load_data(args, tokenizer)
     lengths = train_rows.lengths
-    lines = None
-    if args.packing:
-        lines = sorted(pack(lengths, args.max_length), key=min)  # by their first rows
+    # In the order of their first rows
+    lines = sorted(pack(lengths, args.max_length), key=min) if args.packing else None
     plan = Plan(args, Mesh.of(accelerator), accelerator.device, len(lines or lengths), lengths)
-    run.check_plan(
-        plan.total_steps,
-        plan.num_lines,
-        rows_per_step=plan.rows_per_step,
-        data=train_rows.fingerprint,
-    )
+    run.check_plan(plan.total_steps, plan.num_lines, plan.rows_per_step, train_rows.fingerprint)
     train_collator, eval_collator = make_collators(args, tokenizer.pad_token_id)
     train_loader = plan.training_loader(
         train_rows, train_collator, first_step=run.step, lines=lines
@@ -276,12 +270,12 @@ def main(args: Arguments) -> None:
         shares_lines=args.packing,
     )
     notes = describe_rows(train_rows, eval_rows)
-    unit = "lines" if args.packing else "rows"
-    notes["batch"] = describe_batch(args, plan.layout, unit, lengths.sum() / plan.num_lines)
-    notes["pipeline"] = describe_pipeline(args, stages)
-    notes["sample"] = show_trained_tokens(train_rows.dataset[0], tokenizer) + name_false_marks(
-        tokenizer
+    notes["batch"] = describe_batch(
+        args, plan.layout, "lines" if lines else "rows", lengths.sum() / plan.num_lines
     )
+    notes["pipeline"] = describe_pipeline(args, stages)
+    sample = train_rows.dataset[0]
+    notes["sample"] = show_trained_tokens(sample, tokenizer) + name_false_marks(tokenizer)
     if lines is not None:
         notes["packing"] = describe_packing(lines, lengths, args.max_length)
     run.summarize(

@@ -323,14 +323,13 @@ def main(args: Arguments) -> None:
     mesh = Mesh.of(accelerator)
     batches_per_step = args.gradient_accumulation_steps * mesh.data_ranks
     rows_per_step = args.per_device_train_batch_size * batches_per_step
-    tokens_per_step = rows_per_step * args.max_length
-    total_steps = count_steps(args, corpus, tokens_per_step)
+    total_steps = count_steps(args, corpus, rows_per_step * args.max_length)
     evaluate_after = evaluation_steps(args, total_steps, total_steps)
     run.check_plan(
         total_steps,
         corpus.num_shuffled(args.shuffle_buffer_size),
-        rows_per_step=rows_per_step,
-        data=corpus.documents.fingerprint,
+        rows_per_step,
+        corpus.documents.fingerprint,
     )
     stream = BlockStream(
         corpus.documents, tokenizer, args, accelerator, corpus.passes, rows_per_step

@@ -423,12 +423,7 @@ def main(args: Arguments) -> None:
         train_rows, eval_rows = load_data(args, tokenizer)
     lengths = train_rows.lengths
     plan = Plan(args, Mesh.of(accelerator), accelerator.device, len(train_rows), lengths)
-    run.check_plan(
-        plan.total_steps,
-        plan.num_lines,
-        rows_per_step=plan.rows_per_step,
-        data=train_rows.fingerprint,
-    )
+    run.check_plan(plan.total_steps, plan.num_lines, plan.rows_per_step, train_rows.fingerprint)
     collator = RoutedCollator(
         pad_token_id=tokenizer.pad_token_id,
         one_line=takes_one_line(args.attn_implementation),
@@ -456,8 +451,9 @@ def main(args: Arguments) -> None:
     notes["batch"] = describe_batch(args, plan.layout, "rows", lengths.mean())
     notes["experts"] = describe_experts(model, top_k, factor)
     notes["loss"] = str(token_loss)
-    sample = show_trained_tokens(train_rows.dataset[0], tokenizer)
-    notes["sample"] = sample + name_false_marks(tokenizer)
+    notes["sample"] = show_trained_tokens(train_rows.dataset[0], tokenizer) + name_false_marks(
+        tokenizer
+    )
     run.summarize(model, notes, longest_row=longest_row(train_rows, eval_rows))
     optimizer, schedule = make_optimizer(model, args, accelerator, plan.total_steps)
     model, optimizer = accelerator.prepare(model, optimizer)

@@ -408,12 +408,7 @@ def main(args: Arguments) -> None:
         train_rows, eval_rows = load_data(args, tokenizer)
     lengths = train_rows.lengths
     plan = Plan(args, Mesh.of(accelerator), accelerator.device, len(train_rows), lengths)
-    run.check_plan(
-        plan.total_steps,
-        plan.num_lines,
-        rows_per_step=plan.rows_per_step,
-        data=train_rows.fingerprint,
-    )
+    run.check_plan(plan.total_steps, plan.num_lines, plan.rows_per_step, train_rows.fingerprint)
     collator = Seq2SeqCollator(tokenizer.pad_token_id)
     train_loader = plan.training_loader(train_rows, collator, first_step=run.step)
     eval_loader = plan.evaluation_loader(eval_rows, collator)

@@ -308,14 +308,13 @@ def main(args: Arguments) -> None:
     eval_rows = eval_images.rows if eval_images else None
     require_rows_to_choose_by(args, eval_rows, "--eval_split")
     num_workers = choose_num_workers(args, accelerator, size)
-    of_loaders = replace(args, dataloader_num_workers=num_workers)
-    plan = Plan(of_loaders, Mesh.of(accelerator), accelerator.device, len(train_rows))
-    run.check_plan(
-        plan.total_steps,
-        plan.num_lines,
-        rows_per_step=plan.rows_per_step,
-        data=train_rows.fingerprint,
+    plan = Plan(
+        replace(args, dataloader_num_workers=num_workers),
+        Mesh.of(accelerator),
+        accelerator.device,
+        len(train_rows),
     )
+    run.check_plan(plan.total_steps, plan.num_lines, plan.rows_per_step, train_rows.fingerprint)
     train_loader = plan.training_loader(
         train_rows,
         ImageCollator(train_images.encoded, processor, size, args.augmentation, args.seed),

@@ -105,12 +105,3 @@ def modules_of_experts(model: torch.nn.Module) -> "Iterator[torch.nn.Module]":
     for module in model.modules():
         if any(isinstance(weight, DTensor) for weight in module.parameters(recurse=False)):
             yield module
-
-
-def names_of_experts(model: torch.nn.Module) -> list[str]:
-    """Return the names of the weights of experts that are spread over ranks."""
-    names = []
-    for name, weight in model.named_parameters():
-        if isinstance(weight, DTensor) and GROUP in (weight.device_mesh.mesh_dim_names or ()):
-            names.append(name)
-    return names

@@ -42,7 +42,7 @@ from components.object_store import ObjectStore
 from components.optimizer import Schedule
 from components.resuming import require_on_every_host, verify_candidates, verify_together
 from components.startup import imports_are_done
-from components.status import RANK, Ending, process_status, report_to_launcher
+from components.status import RANK, Ending, process_status, report_to_launcher, write_file
 from components.strategy import Strategy
 from components.summary import WARNING, summarize
 from components.trackers import start_trackers
@@ -169,7 +169,7 @@ class Run:
             self._status.open(None)
             end_all_ranks(self._accelerator, Exit.USAGE, problem)
 
-    def check_plan(self, total_steps: int, num_lines: int, **identity: Any) -> None:
+    def check_plan(self, total_steps: int, num_lines: int, rows_per_step: int, data: str) -> None:
         """Compare this run's plan with the run that wrote the checkpoint.
 
         Ends with 64 if that run had other rows, batches or arguments, or adapters of another base,
@@ -177,11 +177,11 @@ class Run:
 
         Args:
             num_lines: what is shuffled as a whole: rows, packed lines, or a window of a stream.
-            identity: `rows_per_step`, the rows of an optimizer step over all ranks, and `data`, a
-                hash of the training rows.
+            rows_per_step: rows of an optimizer step over all ranks.
+            data: a hash of the training rows.
         """
         self._total_steps = total_steps
-        self._identity = identity
+        self._identity = {"rows_per_step": rows_per_step, "data": data}
         if self._args.use_peft:  # The checkpoint has only the adapters.
             self._identity["base_weights"] = self._fingerprint_of_base()
         if self._checkpoint is None:
@@ -194,7 +194,10 @@ class Run:
                 "continue with those, or choose another --output_dir",
             )
         changes = find_changes(
-            self._args, self._restored["arguments"], identity, self._accelerator.num_processes
+            self._args,
+            self._restored["arguments"],
+            self._identity,
+            self._accelerator.num_processes,
         )
         for line in changes.lines:
             self._accelerator.print(f"changed since step {self.step}: {line}", flush=True)
@@ -655,10 +658,13 @@ class Run:
         )
 
     def _checkpoint_is_whole(self, path: Path) -> set[int]:
-        """Begin to upload a new checkpoint; return the steps of others that are to be kept.
+        """Name a new checkpoint as the latest, and begin to upload it. Rank 0 calls it.
 
-        One that is still being uploaded is not deleted, however old it is.
+        Returns:
+            The steps of others that are to be kept. One that is still being uploaded is not
+            deleted, however old it is.
         """
+        write_file(self._folder / folder.LATEST, path.name)
         if self._store is None:
             return self._kept_steps
         best = min(self._kept_steps, default=None)

@@ -7,7 +7,6 @@
                                boxes.json     where in which file each box of a tensor is
                                progress.json  steps done, schedule, arguments of the run, ranks
                                manifest.json  size and hash of the other files; written last
-    OUTPUT_DIR/latest                         the name of the newest checkpoint
 
 Every rank writes the boxes that it has (core/state.py) into a staging folder and flushes them.
 Then rank 0 gives the folder its name, and only then deletes old ones. A rank that resumes reads the
@@ -42,7 +41,6 @@ from core.state import LocalBox, State
 MANIFEST = "manifest.json"
 BOXES = "boxes.json"  # Checkpoints of earlier versions have none: their tensors are whole
 PROGRESS = "progress.json"
-LATEST = "latest"
 VERSION = 2  # of the format of boxes.json
 STATE_FILE = re.compile(r"state(-[0-9]{5,}-of-[0-9]{5,})?\.safetensors")
 NAME = re.compile(r"checkpoint-([0-9]{1,18})")
@@ -382,7 +380,7 @@ class Checkpoints:
         assert self._work is None, "finish the checkpoint before this one first"
         step = progress["step"]
         self._progress = copy.deepcopy(dict(progress))  # The run may go on and change it
-        own, number_of_files, self.nbytes = share_of(boxes, self._rank, self._group)
+        own, writers, self.nbytes = share_of(boxes, self._rank, self._group)
         copies = [copied(box) for box in own]
         broken = [box.name for box in copies if not is_finite(box.part)]
         for names in gather(broken, self._group):
@@ -390,11 +388,10 @@ class Checkpoints:
                 raise NotFiniteError(
                     f"{names[0]} is not finite after step {step}: no checkpoint is made"
                 )
-        self._raise_on_every_rank(self._make_staging_folder() if self._rank == 0 else None)
-        writers = [rank for rank, has_some in enumerate(gather(bool(own), self._group)) if has_some]
+        self._on_rank_0(self._make_staging_folder)
         file = None
         if own:
-            file = state_files(number_of_files)[writers.index(self._rank)]
+            file = state_files(len(writers))[writers.index(self._rank)]
         self._boxes = describe(own, file)
         self._work = self._thread.submit(write, staging_of(self._folder, step), file, copies)
 
@@ -408,63 +405,59 @@ class Checkpoints:
         """Whether this rank's part of the checkpoint under way is written, or has failed."""
         return self._work is not None and self._work.done()
 
-    def finish(self) -> Path | None:
-        """Wait until all ranks have written, and give the checkpoint its name on rank 0.
-
-        Returns:
-            The checkpoint's folder; None if none was under way.
+    def finish(self) -> None:
+        """Wait until all ranks have written what is under way, and give the checkpoint its name.
 
         Raises:
             OSError: on every rank, if it could not be written. Older ones were not touched.
         """
         if self._work is None:
-            return None
+            return
         error = self._work.exception()
         facts = {} if error is not None else self._work.result()
         self._work = None
         found = gather((facts, self._boxes, as_os_error(error)), self._group)
-        problem = next((error for _, _, error in found if error is not None), None)
-        if problem is None and self._rank == 0:
-            problem = self._publish([facts for facts, _, _ in found], [own for _, own, _ in found])
-        self._raise_on_every_rank(problem)
-        return self._folder / f"checkpoint-{self._progress['step']}"
 
-    def _raise_on_every_rank(self, problem: OSError | None) -> None:
-        """Raise rank 0's problem on every rank, with nothing left of the checkpoint under way."""
+        def publish_and_delete() -> None:
+            for _, _, problem in found:
+                if problem is not None:
+                    raise problem
+            path = publish(
+                self._folder,
+                self._progress,
+                [facts for facts, _, _ in found],
+                [boxes for _, boxes, _ in found],
+            )
+            delete_old(self._folder, self._limit, self._published(path))
+
+        self._on_rank_0(publish_and_delete)
+
+    def _make_staging_folder(self) -> None:
+        """Make the folder into which all ranks write."""
+        staging = staging_of(self._folder, self.step)
+        shutil.rmtree(staging, ignore_errors=True)  # Left over from a save that was killed
+        if self.nbytes > shutil.disk_usage(self._folder).free:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self._folder))
+        staging.mkdir()
+
+    def _on_rank_0(self, work: Callable[[], None]) -> None:
+        """Have rank 0 do something. Its OSError is raised on every rank, and nothing is left."""
+        problem = None
+        if self._rank == 0:
+            try:
+                work()
+            except OSError as error:
+                problem = error
+                shutil.rmtree(staging_of(self._folder, self.step), ignore_errors=True)
         problem = gather(problem, self._group)[0]
         if problem is not None:
-            if self._rank == 0:
-                staging = staging_of(self._folder, self._progress["step"])
-                shutil.rmtree(staging, ignore_errors=True)
             raise problem
 
-    def _make_staging_folder(self) -> OSError | None:
-        """Make the folder into which all ranks write. Returns why that cannot be, or None."""
-        staging = staging_of(self._folder, self._progress["step"])
-        try:
-            shutil.rmtree(staging, ignore_errors=True)  # Left over from a save that was killed
-            if self.nbytes > shutil.disk_usage(self._folder).free:
-                return OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self._folder))
-            staging.mkdir()
-        except OSError as error:
-            return error
-        return None
 
-    def _publish(
-        self, facts: Iterable[Mapping[str, Any]], boxes: Iterable[Mapping[str, Any]]
-    ) -> OSError | None:
-        """Give what all ranks have written its name. Returns why that cannot be, or None."""
-        try:
-            publish(self._folder, self._progress, facts, boxes)
-            kept = self._published(self._folder / f"checkpoint-{self._progress['step']}")
-            delete_old(self._folder, self._limit, kept)
-        except OSError as error:
-            return error
-        return None
-
-
-def share_of(boxes: Sequence[LocalBox], rank: int, group: Any) -> tuple[list[LocalBox], int, int]:
-    """Return the boxes that this rank writes, by how many ranks some are, and all bytes.
+def share_of(
+    boxes: Sequence[LocalBox], rank: int, group: Any
+) -> tuple[list[LocalBox], list[int], int]:
+    """Return the boxes that this rank writes, the ranks that write any, and the bytes of all.
 
     Each box is written once. Of those that several ranks have, as under DDP, each goes to the one
     with the least to write, the largest first; if they are small, all go to the first rank.
@@ -491,15 +484,12 @@ def share_of(boxes: Sequence[LocalBox], rank: int, group: Any) -> tuple[list[Loc
             owners[key] = min(holders[key], key=lambda number: loads.get(number, 0))
         loads[owners[key]] = loads.get(owners[key], 0) + sizes[key]
     own = [box for box in boxes if owners[box.name, box.start] == rank]
-    return own, len(loads), sum(sizes.values())
+    return own, sorted(loads), sum(sizes.values())
 
 
 def copied(box: LocalBox) -> LocalBox:
     """Return a box whose numbers are copied to the host, where no later step changes them."""
-    if box.part.device.type == "cpu":
-        part = box.part.clone(memory_format=torch.contiguous_format)
-    else:
-        part = box.part.cpu().contiguous()
+    part = box.part.to("cpu", copy=True, memory_format=torch.contiguous_format)
     return LocalBox(box.name, box.shape, box.start, part)
 
 
@@ -549,8 +539,7 @@ def facts_of(file: Path) -> dict[str, Any]:
 def as_os_error(error: BaseException | None) -> OSError | None:
     """Return what went wrong with a file as an OSError; safetensors raises one of its own."""
     if isinstance(error, SafetensorError):
-        full = "os error 28" in str(error) or "StorageFull" in str(error)
-        return OSError(errno.ENOSPC if full else errno.EIO, str(error))
+        return OSError(str(error))
     if error is not None and not isinstance(error, OSError):
         raise error
     return error
@@ -561,12 +550,15 @@ def publish(
     progress: Mapping[str, Any],
     facts: Iterable[Mapping[str, Any]],
     boxes: Iterable[Mapping[str, Any]],
-) -> None:
+) -> Path:
     """Make a checkpoint of what all ranks have written, in the place of one of the same step.
 
     Args:
         facts: {file: what the manifest says of it}, of each rank.
         boxes: what `describe` returned, of each rank.
+
+    Returns:
+        Its folder.
     """
     final = folder / f"checkpoint-{progress['step']}"
     staging = staging_of(folder, progress["step"])
@@ -589,8 +581,7 @@ def publish(
     staging.rename(final)
     flush(folder)
     delete(aside)
-    write_whole_file(folder / LATEST, final.name)
-    flush(folder)
+    return final
 
 
 def delete_old(folder: Path, limit: int, kept_steps: Collection[int | None]) -> None:
@@ -619,14 +610,6 @@ def delete(checkpoint: Path) -> None:
 def staging_of(folder: Path, step: int) -> Path:
     """Return where a checkpoint is written before it gets its name."""
     return folder / f"checkpoint-{step}{STAGING}"
-
-
-def write_whole_file(path: Path, text: str) -> None:
-    """Replace a file as a whole, so that no reader ever sees a part of it; flush it to the disk."""
-    staged = path.with_name(f"{path.name}.tmp")
-    staged.write_text(text)
-    flush(staged)
-    os.replace(staged, path)
 
 
 def flush(path: Path) -> None:

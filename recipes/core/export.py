@@ -10,7 +10,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -172,8 +172,10 @@ def write_result(
         shutil.rmtree(staging, ignore_errors=True)
         raise
     # First the index, by which the others are found
-    for path in [folder / INDEX, *weights_in(folder)]:
-        path.unlink(missing_ok=True)
+    (folder / INDEX).unlink(missing_ok=True)
+    for path in folder.iterdir():
+        if WEIGHTS.fullmatch(path.name):
+            path.unlink()
     for path in sorted(staging.iterdir(), key=rank_of_file):
         if path.is_dir():
             shutil.copytree(path, folder / path.name, dirs_exist_ok=True)
@@ -191,11 +193,6 @@ def write_weights(folder: Path, weights: Mapping[str, torch.Tensor]) -> None:
     if files.is_sharded:
         index = {"metadata": files.metadata, "weight_map": files.tensor_to_filename}
         (folder / INDEX).write_text(json.dumps(index, indent=2, sort_keys=True) + "\n")
-
-
-def weights_in(folder: Path) -> Iterable[Path]:
-    """Return the files with the weights of an earlier result."""
-    return [path for path in folder.iterdir() if WEIGHTS.fullmatch(path.name)]
 
 
 def rank_of_file(path: Path) -> int:
