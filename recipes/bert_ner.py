@@ -10,7 +10,7 @@ The YAML file owns the strategy, the command line everything about learning:
 
 A good run prints a summary with the tags and one row as the model sees it, a loss that falls, an
 F1 of entities that rises, and the folder that `from_pretrained` loads. The same command again
-continues from the newest checkpoint. Exit codes: components/exits.py. To make it yours:
+continues from the newest checkpoint. Exit codes: core/exits.py. To make it yours:
 python scripts/copy_recipe.py bert_ner my_project, then look for EDIT.
 """
 

@@ -12,7 +12,7 @@ The YAML file owns the strategy, the command line everything about learning:
 
 A good run prints a summary with one pair as the model sees it, an accuracy and a margin of rewards
 that rise, and the folder that `from_pretrained` loads. The same command again continues from the
-newest checkpoint. Exit codes: components/exits.py. To make it yours:
+newest checkpoint. Exit codes: core/exits.py. To make it yours:
 python scripts/copy_recipe.py llama_dpo my_project, then look for EDIT.
 """
 

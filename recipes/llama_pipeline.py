@@ -14,7 +14,7 @@ learning:
 It is for links between hosts that are too slow for FSDP: only hidden states go from stage to stage.
 Where FSDP works well, use recipes/llama.py, whose ranks never wait for micro-batches. Run and
 result are the same: the same command again continues from the newest checkpoint, which
-recipes/llama.py can continue too, and the other way round. Exit codes: components/exits.py.
+recipes/llama.py can continue too, and the other way round. Exit codes: core/exits.py.
 To make it yours: python scripts/copy_recipe.py llama_pipeline my_project, then look for EDIT.
 """
 

@@ -16,7 +16,7 @@ Documents come in an order that follows from the seed. Each gets an end-of-seque
 together they are cut into blocks of --max_length tokens, with nothing lost or padded. Documents in
 one block do not see each other. Each token but a document's first is trained on once per pass. A
 good run prints a summary, a loss and a perplexity that fall, and the folder that `from_pretrained`
-loads. The same command again continues from the newest checkpoint. Exit codes: components/exits.py.
+loads. The same command again continues from the newest checkpoint. Exit codes: core/exits.py.
 To make it yours: python scripts/copy_recipe.py mistral_pretrain my_project, then look for EDIT.
 """
 
@@ -111,7 +111,6 @@ from transformers import AutoModelForCausalLM
 from components.accelerator import make_accelerator
 from components.best import require_rows_to_choose_by
 from components.documents import Documents, open_documents
-from components.exits import Exit
 from components.export import save_model
 from components.generation import stop_tokens_of_texts
 from components.mesh import Mesh, part_of, sum_over_rows
@@ -133,6 +132,7 @@ from components.stream import (
 )
 from components.tokens import load_text_tokenizer
 from core.batches import describe_batch, evaluation_steps, takes_one_line
+from core.exits import Exit
 from core.loss import LossInHead
 
 SHOWN_TOKENS = 200  # tokens of the first block that the start summary shows

@@ -10,7 +10,7 @@ The YAML file owns the strategy, the command line everything about learning:
 
 A good run prints a summary with one row as the model sees it, a loss that falls, a largest load of
 an expert that stays small, and the folder that `from_pretrained` loads. The same command again
-continues from the newest checkpoint. Exit codes: components/exits.py. To make it yours:
+continues from the newest checkpoint. Exit codes: core/exits.py. To make it yours:
 python scripts/copy_recipe.py mixtral my_project, then look for EDIT.
 """
 
@@ -102,7 +102,6 @@ from torch.utils.data import DataLoader
 from transformers import AutoModelForCausalLM
 
 from components.accelerator import make_accelerator
-from components.exits import Exit
 from components.export import save_model
 from components.generation import name_false_marks
 from components.mesh import Mesh, part_of, sum_over_parts, sum_over_rows, sum_over_tokens
@@ -125,6 +124,7 @@ from core.chat import (
     show_trained_tokens,
     tokenize_conversation,
 )
+from core.exits import Exit
 from core.loss import LossInHead
 
 # EDIT: your columns, {prompt: answer}; a column named messages needs no entry

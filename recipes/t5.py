@@ -13,7 +13,7 @@ The YAML file owns the strategy, the command line everything about learning:
 A good run prints a summary with one row as the model sees it, texts that it writes for held-out
 rows and a ROUGE that rises, and the folder that `from_pretrained` loads, with predictions.jsonl of
 the last evaluation. fp16 is too narrow for T5: use bf16. The same command again continues from the
-newest checkpoint. Exit codes: components/exits.py. To make it yours:
+newest checkpoint. Exit codes: core/exits.py. To make it yours:
 python scripts/copy_recipe.py t5 my_project, then look for EDIT.
 """
 
@@ -129,7 +129,6 @@ from transformers import AutoModelForSeq2SeqLM
 
 from components import upstream
 from components.accelerator import make_accelerator
-from components.exits import Exit
 from components.export import save_model
 from components.generation import generate, greedy_options, stop_tokens_of_texts
 from components.mesh import Mesh, gather_rows, sum_over_rows
@@ -146,6 +145,7 @@ from components.strategy import backward_of_sum
 from components.tokens import load_text_tokenizer, without_lone_surrogates
 from core.batches import Plan, describe_batch
 from core.data import MAX_SHOWN, hash_of_row, missing_columns
+from core.exits import Exit
 
 # EDIT: your columns, {source: target}; a column named translation needs --source_lang instead
 SOURCE_AND_TARGET = {

@@ -11,7 +11,7 @@ The YAML file owns the strategy, the command line everything about learning:
 
 A good run prints a summary with the classes, an accuracy that rises, and the folder that
 `from_pretrained` loads. The same command again continues from the newest checkpoint. Exit codes:
-components/exits.py. To make it yours: python scripts/copy_recipe.py vit my_project, then look for
+core/exits.py. To make it yours: python scripts/copy_recipe.py vit my_project, then look for
 EDIT.
 """
 
@@ -89,7 +89,6 @@ from components import upstream
 from components.accelerator import make_accelerator
 from components.best import require_rows_to_choose_by
 from components.classifier import evaluate_classifier, load_classifier, weighted_row_losses
-from components.exits import Exit
 from components.export import save_model
 from components.images import check_image, decode_image, hash_of_image, open_image_splits
 from components.labels import (
@@ -110,6 +109,7 @@ from components.run import Run
 from components.status import fail
 from components.strategy import backward_of_sum
 from core.batches import Line, Plan, describe_batch, rows_of_lines
+from core.exits import Exit
 
 MOST_WORKERS = 16
 BATCHES_PER_WORKER = 3  # two are ready at most, and a third is being made

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any, NoReturn
 
 import paths  # noqa: F401  makes recipes/ importable
-from components.exits import Exit, print_without_failing
+from core.exits import Exit, print_without_failing
 
 
 def stop(code: Exit, message: str) -> NoReturn:

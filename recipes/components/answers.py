@@ -19,7 +19,6 @@ from accelerate import Accelerator
 from torch.utils.data import DataLoader
 
 from components import varlen
-from components.exits import Exit
 from components.folder import predictions_file
 from components.generation import (
     answer_in,
@@ -39,6 +38,7 @@ from components.trackers import log_table
 from core.batches import Line, Plan, rows_of_lines
 from core.chat import ChatTemplate
 from core.data import IGNORED
+from core.exits import Exit
 
 SHORT_ANSWER = 32  # tokens; a longer answer may be right in other words than the row's
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from components.arguments import EvaluationArguments
-from components.exits import Exit
 from components.status import fail
+from core.exits import Exit
 
 SMALLER_IS_BETTER = ("loss", "perplexity", "mse")
 

@@ -29,7 +29,6 @@ from components.cli import find_out_of_bounds
 from components.data_files import find_missing_data_set
 from components.device_checks import find_device_problems
 from components.engine_size import find_other_size
-from components.exits import Exit
 from components.expert_checks import find_expert_problems
 from components.hub_ids import find_missing
 from components.launch_file import find_launch_faults
@@ -40,6 +39,7 @@ from components.roles import find_column_conflicts
 from components.status import RANK, fail
 from components.strategy_checks import find_missing_device, find_strategy_problems
 from components.trackers import NAMED_AS_PROJECT, find_missing_tracker
+from core.exits import Exit
 
 # Arguments of apply_chat_template that --chat_template_kwargs cannot set
 RESERVED_VARIABLES = frozenset(

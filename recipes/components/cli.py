@@ -30,9 +30,9 @@ import yaml
 from transformers.hf_argparser import HfArgumentParser
 
 from components import __version__
-from components.exits import Exit
 from components.flag_hints import advice_on, flag_meant, hint_on
 from components.status import fail
+from core.exits import Exit
 
 A = TypeVar("A")
 CONFIG_FLAG = "--config"

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from components.bad_rows import explain_cause
-from components.exits import Exit
 from components.full_cache import end_if_cache_is_full
 from components.hub_ids import find_missing
 from components.status import fail
+from core.exits import Exit
 
 if TYPE_CHECKING:
     from datasets import Dataset, IterableDataset

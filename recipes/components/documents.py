@@ -20,10 +20,10 @@ from components.data_files import (
     load_stream,
     parse_line,
 )
-from components.exits import Exit
 from components.rows import HasDataArguments, evaluation_source, require, training_source
 from components.status import fail
 from core.data import MAX_SHOWN, Row, list_columns, missing_columns, note_unread
+from core.exits import Exit
 
 
 class HasDocumentArguments(HasDataArguments, Protocol):

@@ -8,9 +8,9 @@ from typing import NoReturn
 from accelerate import Accelerator
 
 from components import upstream
-from components.exits import Exit
 from components.long_calls import call_on_rank_0
 from components.status import Ending, process_status, report_to_launcher
+from core.exits import Exit
 
 Problem = tuple[Exit, str]  # the code with which the run has to end, and why
 

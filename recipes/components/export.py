@@ -10,13 +10,13 @@ from accelerate.utils.other import extract_model_from_parallel
 
 from components import upstream
 from components.ending import end_all_ranks
-from components.exits import Exit
 from components.folder import CARD
 from components.generation import listed_stop_tokens
 from components.left_out import read_left_out
 from components.long_calls import call_on_rank_0
 from components.write_errors import WriteError
 from core.checkpoint import make_patient_group
+from core.exits import Exit
 from core.export import adapter_weights, model_weights, write_result
 
 

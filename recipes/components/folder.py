@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from components.data_files import DOCUMENT_TYPES, find_files
-from components.exits import Exit
 from components.status import fail, process_status
+from core.exits import Exit
 
 # Files that a run writes into its folder, besides checkpoints and the result
 STATUS = "status.json"

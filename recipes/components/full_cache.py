@@ -12,8 +12,8 @@ from collections.abc import Mapping
 
 from huggingface_hub import constants
 
-from components.exits import Exit
 from components.status import fail
+from core.exits import Exit
 
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
 

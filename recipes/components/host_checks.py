@@ -22,12 +22,12 @@ from accelerate.utils import broadcast_object_list, gather_object
 from huggingface_hub import constants
 
 from components.ending import end_all_ranks
-from components.exits import Exit
 from components.hosts import Host
 from components.shared_folder import find_host_without
 from components.status import HOST, process_status
 from components.strategy import Strategy
 from components.summary import LIBRARIES
+from core.exits import Exit
 
 SECONDS_APART = 5  # Clocks that are synchronized differ by less than one.
 # Nothing is lost if a cache that is shared is not seen as such within these.

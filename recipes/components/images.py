@@ -13,7 +13,6 @@ from datasets import Image as ImageColumn
 from PIL import Image
 
 from components.data_files import Source, load_rows
-from components.exits import Exit
 from components.fingerprints import prepared_fingerprint
 from components.labels import NO_LABELS
 from components.rows import (
@@ -25,6 +24,7 @@ from components.rows import (
 )
 from components.status import fail
 from core.data import hash_of_row, missing_columns
+from core.exits import Exit
 
 EncodedImage = dict[str, Any]  # {"bytes": content or None, "path": of the file or None}
 ENDS_OF_FILES = (b"IEND\xaeB`\x82", b"\xff\xd9")  # PNG and JPEG end with these bytes

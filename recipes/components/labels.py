@@ -12,10 +12,10 @@ import numpy as np
 import torch
 
 from components.arguments import LabelArguments
-from components.exits import Exit
 from components.rows import Rows, leave_out
 from components.status import fail
 from core.data import MAX_SHOWN, Row, missing_columns, shorten
+from core.exits import Exit
 
 NO_LABELS = ("", "nan", "inf", "-inf")
 

@@ -22,7 +22,6 @@ from collections.abc import Generator
 from datetime import timedelta
 from typing import Any, NoReturn
 
-from components.exits import Exit
 from components.launcher import end_blocked_launcher
 from components.status import (
     HOST,
@@ -33,6 +32,7 @@ from components.status import (
     process_status,
     report_to_launcher,
 )
+from core.exits import Exit
 
 SECONDS_TO_COME = 600  # As long as torch's agents wait for each other
 SECONDS_UNTIL_WARNING = 60

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 
 from components.best import require_rows_to_choose_by
-from components.exits import Exit
 from components.rows import (
     Prepare,
     Rows,
@@ -17,6 +16,7 @@ from components.rows import (
     prepare_rows,
 )
 from components.status import fail
+from core.exits import Exit
 
 
 def read_splits(

@@ -15,7 +15,6 @@ from accelerate import Accelerator
 from accelerate.utils import broadcast_object_list, gather_object
 
 from components.ending import end_all_ranks
-from components.exits import Exit
 from components.folder import MANIFEST, takes_newest
 from components.long_calls import call_on_every_rank
 from components.object_store import ObjectStore
@@ -23,6 +22,7 @@ from components.shared_folder import appears
 from components.status import HOST, fail
 from core import checkpoint
 from core.checkpoint import checkpoints_in, read_progress
+from core.exits import Exit
 
 
 def find_candidates(

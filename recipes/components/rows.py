@@ -27,11 +27,11 @@ from components.bad_rows import (
     without_blank,
 )
 from components.data_files import Source, find_files, has_files_of, load_rows, parse_line
-from components.exits import Exit
 from components.fingerprints import prepared_fingerprint
 from components.full_cache import end_if_cache_is_full
 from components.status import fail
 from core.data import Row, TrackedRow, note_unread
+from core.exits import Exit
 
 if TYPE_CHECKING:
     from datasets import Dataset

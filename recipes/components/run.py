@@ -29,7 +29,6 @@ from components.base_files import fingerprint_of_weights
 from components.best import BestEvaluation, is_better, metric_name
 from components.changes import find_changes
 from components.ending import Problem, conclude, end_all_ranks, end_as_done, leave_group
-from components.exits import Exit
 from components.folder_lock import FolderLock
 from components.host_checks import check_hosts
 from components.left_out import note_left_out
@@ -50,6 +49,7 @@ from components.watch import Watch
 from components.write_errors import WriteError
 from core import checkpoint, nonfinite
 from core.checkpoint import Checkpoints, NotFiniteError, SavedTensor
+from core.exits import Exit
 from core.state import (
     State,
     changed_group_values,

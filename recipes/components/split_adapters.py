@@ -26,9 +26,9 @@ from transformers.distributed.tensor_parallel import (
 )
 
 from components import upstream
-from components.exits import Exit
 from components.mesh import Mesh
 from components.status import fail
+from core.exits import Exit
 
 
 class DropoutOfPart(torch.nn.Module):

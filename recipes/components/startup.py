@@ -9,10 +9,10 @@ from typing import TypeVar
 from components import upstream
 from components.arguments import DataArguments
 from components.cli import parse_arguments
-from components.exits import Exit, print_without_failing
 from components.meeting import leave_word, leaving_word
 from components.roles import find_column_conflicts
 from components.status import Ending, fail, process_status
+from core.exits import Exit, print_without_failing
 
 A = TypeVar("A")
 

@@ -22,7 +22,7 @@ from typing import Any, NoReturn
 
 import psutil
 
-from components.exits import Exit
+from core.exits import Exit
 
 RANK = int(os.environ.get("RANK", 0))
 LOCAL_RANK = int(os.environ.get("LOCAL_RANK", RANK))

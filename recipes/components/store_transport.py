@@ -14,9 +14,9 @@ from pathlib import Path, PurePosixPath
 
 import fsspec
 
-from components.exits import Exit
 from components.status import fail
 from core import checkpoint
+from core.exits import Exit
 
 # The package that fsspec needs for a store, by the beginning of its URLs
 PACKAGES = {

@@ -30,7 +30,6 @@ from components.arguments import (
     QuantizationArguments,
 )
 from components.ending import conclude, end_all_ranks, leave_group
-from components.exits import Exit
 from components.launch_command import find_readable_launch
 from components.learning_rate import is_low_for_adapters, rate_for_adapters
 from components.mesh import Mesh
@@ -40,6 +39,7 @@ from components.plugins import mixed_dtype
 from components.shell_text import folded
 from components.status import Ending
 from components.strategy import Strategy, compute_dtype
+from core.exits import Exit
 
 GIB = 2**30
 WIDTH = 80  # columns of a line on the screen

@@ -9,11 +9,11 @@ import numpy as np
 from transformers import PretrainedConfig
 
 from components.entities import OUTSIDE, are_of_entities
-from components.exits import Exit
 from components.rows import Rows, Split, leave_out
 from components.status import fail
 from components.tokens import without_lone_surrogates
 from core.data import IGNORED, MAX_SHOWN, missing_columns
+from core.exits import Exit
 
 NO_WORD = -1  # The number of the word of a special token, which has none
 ROWS_AT_A_TIME = 1000

@@ -9,10 +9,10 @@ from jinja2 import TemplateError
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from components.bad_rows import explain_cause
-from components.exits import Exit
 from components.loading import loading
 from components.status import fail
 from core.chat import DEFAULT_TEMPLATE
+from core.exits import Exit
 
 
 def load_text_tokenizer(name: str, revision: str = "main", **options: Any) -> Any:

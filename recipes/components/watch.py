@@ -26,11 +26,11 @@ from accelerate import Accelerator
 from accelerate.utils import gather_object
 from safetensors import SafetensorError
 
-from components.exits import Exit
 from components.hosts import SECONDS_BETWEEN_BEATS, Host, HostWatch, is_broken_connection, this_node
 from components.launcher import end_blocked_launcher
 from components.status import HOST, RANK, Ending, process_status, report_to_launcher
 from components.write_errors import WriteError
+from core.exits import Exit
 
 CANNOT_WRITE = (
     *(errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES),
