@@ -24,7 +24,9 @@ def trained_text(template, messages, tools):
     except Exception:  # a template may raise anything
         return None
     text = show(tokenizer, row["input_ids"], [label != -100 for label in row["labels"]])
-    return text.replace(datetime.date.today().isoformat(), "TODAY")  # some templates say it
+    for form in ("%Y-%m-%d", "%d %b %Y"):  # in which templates say the date
+        text = text.replace(datetime.date.today().strftime(form), "TODAY")
+    return text
 
 
 def prepared_rows(folder, tokenizer, skip_bad_rows):
