@@ -6,7 +6,6 @@ from accelerate import Accelerator
 
 from components.arguments import CommonArguments
 from components.checks import check_launch, find_missing_data, find_problems
-from components.meeting import Meeting
 from components.status import fail
 from components.strategy import new_accelerator, set_up_engine
 from components.strategy_checks import how_to_rehearse
@@ -17,12 +16,9 @@ def make_accelerator(args: CommonArguments) -> Accelerator:
     """Return the Accelerator, which has to exist before the model is loaded.
 
     Ends with 64 if YAML, launcher and arguments request something that it cannot run, or with 65 if
-    the only problem is a missing data set. A rank that finds a problem ends the others, and one
-    that never comes is named (components/meeting.py).
+    the only problem is a missing data set.
     """
     check_launch(args)
-    meeting = Meeting(args.ddp_timeout)
-    meeting.wait_for_all("start")
     try:
         accelerator = new_accelerator(args)
     except (RuntimeError, ValueError, ImportError) as error:
@@ -36,7 +32,6 @@ def make_accelerator(args: CommonArguments) -> Accelerator:
     missing = list(find_missing_data(args))
     if problems or missing:
         fail(Exit.USAGE if problems else Exit.DATA, *problems, *missing)
-    meeting.wait_for_all("checked")  # Afterwards each rank may make collective calls.
     set_up_engine(args, accelerator)
     if not accelerator.is_local_main_process:
         hide_progress_bars()

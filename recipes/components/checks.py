@@ -7,7 +7,6 @@ together with the launch and the machine. model_checks.py follows once the model
 
 import dataclasses
 import math
-import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -28,7 +27,6 @@ from components.best import find_best_model_conflicts
 from components.cli import find_out_of_bounds
 from components.data_files import find_missing_data_set
 from components.device_checks import find_device_problems
-from components.engine_size import find_other_size
 from components.expert_checks import find_expert_problems
 from components.hub_ids import find_missing
 from components.launch_file import find_launch_faults
@@ -54,7 +52,7 @@ def check_launch(args: CommonArguments) -> None:
     calls this before it makes its Accelerator, and finds the same faults.
     """
     faults, warnings = find_launch_faults()
-    errors = [*faults, *find_missing_device(), *find_other_size(os.environ)]
+    errors = [*faults, *find_missing_device()]
     if RANK == 0:
         for warning in warnings:
             print(f"warning: {warning}", file=sys.stderr, flush=True)

@@ -17,13 +17,13 @@ import threading
 import time
 from collections.abc import Generator, Iterable
 from dataclasses import dataclass, field, replace
+from datetime import timedelta
 from typing import Any
 
 import torch.distributed as dist
 from accelerate import Accelerator
 from accelerate.utils import broadcast_object_list, gather_object
 
-from components.meeting import open_store
 from components.status import HOST, RANK, Ending, Status
 
 SECONDS_BETWEEN_BEATS = 1
@@ -115,7 +115,13 @@ class HostWatch:
         attempt = broadcast_object_list([secrets.token_hex(8)])[0]
         self.hosts = hosts
         # The process group's own connection serves one call at a time, and may be waiting in one.
-        self._store = open_store(f"hosts/{attempt}", SECONDS_OF_SILENCE)
+        store = dist.TCPStore(
+            os.environ["MASTER_ADDR"],
+            int(os.environ["MASTER_PORT"]),
+            is_master=False,
+            timeout=timedelta(seconds=SECONDS_OF_SILENCE),
+        )
+        self._store = dist.PrefixStore(f"hosts/{attempt}", store)
         self._count_beat()
         accelerator.wait_for_everyone()  # All hosts have a beat in the store now.
         for host in self.hosts:

@@ -2,16 +2,13 @@
 """What is done before and after a recipe's imports, so that a wrong call is refused at once."""
 
 import gc
-import sys
-from types import TracebackType
 from typing import TypeVar
 
 from components import upstream
 from components.arguments import DataArguments
 from components.cli import parse_arguments
-from components.meeting import leave_word, leaving_word
 from components.roles import find_column_conflicts
-from components.status import Ending, fail, process_status
+from components.status import fail
 from core.exits import Exit, print_without_failing
 
 A = TypeVar("A")
@@ -24,8 +21,6 @@ def start(kind: type[A], description: str | None) -> A:
     collection, which finds nothing to collect: it pauses until `imports_are_done`.
     """
     print_without_failing()
-    process_status().tell_other_hosts_by(leaving_word)
-    sys.excepthook = on_early_exception
     arguments = parse_arguments(kind, description or "")
     if isinstance(arguments, DataArguments):
         problems = list(find_column_conflicts(arguments))
@@ -34,15 +29,6 @@ def start(kind: type[A], description: str | None) -> A:
     gc.disable()
     upstream.start_faster()
     return arguments
-
-
-def on_early_exception(
-    kind: type[BaseException], error: BaseException, trace: TracebackType | None
-) -> None:
-    """Print an exception, such as a package that only this host lacks, and tell other hosts."""
-    sys.__excepthook__(kind, error, trace)
-    why = f"{kind.__name__}: {error}"
-    leave_word(Ending.failed(Exit.FAILED, why))
 
 
 def imports_are_done() -> None:

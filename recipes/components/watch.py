@@ -27,7 +27,6 @@ from accelerate.utils import gather_object
 from safetensors import SafetensorError
 
 from components.hosts import SECONDS_BETWEEN_BEATS, Host, HostWatch, is_broken_connection, this_node
-from components.launcher import end_blocked_launcher
 from components.status import HOST, RANK, Ending, process_status, report_to_launcher
 from components.write_errors import WriteError
 from core.exits import Exit
@@ -253,8 +252,6 @@ class Watch:
             self._status.end(ending)
             report_to_launcher(ending)
             print_if_possible(ending.text)
-            if lost:
-                end_blocked_launcher()
         os._exit(ending.exit_code)
 
     def _ending_without(self, lost: list[Host]) -> Ending:

@@ -22,7 +22,6 @@ from components import device_checks, launch_command
 from components.best import find_best_model_conflicts
 from components.checks import check_launch, find_conflicts, find_missing_data, find_problems
 from components.cli import parse_arguments
-from components.engine_size import find_other_size
 from components.expert_checks import (
     find_expert_problems,
     find_misfits_of_config,
@@ -307,20 +306,6 @@ def test_a_launcher_that_started_one_of_several_processes(monkeypatch):
         parent = SimpleNamespace(cmdline=lambda it=command: it, environ=lambda it=before: it)
         monkeypatch.setattr(psutil.Process, "parents", lambda self, it=parent: [it])
         assert_names(find_dropped_settings(fake_accelerator(), Strategy("one process")), word)
-
-
-@pytest.mark.parametrize(
-    ("environment", "word"),
-    [
-        ({"SLURM_STEP_NUM_NODES": "2", "GROUP_WORLD_SIZE": "1"}, "SLURM_STEP_NUM_NODES"),
-        ({"PET_NNODES": "2"}, "PET_NNODES"),  # without torchrun
-        ({"SLURM_STEP_NUM_NODES": "2", "GROUP_WORLD_SIZE": "2"}, ""),
-        ({"SLURM_NNODES": "2"}, ""),  # an allocation, in which a step may be smaller
-        ({"PET_NNODES": "1:2", "GROUP_WORLD_SIZE": "1"}, ""),
-    ],
-)
-def test_a_launch_that_leaves_out_hosts_of_its_job(environment, word):
-    assert_names(find_other_size(environment), word)
 
 
 # ---- What does not fit the strategy ----
