@@ -22,7 +22,6 @@ import torch
 import yaml
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
-from components import upstream
 from job import ROOT, output_of, rehearsal
 from tiny import chat, output, settings, skills, tokenizers
 
@@ -55,7 +54,6 @@ def rows(once):
 def write_model(family, folder):
     """Write a random model of a family with the tokenizer that all families share."""
     shared = CATALOG["shared"]
-    upstream.ask_for_deepspeed_without_importing_it()  # it warns that it found no accelerator
     tokenizer = tokenizers.byte_level_bpe([], VOCABULARY, shared["max_position_embeddings"])
     known = shared | {
         "vocab_size": VOCABULARY,
@@ -102,7 +100,6 @@ def load(folder, base=None):
     )
     if base is None:
         return model
-    upstream.silence_missing_cpu_kernel()
     from peft import PeftModel  # takes seconds to import
 
     return PeftModel.from_pretrained(model, folder)

@@ -92,7 +92,6 @@ from torch.utils.data import DataLoader
 from tqdm.auto import tqdm
 from transformers import AutoModelForCausalLM
 
-from components import upstream
 from components.accelerator import make_accelerator
 from components.export import save_model
 from components.mesh import Mesh, part_of, sum_over_parts, sum_over_rows
@@ -102,6 +101,7 @@ from components.model_checks import check_model
 from components.optimizer import make_optimizer
 from components.pairs import (
     PairCollator,
+    adapters_disabled,
     join_splits,
     read_pair,
     show_pair,
@@ -333,7 +333,7 @@ def compare_answers(
         if reference_logps is not None:
             reference = reference_logps[batch["pairs"]].T
         else:  # first, so that the forward pass below is the one that backward follows
-            with torch.no_grad(), upstream.adapters_disabled():
+            with torch.no_grad(), adapters_disabled():
                 reference, _ = find_logps()
         logps, _ = find_logps()
         chosen_nll = logps.new_zeros(())

@@ -127,7 +127,6 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader
 from transformers import AutoModelForSeq2SeqLM
 
-from components import upstream
 from components.accelerator import make_accelerator
 from components.export import save_model
 from components.generation import generate, greedy_options, stop_tokens_of_texts
@@ -139,7 +138,12 @@ from components.optimizer import make_optimizer
 from components.predictions import NUM_SHOWN, SHOWN_LETTERS, show_prediction, write_predictions
 from components.rows import Rows, describe_rows, longest_row
 from components.run import Run
-from components.seq2seq import Seq2SeqCollator, cut_tokens
+from components.seq2seq import (
+    Seq2SeqCollator,
+    cut_tokens,
+    share_embedding_modules,
+    turn_off_layerdrop,
+)
 from components.status import fail
 from components.strategy import backward_of_sum
 from components.tokens import load_text_tokenizer, without_lone_surrogates
@@ -266,8 +270,8 @@ def load_model(args: Arguments, accelerator: Accelerator, tokenizer: Any) -> tor
     if args.forced_bos_token:  # saved with a whole model, not with adapters
         model.generation_config.forced_bos_token_id = find_token(tokenizer, args.forced_bos_token)
     check_positions(model, args)
-    upstream.turn_off_layerdrop(model)
-    upstream.share_embedding_modules(model)
+    turn_off_layerdrop(model)
+    share_embedding_modules(model)
     set_up_layers(model, args)
     return add_adapters(model, args, accelerator, task_type="SEQ_2_SEQ_LM")
 

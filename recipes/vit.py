@@ -85,12 +85,17 @@ from accelerate.utils import set_seed
 from PIL import Image, ImageOps
 from transformers import AutoImageProcessor, AutoModelForImageClassification
 
-from components import upstream
 from components.accelerator import make_accelerator
 from components.best import require_rows_to_choose_by
 from components.classifier import evaluate_classifier, load_classifier, weighted_row_losses
 from components.export import save_model
-from components.images import check_image, decode_image, hash_of_image, open_image_splits
+from components.images import (
+    cast_pixels,
+    check_image,
+    decode_image,
+    hash_of_image,
+    open_image_splits,
+)
 from components.labels import (
     Classes,
     add_labels,
@@ -331,7 +336,7 @@ def main(args: Arguments) -> None:
         AutoModelForImageClassification, args, classes.names, accelerator
     )
     config = model.config
-    upstream.cast_pixels(model)
+    cast_pixels(model)
     notes = describe_rows(train_rows, eval_rows) | of_head
     first = train_rows.dataset[0]
     path = train_images.encoded[int(first["row"]) - 1]["image"]["path"]

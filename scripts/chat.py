@@ -21,7 +21,6 @@ import argparse
 from pathlib import Path
 
 import paths  # noqa: F401  makes recipes/ importable
-from components import upstream
 from components.arguments import read_json_object
 from exits import run_command
 from usage import Parser, add_loading_options
@@ -57,7 +56,6 @@ def parse_args() -> argparse.Namespace:
 def main() -> None:
     args = parse_args()
     # Imported here since it takes seconds: a wrong flag and --help are answered at once
-    upstream.start_faster()
     from chatting.session import run
 
     run(args)

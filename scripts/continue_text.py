@@ -13,7 +13,6 @@ Exit codes: 0 done, 64 usage or no model.
 import argparse
 
 import paths  # noqa: F401  makes recipes/ importable
-from components import upstream
 from exits import run_command
 from usage import Parser
 
@@ -32,7 +31,6 @@ def parse_args() -> argparse.Namespace:
 def main() -> None:
     args = parse_args()
     # Imported here since it takes seconds: a wrong flag and --help are answered at once
-    upstream.start_faster()
     from generation.continuing import run
 
     run(args)

@@ -22,7 +22,6 @@ import argparse
 from pathlib import Path
 
 import paths  # noqa: F401  makes recipes/ importable
-from components import upstream
 from exits import run_command
 from usage import Parser, add_loading_options
 
@@ -75,7 +74,6 @@ def main() -> None:
     from evaluation import harness
 
     harness.hide_progress()
-    upstream.start_faster()
     harness.prepare(may_run_code=args.confirm_run_unsafe_code)
     from evaluation.session import run
 

@@ -24,7 +24,6 @@ import argparse
 from pathlib import Path
 
 import paths  # noqa: F401  makes recipes/ importable
-from components import upstream
 from exits import run_command
 from usage import Parser, add_prompt_options
 
@@ -63,7 +62,6 @@ def parse_args() -> argparse.Namespace:
 def main() -> None:
     args = parse_args()
     # Imported here since it takes seconds: a wrong flag and --help are answered at once
-    upstream.start_faster()
     from generation.exporting import run
 
     run(args)

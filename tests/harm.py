@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The mark of a test that shows the harm for which components/upstream.py has a workaround."""
+"""The mark of a test that shows the harm for which there is a workaround."""
 
 import pytest
 

@@ -11,7 +11,6 @@ from accelerate.utils import set_seed
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader
 
-from components import upstream
 from components.arguments import CommonArguments
 from components.labels import compared, label_metrics, names_of_head
 from components.mesh import gather_rows, sum_over_rows
@@ -19,6 +18,7 @@ from components.mesh_checks import read_model_config
 from components.model import add_adapters, load_with_report, quantization, set_up_layers
 from components.model_checks import check_weights_are_read, is_of_body
 from components.run import Run
+from core import workarounds
 
 # Names without a number, which only layers in blocks have: a new layer must not be quantized
 OUTSIDE_OF_BLOCKS = [r"(?!.*\.\d).*"]
@@ -43,7 +43,7 @@ def load_classifier(
         task_type: peft's name of the task, if it has one.
     """
     old_names = names_of_head(read_model_config(args))
-    with upstream.drawing_new_weights_from(args.seed):
+    with workarounds.drawing_new_weights_from(args.seed):
         model, report = load_with_report(
             auto_class,
             args,
@@ -57,10 +57,8 @@ def load_classifier(
         # transformers keeps the head of other classes if they are as many
         new_weights |= draw_rows(model, len(class_names), args.seed, besides=new_weights)
     new_modules = find_new_modules(new_weights)
-    upstream.share_new_modules(model, new_modules, accelerator)
+    workarounds.share_new_modules(model, new_modules, accelerator)
     set_seed(args.seed)  # ranks that made no new weights drew less, and adapters are drawn next
-    upstream.leave_embeddings_to_accelerate(model)
-    upstream.save_weights_by_their_own_names(model)
     set_up_layers(model, args)
     notes = {"head": "new: the base has none for these classes"} if new_modules else {}
     return add_adapters(model, args, accelerator, new_modules, task_type=task_type), notes

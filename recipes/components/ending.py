@@ -7,9 +7,9 @@ from typing import NoReturn
 
 from accelerate import Accelerator
 
-from components import upstream
 from components.long_calls import call_on_rank_0
 from components.status import Ending, process_status, report_to_launcher
+from core import workarounds
 from core.exits import Exit
 
 Problem = tuple[Exit, str]  # the code with which the run has to end, and why
@@ -45,7 +45,7 @@ def conclude(
 
 def leave_group(accelerator: Accelerator) -> None:
     """Finish what is tracked, and destroy the process group. Every rank takes part."""
-    upstream.keep_group_until_exit()
+    workarounds.keep_group_until_exit()
     accelerator.end_training()
 
 

@@ -11,8 +11,8 @@ from components.arguments import CommonArguments, ExpertAdapterArguments, Expert
 from components.mesh import Mesh
 from components.mesh_checks import read_model_config
 from components.pipeline_checks import how_to_divide
-from components.plugins import fsdp_plugin
 from components.strategy import Strategy
+from core.workarounds import fsdp_plugin
 
 # Under which of these names transformers' configs have the number of experts in a layer
 NUMBER_OF_EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")

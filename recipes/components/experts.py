@@ -14,7 +14,7 @@ import torch
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor
 
-from components.plugins import fsdp_plugin
+from core.workarounds import fsdp_plugin
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

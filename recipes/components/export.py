@@ -8,13 +8,13 @@ from typing import Any
 from accelerate import Accelerator
 from accelerate.utils.other import extract_model_from_parallel
 
-from components import upstream
 from components.ending import end_all_ranks
 from components.folder import CARD
 from components.generation import listed_stop_tokens
 from components.left_out import read_left_out
 from components.long_calls import call_on_rank_0
 from components.write_errors import WriteError
+from core import workarounds
 from core.checkpoint import make_patient_group
 from core.exits import Exit
 from core.export import adapter_weights, model_weights, write_result
@@ -117,5 +117,5 @@ def write_adapters(model: Any, weights: Mapping[str, Any], output_dir: Path) -> 
         weights: the whole weights by name, as `adapter_weights` returns them.
     """
     unwrapped: Any = extract_model_from_parallel(model, keep_torch_compile=False)
-    upstream.remove_fsdp1_wrappers(unwrapped)
+    workarounds.remove_fsdp1_wrappers(unwrapped)
     unwrapped.save_pretrained(output_dir, state_dict=weights)

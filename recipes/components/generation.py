@@ -1,16 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """Text generation: under every strategy, and greedy whatever the base's generation config says."""
 
+import contextlib
 import re
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
 from typing import Any
 
 import torch
 from accelerate import Accelerator
+from torch.distributed.fsdp import FullyShardedDataParallel
 from transformers import GenerationConfig
 
-from components import upstream
 from core.chat import ANSWER, EXAMPLE, ChatTemplate
+from core.workarounds import workaround
 
 LIKE_A_TOKEN = re.compile(r"<[^<>\s]+>|\[[^\[\]\s]+\]")  # such as <|im_end|> and [INST]
 NO_LIMIT = 10**9  # tokens, for a model whose configuration has no longest sequence
@@ -34,7 +36,7 @@ def generate(
     """
     is_synced = accelerator.num_processes > 1
     with (
-        upstream.gathered_outside_of_layers(model, accelerator),
+        gathered_outside_of_layers(model, accelerator),
         accelerator.autocast(),
         torch.compiler.set_stance("force_eager"),
     ):
@@ -115,3 +117,18 @@ def name_false_marks(tokenizer: Any) -> str:
     written = [*LIKE_A_TOKEN.findall(template.render(EXAMPLE)), end]
     marks = dict.fromkeys(mark for mark in written if mark not in known)
     return f"\n{', '.join(marks)} of the chat template are no tokens of this tokenizer"
+
+
+@workaround("https://github.com/huggingface/transformers/issues/30228", seen="transformers 5.23")
+@contextlib.contextmanager
+def gathered_outside_of_layers(model: Any, accelerator: Accelerator) -> Generator[None]:
+    """Have FSDP keep whatever belongs to no layer gathered within this context.
+
+    FSDP gathers embeddings and head in the forward pass of the whole model, but generate first
+    calls the encoder by itself. Layers gather themselves, and under ZeRO-3 so do all modules.
+    """
+    if accelerator.is_fsdp2:
+        model.unshard()
+    # This is for FSDP1, and does nothing to other models.
+    with FullyShardedDataParallel.summon_full_params(model, recurse=False, writeback=False):
+        yield

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol
 
+import torch
 from datasets import Dataset, Features, Value
 from datasets import Image as ImageColumn
 from PIL import Image
@@ -25,6 +26,7 @@ from components.rows import (
 from components.status import fail
 from core.data import hash_of_row, missing_columns
 from core.exits import Exit
+from core.workarounds import workaround
 
 EncodedImage = dict[str, Any]  # {"bytes": content or None, "path": of the file or None}
 ENDS_OF_FILES = (b"IEND\xaeB`\x82", b"\xff\xd9")  # PNG and JPEG end with these bytes
@@ -196,3 +198,17 @@ def decode_image(image: EncodedImage) -> Image.Image:
             f"{image['path']}: cannot be decoded: {error}: fix it, then resume from the newest "
             "checkpoint with --allow_change data",
         )
+
+
+@workaround("deepspeed/runtime/engine.py, forward", seen="deepspeed 0.19")
+def cast_pixels(model: torch.nn.Module) -> None:
+    """Cast a model's pixels to the dtype of its weights before its forward pass.
+
+    DeepSpeed in bf16 does not cast them, and not every model does so itself.
+    """
+
+    def cast(model: torch.nn.Module, inputs: Any, named: dict[str, Any]) -> Any:
+        dtype = next(model.parameters()).dtype
+        return inputs, {"pixel_values": named["pixel_values"].to(dtype)}
+
+    model.register_forward_pre_hook(cast, with_kwargs=True)

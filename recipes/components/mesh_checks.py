@@ -22,8 +22,9 @@ from components.arguments import (
 )
 from components.config_strategy import MESH_KINDS, how_to_fit_mesh
 from components.mesh import Mesh
-from components.plugins import deepspeed_config, fsdp_plugin
+from components.plugins import deepspeed_config
 from core.batches import takes_one_line
+from core.workarounds import fsdp_plugin
 
 if TYPE_CHECKING:
     from accelerate import Accelerator

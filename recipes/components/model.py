@@ -29,6 +29,7 @@ from components.model_checks import (
 )
 from components.split_adapters import split_adapters
 from components.strategy import compute_dtype
+from core import workarounds
 
 
 def load_pretrained(
@@ -120,14 +121,12 @@ def set_up_layers(model: "transformers.PreTrainedModel", args: CommonArguments) 
     """Turn on --gradient_checkpointing and --use_liger_kernel, and prepare a quantized base."""
     if args.gradient_checkpointing:
         model.activation_checkpointing_enable({"use_reentrant": False})
-    if isinstance(args, QuantizationArguments) and args.load_in_8bit:
-        upstream.silence_int8_casts()
-    upstream.keep_4bit_weights_as_loaded(model)
-    upstream.keep_frozen_weights_frozen(model)
+    workarounds.keep_4bit_weights_as_loaded(model)
+    workarounds.keep_frozen_weights_frozen(model)
     for name, weight in model.named_parameters():
         if reads_no_text(model, name):  # Weight decay would change it, and DDP wait for it.
             weight.requires_grad_(False)
-    upstream.wrap_layers_that_are_there(model)
+    workarounds.name_layers_to_wrap(model)
     if isinstance(args, LigerArguments) and args.use_liger_kernel:
         from transformers.integrations.liger import apply_liger_kernel
 
@@ -157,15 +156,14 @@ def add_adapters(
     new_modules = [*new_modules, *args.modules_to_save]
     options |= {"modules_to_save": new_modules or None, "revision": args.model_revision}
     options["exclude_modules"] = find_layers_to_skip(model, args.lora_target_modules) or None
-    upstream.silence_old_name_of_checkpointing()
     with upstream.making_whole_adapters(), upstream.copying_split_weights():
         model = wrap_in_adapters(model, lora_config(args, **options), accelerator)
     keep_running_statistics(model)
     split_adapters(model, accelerator)
     use_dora = isinstance(args, LoraVariantArguments) and args.use_dora
-    upstream.leave_casts_to_autocast(model, accelerator, use_dora)
-    upstream.cast_for_zero3(model, accelerator)
-    upstream.wrap_adapters_for_fsdp1(model, accelerator)
+    workarounds.leave_casts_to_autocast(model, accelerator, use_dora)
+    workarounds.cast_for_zero3(model, accelerator)
+    workarounds.wrap_adapters_for_fsdp1(model, accelerator)
     return model
 
 

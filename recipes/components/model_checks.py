@@ -24,12 +24,12 @@ from components.arguments import (
 )
 from components.mesh_checks import read_model_config
 from components.model_folder import why_not_causal
-from components.plugins import fsdp_plugin
 from components.status import fail
 from components.strategy import Strategy
 from core.batches import takes_one_line
 from core.exits import Exit
 from core.state import running_statistics
+from core.workarounds import fsdp_plugin
 
 # What LoRA takes in peft; bitsandbytes' quantized layers are linear layers too
 TAKE_ADAPTERS = (

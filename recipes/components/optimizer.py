@@ -10,8 +10,8 @@ import transformers
 from accelerate import Accelerator
 from torch.distributed.tensor import DTensor
 
-from components import upstream
 from components.arguments import TrainingArguments
+from core import workarounds
 
 # The optimizers of bitsandbytes by --optim
 BITSANDBYTES = {
@@ -39,7 +39,6 @@ class Schedule:
     def __init__(
         self, schedule: torch.optim.lr_scheduler.LRScheduler, accelerator: Accelerator
     ) -> None:
-        upstream.silence_wrong_order_of_steps()
         self._schedule = schedule
         self._accelerator = accelerator
         self._is_held = False
@@ -91,7 +90,7 @@ def make_optimizer(
         total_steps: the number of optimizer steps of the whole run.
     """
     optimizer = make_adamw(model, args)
-    upstream.check_gradients_of_zero0(optimizer, accelerator)
+    workarounds.check_gradients_of_zero0(optimizer, accelerator)
     schedule = transformers.get_scheduler(
         args.lr_scheduler_type,
         optimizer,
@@ -123,7 +122,7 @@ def make_adamw(model: torch.nn.Module, args: TrainingArguments) -> torch.optim.O
     import bitsandbytes
 
     if args.optim.endswith("8bit"):
-        upstream.keep_embeddings_in_32_bits(model)
+        workarounds.keep_embeddings_in_32_bits(model)
     kind = getattr(bitsandbytes.optim, BITSANDBYTES[args.optim])
     return kind(groups, **settings)
 

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Pairs of answers to one prompt for preference tuning: their tokens, and batches of them."""
 
-from collections.abc import Mapping, Sequence
+import contextlib
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -27,6 +28,7 @@ from core.chat import (
     says_something,
 )
 from core.data import Row, hash_of_row, missing_columns
+from core.workarounds import workaround
 
 BETWEEN_PARTS = -1  # In the hash of a pair, between its parts: no token has this number.
 
@@ -324,3 +326,25 @@ def put_into_one_line(ids: torch.Tensor, is_filled: torch.Tensor) -> dict[str, A
     inputs["input_ids"] = ids[is_filled][None]
     inputs["position_ids"] = positions[is_filled][None]
     return inputs
+
+
+@workaround("peft/peft_model.py, disable_adapter", seen="peft 0.21")
+@contextlib.contextmanager
+def adapters_disabled() -> Generator[None]:
+    """Run models without their adapters, and without the modules beside them, in this context.
+
+    peft's disable_adapter changes requires_grad, which FSDP2 records when a model first runs: in
+    bf16 and fp16 the next backward pass would fail.
+    """
+    from peft.tuners.tuners_utils import BaseTunerLayer
+    from peft.utils.other import AuxiliaryTrainingWrapper
+
+    of_layers = BaseTunerLayer.disable_adapters
+    of_modules = AuxiliaryTrainingWrapper.disable_adapters  # those of --modules_to_save
+    BaseTunerLayer.disable_adapters = True  # pyrefly: ignore[bad-assignment]  # a property
+    AuxiliaryTrainingWrapper.disable_adapters = True  # pyrefly: ignore[bad-assignment]
+    try:
+        yield
+    finally:
+        BaseTunerLayer.disable_adapters = of_layers
+        AuxiliaryTrainingWrapper.disable_adapters = of_modules

@@ -20,8 +20,8 @@ from components.pipeline_batches import micro_batches_of
 from components.pipeline_mesh import PipelineMesh
 from components.pipeline_schedules import ScheduleMaker, Shape
 from components.pipeline_stages import Stage, view_of
-from components.plugins import mixed_dtype
 from core.loss import LossInHead
+from core.workarounds import mixed_dtype
 
 
 class StageModule(torch.nn.Module):

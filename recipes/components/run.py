@@ -23,7 +23,7 @@ from accelerate.optimizer import AcceleratedOptimizer
 from accelerate.utils import broadcast_object_list, gather_object
 from safetensors.torch import load_file, save_file
 
-from components import folder, resuming, upstream
+from components import folder, resuming
 from components.arguments import CommonArguments, EvalOnStartArguments
 from components.base_files import fingerprint_of_weights
 from components.best import BestEvaluation, is_better, metric_name
@@ -47,7 +47,7 @@ from components.summary import WARNING, summarize
 from components.trackers import start_trackers
 from components.watch import Watch
 from components.write_errors import WriteError
-from core import checkpoint, nonfinite
+from core import checkpoint, nonfinite, workarounds
 from core.checkpoint import Checkpoints, NotFiniteError, SavedTensor
 from core.exits import Exit
 from core.state import (
@@ -267,13 +267,13 @@ class Run:
 
             masters = master_weights(optimizer.optimizer).items()
             if masters:
-                upstream.undo_allocating_step(masters, optimizer.optimizer.optimizer)
+                workarounds.undo_allocating_step(masters, optimizer.optimizer.optimizer)
         self._group_values = group_values(optimizer.optimizer)
         resumed = self._checkpoint is not None
         start_trackers(accelerator, self._args, Path(sys.argv[0]).stem, resumed)
         if self._checkpoint is not None:
             self._restore(self._checkpoint)
-        upstream.settle_gradient_buckets(model)
+        workarounds.settle_gradient_buckets(model)
         if accelerator.is_main_process:
             folder.remove_predictions_after(self._folder, self.step)
         self._metrics = Metrics(

@@ -10,6 +10,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from core.batches import Line, rows_of_lines
 from core.data import IGNORED
+from core.workarounds import workaround
 
 
 def cut_tokens(tokenizer: Any, max_length: int, **text: str) -> tuple[list[int], bool]:
@@ -62,3 +63,24 @@ class Seq2SeqCollator:
             "counts": torch.tensor([num_targets, num_targets + num_sources]),
             "row": [int(row["row"]) for row in rows],
         }
+
+
+@workaround("transformers/models/bart/modeling_bart.py, layerdrop", seen="transformers 5.23")
+def turn_off_layerdrop(model: torch.nn.Module) -> None:
+    """Turn off layerdrop: if one rank skipped a layer, the others would wait for it forever."""
+    for module in model.modules():
+        # pyrefly: ignore[bad-argument-type]  # torch annotates attributes as modules or tensors
+        module.layerdrop = 0.0
+
+
+@workaround(
+    "torch/distributed/fsdp/_fully_shard/_fsdp_state.py, _validate_no_duplicate_params",
+    seen="torch 2.13",
+)
+def share_embedding_modules(model: Any) -> None:
+    """Give encoder and decoder one embedding module: FSDP2 requires each weight in one module."""
+    shared = model.get_input_embeddings()
+    for module in list(model.modules()):
+        for name, child in list(module.named_children()):
+            if type(child) is type(shared) and child.weight is shared.weight:
+                setattr(module, name, shared)

@@ -4,7 +4,6 @@
 import gc
 from typing import TypeVar
 
-from components import upstream
 from components.arguments import DataArguments
 from components.cli import parse_arguments
 from components.roles import find_column_conflicts
@@ -15,7 +14,7 @@ A = TypeVar("A")
 
 
 def start(kind: type[A], description: str | None) -> A:
-    """Return the command line as `kind`, and make the imports that follow faster.
+    """Return the command line as `kind`.
 
     A wrong call ends here, within a second. A fifth of the time of imports would go to garbage
     collection, which finds nothing to collect: it pauses until `imports_are_done`.
@@ -27,7 +26,6 @@ def start(kind: type[A], description: str | None) -> A:
         if problems:
             fail(Exit.USAGE, *problems)
     gc.disable()
-    upstream.start_faster()
     return arguments
 
 

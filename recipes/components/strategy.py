@@ -24,8 +24,9 @@ from components.arguments import (
 )
 from components.experts import average_under_ddp, make_expert_mesh
 from components.mesh import Mesh
-from components.plugins import fsdp_plugin, mixed_dtype
 from components.row_attention import keep_rows_apart
+from core import workarounds
+from core.workarounds import fsdp_plugin, mixed_dtype
 
 FSDP2_NAMES = {  # by (hybrid, reshards after the forward pass)
     (False, True): "FULL_SHARD",
@@ -201,18 +202,14 @@ def timeout_of_groups(ddp_timeout: int) -> timedelta:
 
 def set_up_engine(args: CommonArguments, accelerator: Accelerator) -> None:
     """Set what accelerate does not pass on to the engine, and the precision of matrix products."""
-    upstream.reduce_each_micro_batch(accelerator)
-    upstream.reduce_in_fp32(accelerator)
+    workarounds.reduce_each_micro_batch(accelerator)
+    workarounds.reduce_in_fp32(accelerator)
     upstream.leave_whole_weights_to_fsdp(accelerator)
-    upstream.configure_deepspeed_for_loop(
+    workarounds.configure_deepspeed_for_loop(
         accelerator, args.max_grad_norm, args.per_device_train_batch_size
     )
     upstream.let_batches_differ_in_size(accelerator)
     keep_rows_apart(accelerator)
-    upstream.silence_old_names_of_collectives()
-    upstream.silence_flattened_meshes()
-    upstream.silence_sums_over_two_meshes()
-    upstream.silence_views_of_split_embeddings()
     torch.set_float32_matmul_precision("high" if args.tf32 else "highest")
     torch.backends.cudnn.allow_tf32 = args.tf32  # For convolutions torch allows it by default.
 

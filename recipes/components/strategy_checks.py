@@ -29,8 +29,9 @@ from components.deepspeed_builds import find_locked_builds
 from components.launch_command import find_readable_launch, started_one_of_several_processes
 from components.mesh import Mesh
 from components.mesh_checks import find_mesh_misfits, find_model_misfits
-from components.plugins import deepspeed_config, fsdp_plugin
+from components.plugins import deepspeed_config
 from components.strategy import Strategy, compute_dtype
+from core.workarounds import fsdp_plugin
 
 
 def find_strategy_problems(args: CommonArguments, accelerator: Accelerator) -> Iterator[str]:

@@ -35,11 +35,11 @@ from components.learning_rate import is_low_for_adapters, rate_for_adapters
 from components.mesh import Mesh
 from components.model_checks import share_of_experts, size_of
 from components.optimizer import warmup_steps
-from components.plugins import mixed_dtype
 from components.shell_text import folded
 from components.status import Ending
 from components.strategy import Strategy, compute_dtype
 from core.exits import Exit
+from core.workarounds import mixed_dtype
 
 GIB = 2**30
 WIDTH = 80  # columns of a line on the screen

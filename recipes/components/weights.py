@@ -15,7 +15,7 @@ from transformers.distributed import DistributedConfig
 from components import upstream
 from components.experts import shard_copies
 from components.mesh import Mesh
-from components.plugins import fsdp_plugin, mixed_dtype
+from core.workarounds import fsdp_plugin, mixed_dtype
 
 # Options of from_pretrained that from_config does not take
 ONLY_FOR_LOADING = ("quantization_config", "output_loading_info", "ignore_mismatched_sizes")

@@ -17,7 +17,6 @@ from transformers import (
     BitsAndBytesConfig,
 )
 
-from components import upstream
 from components.base_files import fingerprint_of_weights
 from components.hub_ids import find_missing
 from exits import Exit, first_line, stop
@@ -253,7 +252,6 @@ def add_adapters(model: Any, source: Source, adapter_name: str = "default") -> P
         if isinstance(model, PeftModel):
             model.load_adapter(source.name, adapter_name)
             return model
-        upstream.silence_old_name_of_checkpointing()
         return PeftModel.from_pretrained(model, source.name, adapter_name)
     except LOAD_ERRORS as error:
         refuse_to_load(source, error)

@@ -17,9 +17,9 @@ import torch
 from datasets.exceptions import DatasetGenerationError
 from transformers import AutoConfig, AutoModelForCausalLM, BitsAndBytesConfig, GenerationConfig
 
-from components import upstream
 from components.data_files import FILE_TYPES
 from components.generation import listed_stop_tokens, stop_tokens_of_texts
+from core import workarounds
 from core.chat import ChatTemplate, Conversation, fit_arguments
 from exits import Exit, first_line, stop
 from generation.loading import (
@@ -161,7 +161,7 @@ class Trained:
             )
         except LOAD_ERRORS as error:
             refuse_to_load(self.source, error)
-        upstream.keep_4bit_weights_as_loaded(model)
+        workarounds.keep_4bit_weights_as_loaded(model)
         return model.eval()
 
     def load(self) -> Any:

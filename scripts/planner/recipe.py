@@ -40,7 +40,7 @@ from components.split_adapters import split_adapters
 from components.status import process_status
 from components.strategy import Strategy
 from components.strategy_checks import find_misfits
-from core import loss
+from core import loss, workarounds
 from core.chat import ChatTemplate
 from core.loss import LossInHead
 
@@ -392,7 +392,7 @@ def prepare_model(model: PreTrainedModel, args: RecipeArguments, autocasts: bool
     if args.use_peft:
         # FSDP2 casts by itself instead of autocast; in a trace, autocast stands in for it.
         accelerator: Any = SimpleNamespace(native_amp=autocasts, is_fsdp2=False)
-        upstream.leave_casts_to_autocast(model, accelerator, args.use_dora)
+        workarounds.leave_casts_to_autocast(model, accelerator, args.use_dora)
     return token_loss
 
 

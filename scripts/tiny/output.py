@@ -12,7 +12,6 @@ from safetensors import SafetensorError
 from transformers import PreTrainedModel, PreTrainedTokenizerFast, ViTImageProcessorPil
 from transformers.utils import logging
 
-from components import upstream
 from exits import Exit, stop
 
 Processor = PreTrainedTokenizerFast | ViTImageProcessorPil
@@ -33,7 +32,6 @@ def save_model(
 ) -> None:
     """Write a model and its tokenizer or image processor, and print its size and a description."""
     folder.mkdir(parents=True, exist_ok=True)
-    upstream.ask_for_deepspeed_without_importing_it()  # it warns that it found no accelerator
     model.save_pretrained(folder)
     processor.save_pretrained(folder)
     size = model.num_parameters()

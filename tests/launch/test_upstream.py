@@ -4,19 +4,13 @@
 Ranks are forks of the test's process (tests/ranks.py), which takes a second or less for each.
 """
 
-import ast
 import copy
 import faulthandler
 import importlib.util
-import inspect
-import io
-import logging
 import os
 import re
 import sys
-import warnings
 from contextlib import nullcontext, suppress
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -31,7 +25,7 @@ from accelerate.utils import (
     set_seed,
 )
 from bitsandbytes.functional import has_avx512bf16
-from bitsandbytes.nn import Linear4bit, Linear8bitLt
+from bitsandbytes.nn import Linear4bit
 from packaging.requirements import Requirement
 from peft import LoraConfig, get_peft_model
 from torch.distributed.fsdp import FullyShardedDataParallel
@@ -57,7 +51,7 @@ from transformers.distributed import DistributedConfig
 from transformers.distributed.parallel_utils import ALL_PARALLEL_STYLES
 
 import mixtral
-from components import upstream
+from components import generation, images, pairs, seq2seq, upstream
 from components.cli import parse_arguments
 from components.experts import modules_of_experts
 from components.strategy import new_accelerator
@@ -66,7 +60,7 @@ from core import workarounds
 from core.zero import master_weights
 from fakes import mixture_of_two
 from harm import shows_harm_without
-from launching import REPO, run
+from launching import REPO
 from paths import RECIPES, SCRIPTS
 from ranks import on_ranks
 
@@ -99,19 +93,6 @@ T5 = T5Config(
     vocab_size=16,
     decoder_start_token_id=0,
 )
-USE_ADAPTERS = """
-import peft
-import sys
-print("compiler", "torch._inductor.compile_fx" in sys.modules)
-"""
-UNWRAP_A_MODEL = """
-import sys
-import torch
-from accelerate.utils.other import extract_model_from_parallel
-model = torch.nn.Linear(1, 1)
-assert extract_model_from_parallel(model) is model
-print("deepspeed", "deepspeed" in sys.modules)
-"""
 # Which bf16, with 8 bits, loses when it is added to 1
 SMALL = 2.0**-9
 
@@ -189,36 +170,20 @@ def error_of(function):
 
 
 # ---- The list ----
-MARKED = vars(workarounds) | vars(upstream)
-WORKAROUNDS = {name: value for name, value in MARKED.items() if hasattr(value, "workaround")}
+WORKAROUNDS = {}
+for module in (workarounds, upstream, generation, images, pairs, seq2seq):
+    for name, value in vars(module).items():
+        if hasattr(value, "workaround"):
+            WORKAROUNDS[name] = value
 TEXTS = [path.read_text() for path in (REPO / "tests").rglob("test_*.py")]
 HARM_TESTS = set(re.findall(r'@shows_harm_without\("(\w+)"\)', "\n".join(TEXTS)))
 
 
-def called_from_others():
-    """The workarounds that recipes and scripts call, as `upstream.name(...)`, by name."""
-    for folder in (RECIPES, SCRIPTS):
-        for path in folder.rglob("*.py"):
-            for node in ast.walk(ast.parse(path.read_text())):
-                match node:
-                    case ast.Call(func=ast.Attribute(value=ast.Name(id=module), attr=name)):
-                        if module in ("upstream", "workarounds"):
-                            yield name
-
-
-def called_at_the_start():
-    """The names of upstream.py that its `start_faster` calls."""
-    for node in ast.walk(ast.parse(inspect.getsource(upstream.start_faster))):
-        match node:
-            case ast.Call(func=ast.Name(id=name)):
-                yield name
-
-
-CALLED = {*called_from_others(), *called_at_the_start()}
-
-
-def test_what_is_called_is_listed():
-    assert CALLED - {"start_faster"} == WORKAROUNDS.keys()
+def test_each_workaround_is_called():
+    files = [*RECIPES.rglob("*.py"), *SCRIPTS.rglob("*.py")]
+    code = "\n".join(path.read_text() for path in files)
+    for name in WORKAROUNDS:
+        assert re.search(rf"(?<!def )\b{name}\(", code), name
 
 
 @pytest.mark.parametrize("name", WORKAROUNDS)
@@ -252,43 +217,13 @@ def test_each_workaround_was_seen_in_versions_that_are_required(name):
     assert all(version in ranges[library] for version in versions[::2])
 
 
-# ---- At the start ----
-def test_where_deepspeed_is_imported_its_engine_is_unwrapped(monkeypatch):
-    from accelerate.utils import other
-
-    monkeypatch.setattr(other, "is_deepspeed_available", lambda: True)
-    upstream.ask_for_deepspeed_without_importing_it()
-    monkeypatch.setitem(sys.modules, "deepspeed", None)  # somebody has imported it
-    assert other.is_deepspeed_available()
-    monkeypatch.delitem(sys.modules, "deepspeed")
-    assert not other.is_deepspeed_available()
-
-
-def test_a_function_is_compiled_once_and_when_it_is_called(monkeypatch):
-    compiled = []
-
-    def compile_at_once(function, **options):
-        compiled.append((function.__name__, options))
-        return function
-
-    monkeypatch.setattr(torch, "compile", compile_at_once)
-    with upstream.compiling_at_first_call():
-
-        @torch.compile(dynamic=False)
-        def double(number):
-            return 2 * number
-
-    assert compiled == [] and torch.compile is compile_at_once
-    assert [double(2), double(3)] == [4, 6] and compiled == [("double", {"dynamic": False})]
-
-
 # ---- Accelerator ----
 @shows_harm_without("reduce_each_micro_batch")
 def test_fsdp_holds_whole_gradients_until_the_last_micro_batch(cured):
     def has_sharded_gradient():
         accelerator = fsdp(2, steps=2)
         if cured:
-            upstream.reduce_each_micro_batch(accelerator)
+            workarounds.reduce_each_micro_batch(accelerator)
         model, _ = prepared(accelerator, linear())
         with accelerator.accumulate(model):
             accelerator.backward(model(torch.ones(1, 2)).sum())
@@ -318,7 +253,7 @@ def test_the_first_gradients_of_ddp_on_three_ranks_have_other_last_bits(cured):
         accelerator = Accelerator()
         model, _ = prepared(accelerator, BackToFront())
         if cured:
-            upstream.settle_gradient_buckets(model)
+            workarounds.settle_gradient_buckets(model)
             assert all(weight.grad is None for weight in model.parameters())
         torch.manual_seed(accelerator.process_index)
         rows = torch.randn(8, 512)
@@ -337,7 +272,7 @@ def test_deepspeed_ignores_the_norm_of_clip_grad_norm(cured):
     def step():
         accelerator = zero(2)
         if cured:
-            upstream.configure_deepspeed_for_loop(
+            workarounds.configure_deepspeed_for_loop(
                 accelerator, max_grad_norm=0.5, micro_batch_size=1
             )
         model, optimizer = prepared(accelerator, linear())
@@ -355,7 +290,7 @@ def test_accelerate_prepares_nothing_for_deepspeed_without_a_data_loader(cured):
     def prepare():
         accelerator = zero(2, micro_batch_size="auto")
         if cured:
-            upstream.configure_deepspeed_for_loop(
+            workarounds.configure_deepspeed_for_loop(
                 accelerator, max_grad_norm=1.0, micro_batch_size=1
             )
         return error_of(lambda: prepared(accelerator, linear()))
@@ -369,7 +304,7 @@ def test_fsdp_reduces_gradients_in_the_type_that_is_computed_in(cured):
     def mean_gradient():
         accelerator = fsdp(2, "bf16")
         if cured:
-            upstream.reduce_in_fp32(accelerator)
+            workarounds.reduce_in_fp32(accelerator)
         model, _ = prepared(accelerator, linear())
         mine = 1.0 if accelerator.is_main_process else SMALL
         accelerator.backward(model(torch.full((1, 2), mine)).sum())
@@ -388,7 +323,7 @@ def test_fsdp2_rounds_the_loss(cured):
     def loss():
         accelerator = fsdp(2, "bf16")
         if cured:
-            upstream.reduce_in_fp32(accelerator)
+            workarounds.reduce_in_fp32(accelerator)
         model, _ = prepared(accelerator, Sum(2, 1, bias=False))
         return model(torch.zeros(1, 2)).item()
 
@@ -405,7 +340,7 @@ def test_fsdp1_rounds_buffers(cured):
     def frequency():
         accelerator = fsdp(1, "bf16")
         if cured:
-            upstream.reduce_in_fp32(accelerator)
+            workarounds.reduce_in_fp32(accelerator)
         model, _ = prepared(accelerator, Rotary())
         model(torch.zeros(1, 2))
         return model.frequencies.item()
@@ -419,8 +354,8 @@ def test_zero_adds_micro_batches_in_the_type_that_is_computed_in(stage, cured):
     def length_of_step():
         accelerator = zero(stage, "bf16", steps=2)
         if cured:
-            upstream.reduce_in_fp32(accelerator)
-        upstream.configure_deepspeed_for_loop(accelerator, max_grad_norm=0.0, micro_batch_size=1)
+            workarounds.reduce_in_fp32(accelerator)
+        workarounds.configure_deepspeed_for_loop(accelerator, max_grad_norm=0.0, micro_batch_size=1)
         model, optimizer = prepared(accelerator, linear())
         for mine in (1.0, SMALL):
             with accelerator.accumulate(model):
@@ -433,29 +368,6 @@ def test_zero_adds_micro_batches_in_the_type_that_is_computed_in(stage, cured):
     assert on_ranks(length_of_step, **ZERO) == [(1 + SMALL) / 2 if cured else 0.5]
 
 
-def warns(text, function, silence):
-    """Whether a function gives a warning with a text after `silence`, which may be None."""
-    with warnings.catch_warnings(record=True) as told:
-        warnings.simplefilter("always")
-        if silence:
-            silence()
-        function()
-    return any(text in str(warning.message) for warning in told)
-
-
-def step_under_zero_3():
-    accelerator = zero(3)
-    model, _ = prepared(accelerator, linear())
-    accelerator.backward(model(torch.ones(1, 2)).sum())
-
-
-@shows_harm_without("silence_old_names_of_collectives")
-def test_zero_3_warns_of_old_names_of_collectives(cured):
-    silence = upstream.silence_old_names_of_collectives if cured else None
-    told = partial(warns, "_tensor` is deprecated", step_under_zero_3, silence)
-    assert on_ranks(told, 2, **ZERO) == [not cured] * 2
-
-
 # ---- Model ----
 @pytest.mark.skipif(not has_avx512bf16(), reason="only a CPU with AVX512-BF16 repacks")
 @shows_harm_without("keep_4bit_weights_as_loaded")
@@ -463,7 +375,7 @@ def test_after_an_evaluation_on_a_cpu_gradients_stop_at_4_bit_layers(cured):
     layer = Linear4bit(64, 64, bias=False, compute_dtype=torch.bfloat16, quant_type="nf4")
     layer.to("cpu")
     if cured:
-        upstream.keep_4bit_weights_as_loaded(layer)
+        workarounds.keep_4bit_weights_as_loaded(layer)
     layer.eval()
     with torch.no_grad():
         layer(torch.ones(1, 64, dtype=torch.bfloat16))
@@ -471,31 +383,6 @@ def test_after_an_evaluation_on_a_cpu_gradients_stop_at_4_bit_layers(cured):
     x = torch.ones(1, 64, dtype=torch.bfloat16, requires_grad=True)
     layer(x).sum().backward()
     assert (x.grad is not None) == cured
-
-
-@shows_harm_without("silence_int8_casts")
-def test_each_int8_layer_warns_of_a_cast(cured, records_of):
-    layer = Linear8bitLt(16, 16, has_fp16_weights=False).to("cpu").eval()
-    records = records_of("bitsandbytes.autograd._functions")
-    if cured:
-        upstream.silence_int8_casts()
-    layer(torch.ones(1, 16, dtype=torch.bfloat16))
-    assert any("will be cast" in record.getMessage() for record in records) != cured
-
-
-@shows_harm_without("silence_old_name_of_checkpointing")
-def test_peft_asks_for_gradient_checkpointing_by_its_old_name(cured):
-    silence = upstream.silence_old_name_of_checkpointing if cured else None
-    told = warns("is_gradient_checkpointing", lambda: with_adapters(llama()), silence)
-    assert told != cured
-
-
-@shows_harm_without("silence_wrong_order_of_steps")
-def test_a_schedule_that_is_advanced_to_resume_warns_of_a_wrong_order(cured):
-    optimizer = torch.optim.AdamW(linear().parameters())
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0)
-    silence = upstream.silence_wrong_order_of_steps if cured else None
-    assert warns("lr_scheduler.step()", schedule.step, silence) != cured
 
 
 @pytest.fixture
@@ -513,7 +400,7 @@ def test_a_new_head_of_a_model_that_drew_before_differs_under_zero_3(cured, tmp_
         from deepspeed.runtime.zero import GatheredParameters
 
         set_seed(0)
-        with upstream.drawing_new_weights_from(0) if cured else nullcontext():
+        with workarounds.drawing_new_weights_from(0) if cured else nullcontext():
             model = AutoModelForImageClassification.from_pretrained(tmp_path)
         with GatheredParameters([model.classifier.weight]):
             return model.classifier.weight.tolist()
@@ -532,7 +419,7 @@ def test_under_fsdp_only_rank_0_makes_new_weights(cured, bert):
         set_seed(0)
         model = AutoModelForSequenceClassification.from_pretrained(bert)
         if cured:
-            upstream.share_new_modules(model, ["classifier"], accelerator)
+            workarounds.share_new_modules(model, ["classifier"], accelerator)
         weight = model.classifier.weight
         return "meta" if weight.is_meta else weight.tolist()
 
@@ -541,36 +428,17 @@ def test_under_fsdp_only_rank_0_makes_new_weights(cured, bert):
     assert (first == second) == cured
 
 
-@shows_harm_without("leave_embeddings_to_accelerate")
+@shows_harm_without("name_layers_to_wrap")
 def test_accelerate_shards_the_embeddings_of_bert_twice(cured):
     def prepare():
         accelerator = fsdp(2)
         model = BertForSequenceClassification(BERT)
         if cured:
-            upstream.leave_embeddings_to_accelerate(model)
+            workarounds.name_layers_to_wrap(model)
         return error_of(lambda: prepared(accelerator, model))
 
     (error,) = on_ranks(prepare, **FSDP2)
     assert (error == "") if cured else ("was None when it should not be" in error)
-
-
-@shows_harm_without("save_weights_by_their_own_names")
-def test_under_zero_3_weights_are_saved_as_gamma_and_beta(cured, bert, tmp_path):
-    def names():
-        from safetensors.torch import load_file
-
-        zero(3)
-        model = AutoModelForSequenceClassification.from_pretrained(bert)
-        if cured:
-            upstream.save_weights_by_their_own_names(model)
-        weights = {name: torch.zeros(1) for name, _ in model.named_parameters()}
-        own = set(weights)
-        model.save_pretrained(tmp_path / "saved", state_dict=weights)
-        return own, set(load_file(tmp_path / "saved" / "model.safetensors"))
-
-    ((own, saved),) = on_ranks(names, **ZERO)
-    assert (saved == own) == cured
-    assert ("bert.embeddings.LayerNorm.gamma" in saved) != cured
 
 
 @shows_harm_without("cast_pixels")
@@ -580,7 +448,7 @@ def test_deepspeed_in_bf16_gives_pixels_in_fp32_to_the_model(cured):
         config = ConvNextConfig(num_stages=1, hidden_sizes=[4], depths=[1])
         model = ConvNextForImageClassification(config)
         if cured:
-            upstream.cast_pixels(model)
+            images.cast_pixels(model)
         model, _ = prepared(accelerator, model)
         return error_of(lambda: model(pixel_values=torch.zeros(2, 3, 8, 8)))
 
@@ -598,13 +466,13 @@ def test_generate_calls_an_encoder_whose_weights_fsdp_has_not_gathered(version, 
     def generate():
         accelerator = fsdp(version)
         model = T5ForConditionalGeneration(T5)
-        upstream.share_embedding_modules(model)
+        seq2seq.share_embedding_modules(model)
         model, _ = prepared(accelerator, model)
         tokens = torch.ones(1, 2, dtype=torch.long)
         accelerator.backward(model(input_ids=tokens, labels=tokens).loss)
         context = nullcontext()
         if cured:
-            context = upstream.gathered_outside_of_layers(model, accelerator)
+            context = generation.gathered_outside_of_layers(model, accelerator)
         try:
             with context:
                 accelerator.unwrap_model(model).generate(tokens, max_new_tokens=1)
@@ -633,7 +501,7 @@ def test_layers_are_left_out_by_chance(cured):
     )
     model = BartForConditionalGeneration(config).train()
     if cured:
-        upstream.turn_off_layerdrop(model)
+        seq2seq.turn_off_layerdrop(model)
     calls = []
     for stack in (model.model.encoder, model.model.decoder):
         stack.layers[0].register_forward_hook(lambda *_: calls.append(1))
@@ -650,7 +518,7 @@ def test_fsdp2_refuses_a_weight_that_is_in_several_modules(cured):
         accelerator = fsdp(2)
         model = T5ForConditionalGeneration(T5)
         if cured:
-            upstream.share_embedding_modules(model)
+            seq2seq.share_embedding_modules(model)
         model, _ = prepared(accelerator, model)
         tokens = torch.ones(1, 2, dtype=torch.long)
         return error_of(lambda: model(input_ids=tokens, labels=tokens))
@@ -671,7 +539,7 @@ def test_under_zero_3_in_bf16_a_copied_head_fails(cured, bert):
             if weight.requires_grad:
                 weight.data = weight.data.float()  # as adapters are
         if cured:
-            upstream.cast_for_zero3(model, accelerator)
+            workarounds.cast_for_zero3(model, accelerator)
         model, _ = prepared(accelerator, model)
         return error_of(lambda: model(input_ids=torch.ones(1, 2, dtype=torch.long)).logits.sum())
 
@@ -707,7 +575,7 @@ def test_query_key_and_value_each_keep_a_copy_of_the_input_that_they_share(cured
     model.zero_grad()
     if cured:
         accelerator = SimpleNamespace(native_amp=True, is_fsdp2=False)
-        upstream.leave_casts_to_autocast(model, accelerator, use_dora=False)
+        workarounds.leave_casts_to_autocast(model, accelerator, use_dora=False)
     kept = []
     assert all(map(torch.equal, forward_and_backward(model, kept), expected))
     shared = inputs[-1].flatten()
@@ -726,7 +594,7 @@ def test_fsdp1_keeps_gradients_for_the_frozen_base(cured):
         model = with_adapters(llama())
         trained = sum(weight.numel() for weight in model.parameters() if weight.requires_grad)
         if cured:
-            upstream.wrap_adapters_for_fsdp1(model, accelerator)
+            workarounds.wrap_adapters_for_fsdp1(model, accelerator)
         model, _ = prepared(accelerator, model)
         accelerator.backward(model(input_ids=torch.ones(1, 2, dtype=torch.long)).logits.sum())
         held = 0
@@ -745,7 +613,7 @@ def test_fsdp2_in_bf16_takes_adapters_for_frozen_after_peft_has_disabled_them(cu
         accelerator = fsdp(2, "bf16")
         model, _ = prepared(accelerator, with_adapters(llama()))
         tokens = torch.arange(16)[None]
-        context = upstream.adapters_disabled() if cured else model.disable_adapter()
+        context = pairs.adapters_disabled() if cured else model.disable_adapter()
         with torch.no_grad(), context:
             model(input_ids=tokens)
         return error_of(lambda: accelerator.backward(model(input_ids=tokens).logits.sum()))
@@ -759,7 +627,7 @@ def test_with_adapters_disabled_a_model_computes_what_its_base_does():
     tokens = torch.arange(16)[None]
     expected = base(input_ids=tokens).logits
     model = with_adapters(base)
-    with upstream.adapters_disabled():
+    with pairs.adapters_disabled():
         assert torch.equal(model(input_ids=tokens).logits, expected)
     assert not torch.equal(model(input_ids=tokens).logits, expected)
 
@@ -772,7 +640,7 @@ def test_with_adapters_disabled_modules_beside_them_are_those_of_the_base_too():
     for name in ("lm_head", "model.embed_tokens"):
         copied = model.get_base_model().get_submodule(name).modules_to_save["default"]
         torch.nn.init.normal_(copied.weight)  # as if trained
-    with upstream.adapters_disabled():
+    with pairs.adapters_disabled():
         assert torch.equal(model(input_ids=tokens).logits, expected)
     assert not torch.equal(model(input_ids=tokens).logits, expected)
 
@@ -848,52 +716,6 @@ def test_accelerate_wraps_whole_weights_by_a_class_that_is_gone(cured, tmp_path)
         assert results == [("dp_shard_cp",)] * 4
     else:
         assert all("cannot import name 'ReplicateParallel'" in error for error in results)
-
-
-def clip_split_weights(folder):
-    """Clip the gradients of a model that FSDP2 shards over tensor parallel pairs."""
-    accelerator = of_two_pairs()
-    upstream.leave_whole_weights_to_fsdp(accelerator)
-    with upstream.splitting_over(accelerator):
-        model = split_over_pairs(folder)
-    model, _ = prepared(accelerator, model)
-    accelerator.backward(model(input_ids=torch.arange(16)[None]).logits.sum())
-    accelerator.clip_grad_norm_(model.parameters(), 1.0)
-
-
-@shows_harm_without("silence_flattened_meshes")
-def test_torch_warns_of_how_accelerate_reads_a_mesh(cured, tmp_path):
-    llama().save_pretrained(tmp_path)
-    silence = upstream.silence_flattened_meshes if cured else None
-    clip = partial(clip_split_weights, tmp_path)
-    told = partial(warns, "Slicing a flattened dim", clip, silence)
-    assert on_ranks(told, 4, **FSDP2) == [not cured] * 4
-
-
-@shows_harm_without("silence_views_of_split_embeddings")
-def test_torch_warns_of_each_split_embedding(cured, tmp_path):
-    llama().save_pretrained(tmp_path)
-    silence = upstream.silence_views_of_split_embeddings if cured else None
-    clip = partial(clip_split_weights, tmp_path)
-    told = partial(warns, "(FSDPEmbedding) returned a view tensor", clip, silence)
-    by_layers = {"FSDP_AUTO_WRAP_POLICY": "TRANSFORMER_BASED_WRAP"}
-    assert on_ranks(told, 4, **FSDP2, **by_layers) == [not cured] * 4
-
-
-@shows_harm_without("silence_sums_over_two_meshes")
-def test_torch_warns_of_each_norm_over_two_meshes(cured, tmp_path):
-    llama().save_pretrained(tmp_path)
-
-    def warned_of():
-        told = io.StringIO()
-        logger = logging.getLogger("torch.distributed.tensor._redistribute")
-        logger.addHandler(logging.StreamHandler(told))
-        if cured:
-            upstream.silence_sums_over_two_meshes()
-        clip_split_weights(tmp_path)
-        return "sequential all_reduce" in told.getvalue()
-
-    assert on_ranks(warned_of, 4, **FSDP2) == [not cured] * 4
 
 
 @shows_harm_without("making_whole_adapters")
@@ -1053,7 +875,7 @@ def test_zero_0_steps_with_gradients_that_are_not_finite(cured):
         model = linear()
         optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
         if cured:
-            upstream.check_gradients_of_zero0(optimizer, accelerator)
+            workarounds.check_gradients_of_zero0(optimizer, accelerator)
         model, optimizer = accelerator.prepare(model, optimizer)
         accelerator.backward(model(torch.tensor([[float("nan"), 1.0]])).sum())
         optimizer.step()
@@ -1072,7 +894,7 @@ def test_zero_0_in_bf16_has_stepped_before_the_first_step(cured):
         masters = master_weights(optimizer.optimizer).items()
         inner = optimizer.optimizer.optimizer
         if cured:
-            upstream.undo_allocating_step(masters, inner)
+            workarounds.undo_allocating_step(masters, inner)
         ((_, master),) = masters
         return master.tolist(), inner.state[master]["step"].item()
 
@@ -1080,36 +902,6 @@ def test_zero_0_in_bf16_has_stepped_before_the_first_step(cured):
     assert (found == ([[1.0, 1.0]], 0)) == cured
     if not cured:
         assert found == ([[pytest.approx(0.95)] * 2], 1)
-
-
-# ---- What libraries import at the start ----
-def output_of(program, workaround, cured):
-    """What a program prints that calls the workaround first, or does not."""
-    first = "import sys; sys.path.append('recipes'); from components import upstream\n"
-    if cured:
-        first += f"upstream.{workaround}()\n"
-    done = run(sys.executable, "-c", first + program, cwd=REPO)
-    assert done.returncode == 0, done.output
-    return done.output
-
-
-@shows_harm_without("import_bitsandbytes_uncompiled")
-def test_bitsandbytes_imports_the_compiler(cured):
-    output = output_of(USE_ADAPTERS, "import_bitsandbytes_uncompiled", cured)
-    assert f"compiler {not cured}" in output
-
-
-@pytest.mark.skipif(not has_avx512bf16(), reason="only a CPU with AVX512-BF16 looks for the kernel")
-@shows_harm_without("silence_missing_cpu_kernel")
-def test_bitsandbytes_warns_that_an_optional_kernel_is_missing(cured):
-    output = output_of("import bitsandbytes", "silence_missing_cpu_kernel", cured)
-    assert ("gemm_4bit_forward" in output) != cured
-
-
-@shows_harm_without("ask_for_deepspeed_without_importing_it")
-def test_accelerate_imports_deepspeed_to_unwrap_a_model(cured):
-    output = output_of(UNWRAP_A_MODEL, "ask_for_deepspeed_without_importing_it", cured)
-    assert f"deepspeed {not cured}" in output
 
 
 # ---- At the end ----
@@ -1126,7 +918,7 @@ def test_a_rank_under_ddp_hangs_when_its_model_is_freed(cured, tmp_path):
         model(torch.ones(1, 4)).sum().backward()
         torch.distributed.barrier()
         if cured:
-            upstream.keep_group_until_exit()
+            workarounds.keep_group_until_exit()
         torch.distributed.destroy_process_group()
 
     def end_often():

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from components.upstream import reduce_in_fp32
+from core.workarounds import reduce_in_fp32
 from fakes import fake_accelerator
 
 

@@ -15,8 +15,9 @@ from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 from transformers import AutoModelForCausalLM, LlamaConfig
 
-from components import export, upstream
+from components import export
 from components.export import save_model
+from core import workarounds
 from fakes import fake_accelerator
 from harm import shows_harm_without
 
@@ -155,7 +156,7 @@ def in_fsdp1(model):
 @shows_harm_without("remove_fsdp1_wrappers")
 def test_peft_finds_no_adapters_inside_of_fsdp1s_wrappers(one_rank, tmp_path, monkeypatch, cured):
     if not cured:
-        monkeypatch.setattr(upstream, "remove_fsdp1_wrappers", lambda model: None)
+        monkeypatch.setattr(workarounds, "remove_fsdp1_wrappers", lambda model: None)
     saved(in_fsdp1(with_adapters()), tmp_path / "wrapped")
     saved(with_adapters(), tmp_path / "plain")
     name = "adapter_model.safetensors"

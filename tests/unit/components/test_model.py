@@ -15,10 +15,10 @@ from transformers import (
 )
 
 import llama
-from components import upstream
 from components.cli import parse_arguments
 from components.model import load_pretrained
 from components.summary import kernels_in_use
+from core import workarounds
 from fakes import fake_accelerator
 from harm import shows_harm_without
 
@@ -58,7 +58,7 @@ def test_weights_that_the_model_freezes_stay_frozen(cured, tmp_path):
     made.save_pretrained(tmp_path)
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path)
     if cured:
-        upstream.keep_frozen_weights_frozen(loaded)
+        workarounds.keep_frozen_weights_frozen(loaded)
     frozen = names_of_frozen(made)
     assert frozen == ["model.layers.0.mlp.gate.moe_statics.e_score_correction_bias"]
     assert (names_of_frozen(loaded) == frozen) == cured
@@ -68,7 +68,7 @@ def names_of_frozen(model):
     return [name for name, weight in model.named_parameters() if not weight.requires_grad]
 
 
-@shows_harm_without("wrap_layers_that_are_there")
+@shows_harm_without("name_layers_to_wrap")
 def test_fsdp_wraps_a_language_model_that_names_layers_of_a_vision_tower(cured):
     shape = {**SMALL, "intermediate_size": 64, "num_key_value_heads": 4, "head_dim": 16}
     config = Qwen3_5TextConfig(**shape, layer_types=["full_attention"])
@@ -80,7 +80,7 @@ def test_fsdp_wraps_a_language_model_that_names_layers_of_a_vision_tower(cured):
         with pytest.raises(ValueError, match="Qwen3_5VisionBlock"):
             fsdp2_prepare_auto_wrap_policy(plugin, model)
         return
-    upstream.wrap_layers_that_are_there(model)
+    workarounds.name_layers_to_wrap(model)
     wraps = fsdp2_prepare_auto_wrap_policy(plugin, model)
     wrapped = [type(module).__name__ for module in model.modules() if wraps(module)]
     assert wrapped == ["Qwen3_5DecoderLayer"]

@@ -10,13 +10,13 @@ from bitsandbytes.optim import GlobalOptimManager
 from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM, BloomConfig, GPT2Config, LlamaConfig
 
-from components import upstream
 from components.arguments import Optimizer, TrainingArguments
 from components.optimizer import (
     make_adamw,
     make_optimizer,
     warmup_steps,
 )
+from core import workarounds
 from fakes import fake_accelerator
 from harm import shows_harm_without
 
@@ -72,7 +72,7 @@ def types_of_state():
 def test_embeddings_keep_32_bits_of_state_under_an_8_bit_optimizer(cured, monkeypatch):
     GlobalOptimManager.get_instance().initialize()  # forgets what was asked for before
     if not cured:
-        monkeypatch.setattr(upstream, "keep_embeddings_in_32_bits", lambda model: None)
+        monkeypatch.setattr(workarounds, "keep_embeddings_in_32_bits", lambda model: None)
     of_embeddings = torch.float32 if cured else torch.uint8
     assert types_of_state() == [of_embeddings, torch.uint8]
 

@@ -27,7 +27,7 @@ from transformers import (
     Qwen3Config,
 )
 
-from components import upstream
+from components.pairs import adapters_disabled
 from core.batches import TokenCollator
 from core.data import IGNORED
 from core.loss import (
@@ -391,7 +391,7 @@ def test_a_copied_head_is_run_by_its_own_layer_and_the_original_where_it_is_disa
     trained.backward()
     assert loss.item() == pytest.approx(trained.item(), rel=1e-6)
     torch.testing.assert_close(copied.weight.grad, plain.lm_head.weight.grad, rtol=1e-4, atol=1e-4)
-    with upstream.adapters_disabled():
+    with adapters_disabled():
         assert token_loss(model, batch).item() == pytest.approx(expected.item(), rel=1e-6)
     assert len(calls) == 1
 
