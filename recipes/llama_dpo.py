@@ -126,12 +126,6 @@ METRICS = [  # TRL's names
     "logps/chosen",
     "logps/rejected",
 ]
-METHODS = {  # What --loss_type is called in papers
-    "sigmoid": "DPO",
-    "sigmoid_norm": "DPO with log probabilities per token",
-    "ipo": "IPO",
-    "hinge": "the hinge loss of SLiC",
-}
 
 
 # ---- Data ----
@@ -432,22 +426,6 @@ def mean_metrics(
     return {"loss": loss, **dict(zip(METRICS, means.tolist(), strict=True))}
 
 
-def describe_method(args: Arguments) -> str:
-    """Return what the model card says of the loss and the rewards."""
-    share = "rewards/accuracies is the share of pairs whose chosen answer has the higher reward."
-    if args.loss_type == "orpo":
-        return (
-            f"The loss is that of ORPO with lambda {args.beta:g}, which needs no reference: the "
-            "negative log-likelihood per token, plus a term per pair. A reward is lambda times the "
-            f"log probability of an answer per token; {share}"
-        )
-    return (
-        f"The loss is per pair: {METHODS[args.loss_type]} with beta {args.beta:g}. The reference "
-        "is the model before this training. A reward is beta times the log probability of an "
-        f"answer, less that under the reference; {share}"
-    )
-
-
 def main(args: Arguments) -> None:
     # From here on a signal stops the run cleanly, and status.json records how it ends
     run = Run(args, shows="rewards/accuracies")
@@ -560,11 +538,7 @@ def main(args: Arguments) -> None:
         args.output_dir,
         stop_tokens=ChatTemplate(tokenizer).stop_tokens(),
     )
-    run.finish(
-        f'Ask it: python scripts/generate.py {args.output_dir} --prompt "..."',
-        method=describe_method(args),
-        tags=["orpo" if args.loss_type == "orpo" else "dpo"],
-    )
+    run.finish(f'Ask it: python scripts/generate.py {args.output_dir} --prompt "..."')
 
 
 if __name__ == "__main__":

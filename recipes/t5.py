@@ -477,10 +477,7 @@ def main(args: Arguments) -> None:
         args.output_dir,
         stop_tokens=stop_tokens_of_texts(tokenizer),
     )
-    run.finish(
-        f"Its curve: python scripts/plot_loss.py {args.output_dir}",
-        method="The loss is per token of a target; ROUGE, BLEU and exact match are from 0 to 100.",
-    )
+    run.finish(f"Its curve: python scripts/plot_loss.py {args.output_dir}")
 
 
 if __name__ == "__main__":

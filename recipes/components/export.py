@@ -9,7 +9,6 @@ from accelerate import Accelerator
 from accelerate.utils.other import extract_model_from_parallel
 
 from components.ending import end_all_ranks
-from components.folder import CARD
 from components.generation import listed_stop_tokens
 from components.left_out import read_left_out
 from components.long_calls import call_on_rank_0
@@ -54,8 +53,7 @@ def save_model(
     def write_rest(staging: Path) -> None:
         if has_adapters:
             write_adapters(model, weights, staging)
-            if (folder / CARD).is_file():
-                (staging / CARD).unlink()  # That of peft, which may take the place of the user's
+            (staging / "README.md").unlink()  # peft's, without words: it could replace the user's
         else:
             write_configs(unwrapped, staging)
         write_processor(processor, config, staging)

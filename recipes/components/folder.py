@@ -17,8 +17,6 @@ from core.exits import Exit
 # Files that a run writes into its folder, besides checkpoints and the result
 STATUS = "status.json"
 RUN = "run.json"
-PUBLIC_RUN = "run_public.json"  # What scripts/push.py publishes of it
-CARD = "README.md"
 METRICS = "metrics.jsonl"
 LATEST = "latest"
 MANIFEST = "manifest.json"  # In the folder of a checkpoint
@@ -26,8 +24,6 @@ NONFINITE_ROWS = "nonfinite_rows.jsonl"
 # The weights of the result in one file, or the file that names those of several
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
-# The line of a model card by which a run knows its own
-MARKER = "<!-- Written by accelerate-recipes: remove this line to keep changes of your own. -->"
 # The answers of the evaluation after a step (--predict_with_generate of language models)
 PREDICTIONS = re.compile(r"predictions-([0-9]+)\.jsonl")
 WRITTEN = (STATUS, RUN, METRICS, LATEST, NONFINITE_ROWS)

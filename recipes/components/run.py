@@ -35,7 +35,6 @@ from components.left_out import note_left_out
 from components.long_calls import call_on_rank_0
 from components.mesh import Mesh, sum_over_tokens
 from components.metrics import Metrics, drop_lines_after, finite_or_none, peak_memory_gib
-from components.model_card import CardNotes, write_card
 from components.model_checks import check_under_strategy, warn_of_long_rows
 from components.object_store import ObjectStore
 from components.optimizer import Schedule
@@ -389,19 +388,8 @@ class Run:
         self._save_if_new(self._progress())
         self._end(code, message)
 
-    def finish(self, hint: str, method: str = "", tags: Sequence[str] = ()) -> None:
-        """Write the model card, record that the run is done, and print what to do next.
-
-        Args:
-            method: what the card says of the loss and the metrics.
-            tags: of the card.
-        """
-        if self._accelerator.is_main_process:
-            resumed_after = self._restored.get("step", 0)
-            notes = CardNotes(method, tags, self._best, self._trained_seconds(), resumed_after)
-            problem = write_card(self._args, notes)
-            if problem is not None:
-                print(f"warning: {problem}", file=sys.stderr, flush=True)
+    def finish(self, hint: str) -> None:
+        """Record that the run is done, and print what to do next."""
         seconds = time.perf_counter() - self._metrics.start
         part = ""
         if self._checkpoint is not None:
@@ -455,13 +443,6 @@ class Run:
         self._accelerator.print(ending.text, file=sys.stderr, flush=True)
         report_to_launcher(ending)
         sys.exit(code)
-
-    def _trained_seconds(self) -> float | None:
-        """Return the seconds of training so far, or None after a checkpoint that lacks them."""
-        before = self._restored.get("trained_seconds") if self._restored else 0.0
-        if before is None:
-            return None
-        return before + time.perf_counter() - self._metrics.start
 
     # ---- Between steps ----
     def _between_steps(self) -> None:
@@ -576,7 +557,6 @@ class Run:
             "nonfinite_steps": self._nonfinite.left_out,
             "evaluated": self._evaluated,
             "best": dataclasses.asdict(self._best) if self._best else None,
-            "trained_seconds": self._trained_seconds(),
             **{name: other.state_dict() for name, other in self._others.items()},
         }
 

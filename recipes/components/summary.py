@@ -357,6 +357,7 @@ def write_run_json(
     """Write summary, arguments, environment and versions of the run to OUTPUT_DIR/run.json."""
     run = {
         "summary": lines,
+        "command": sys.argv,
         "arguments": vars(args),
         **identity,
         "loss_unit": args.LOSS_UNIT,

@@ -9,7 +9,6 @@ from typing import Any
 
 from transformers import AutoConfig
 
-from components.folder import PUBLIC_RUN, RUN
 from components.generation import most_positions
 from components.hub_ids import find_missing
 from core.chat import ChatTemplate
@@ -22,7 +21,7 @@ from generation.loading import (
     source_of_base,
 )
 from generation.questions import columns_of_run
-from generation.recorded import arguments_of_run, find_run
+from generation.recorded import PUBLIC_RUN, RUN, arguments_of_run, find_run
 
 WEIGHTS = ("*.safetensors", "*.bin")
 

@@ -5,8 +5,10 @@ import json
 from pathlib import Path
 from typing import Any, NoReturn
 
-from components.folder import PUBLIC_RUN, RUN
 from exits import Exit, stop
+
+RUN = "run.json"
+PUBLIC_RUN = "run_public.json"  # What scripts/push.py publishes of it
 
 
 def find_run(folder: Path) -> Path:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What is pushed in place of a file as it is here, and what of the others tells who trained where.
 
-Files that runs and commands have written are pushed without paths and names of this machine. Those
-of others are pushed as they are, and what is found in them is shown before.
+What is made for the push has no paths and names of this machine. All other files are pushed as they
+are, and what is found in them is shown before.
 """
 
 import json
@@ -12,17 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from components import folder
-from components.folder import CARD, MARKER
-from components.private_text import (
-    Cleaner,
-    home_folder,
-    is_hub_id,
-    names_of_this_machine,
-    pattern_of,
-)
-from generation.recorded import arguments_of_run, read_run
+from generation.recorded import PUBLIC_RUN, RUN, arguments_of_run, read_run
 from publishing import selection
+from publishing.card import CARD, card_of, is_users_own
+from publishing.private_text import home_folder, is_hub_id, names_of_this_machine, pattern_of
 
 # Arguments by which a result is loaded, merged, asked and evaluated
 NEEDED = (
@@ -56,26 +49,23 @@ class Copy:
     why: str
 
 
-def make_copies(source: Path, names: Mapping[str, Any], base: str | None) -> dict[str, Copy]:
+def make_copies(source: Path, base: str | None) -> dict[str, Copy]:
     """Return {name: what is pushed in place of the file that is here, or is not}.
 
     Args:
-        names: those of the files to be pushed.
         base: the hub id that takes the place of a base on this machine, if any.
     """
     copies = {}
-    clean = Cleaner(read_run(source).get("arguments", {}))
     if base is not None:
         for name, content in selection.with_base(source, base).items():
             copies[name] = Copy(content, f"with the base {base}")
     record = public_record(source)
     if record is not None:
-        copies[folder.PUBLIC_RUN] = Copy(as_json(record), f"what loading reads of {folder.RUN}")
-    if CARD in names:
-        text = read_text(source, CARD, copies)
-        cleaned = clean(text)
-        if MARKER in text and cleaned != text:
-            copies[CARD] = Copy(cleaned.encode(), "without paths and names of this machine")
+        copies[PUBLIC_RUN] = Copy(as_json(record), f"what loading reads of {RUN}")
+    if not is_users_own(source / CARD):
+        card = card_of(source, base)
+        if card is not None:
+            copies[CARD] = Copy(card.encode(), f"written from {RUN} and metrics.jsonl")
     return copies
 
 
@@ -98,7 +88,7 @@ def public_record(source: Path) -> dict[str, Any] | None:
 
     The name of the base is left out where adapter_config.json has it.
     """
-    if not (source / folder.RUN).is_file():
+    if not (source / RUN).is_file():
         return None
     arguments = arguments_of_run(source)
     kept = {name: arguments[name] for name in NEEDED if name in arguments}

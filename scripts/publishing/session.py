@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from components.folder import CARD
 from exits import Exit, first_line, stop
 from publishing import copies, selection
+from publishing.card import CARD
 from publishing.copies import Copy
 
 HEAD_LINES = 12
@@ -34,7 +34,7 @@ def run(args: argparse.Namespace) -> None:
     if unsafe is not None:
         stop(Exit.DATA, unsafe)
     check_base(args)
-    made = copies.make_copies(args.folder, files, args.base_model)
+    made = copies.make_copies(args.folder, args.base_model)
     for name, copy in made.items():
         files[name] = len(copy.content)
     show(args, files, made, left_out)

@@ -46,5 +46,4 @@ def test_without_texts_it_trains_adapters_and_evaluates_the_loss(net_tiny, tmp_p
     evaluated = next(line for line in net.metrics(folder) if "eval_loss" in line)
     assert not [name for name in evaluated if "rouge" in name or "bleu" in name]
     assert not (folder / "predictions.jsonl").exists()
-    card = (folder / "README.md").read_text()  # In the place of peft's own
-    assert "AutoPeftModelForSeq2SeqLM" in card and "More Information Needed" not in card
+    assert not (folder / "README.md").exists()  # peft's own has no word of this model

@@ -5,8 +5,8 @@ import json
 
 import pytest
 
-from components.folder import MARKER
 from publishing import copies
+from publishing.card import MARKER
 
 ALICE = "/home/alice/runs/lora"
 
@@ -25,20 +25,20 @@ def names_in(folder):
 
 def made_of(folder, base=None):
     """Return {name: text} of what is pushed in place of files."""
-    made = copies.make_copies(folder, names_in(folder), base)
+    made = copies.make_copies(folder, base)
     return {name: copy.content.decode() for name, copy in made.items()}
 
 
 def told_of(folder, repo_id="owner/name"):
     names = names_in(folder)
-    made = copies.make_copies(folder, names, None)
+    made = copies.make_copies(folder, None)
     return list(copies.find_private(folder, names, made, repo_id))
 
 
 def test_the_record_of_a_whole_model_keeps_the_hub_id_of_its_base(result):
     arguments = {"model_name_or_path": "owner/base", "output_dir": ALICE, "max_length": 9}
     (result / "run.json").write_text(json.dumps({"arguments": arguments, "base_weights": None}))
-    record = json.loads(made_of(result)["run_public.json"])
+    record = copies.public_record(result)
     assert record == {"arguments": {"max_length": 9, "model_name_or_path": "owner/base"}}
 
 
@@ -46,16 +46,41 @@ def test_adapters_name_their_base_in_one_place_only(result):
     (result / "adapter_config.json").write_text('{"base_model_name_or_path": "owner/base"}')
     run = {"arguments": {"model_name_or_path": "owner/base"}, "base_weights": "ab"}
     (result / "run.json").write_text(json.dumps(run))
-    record = json.loads(made_of(result)["run_public.json"])
+    record = copies.public_record(result)
     assert record == {"arguments": {}, "base_weights": "ab"}
 
 
-def test_a_card_of_a_run_is_masked_and_one_of_the_users_is_named(result):
-    (result / "README.md").write_text(f"{MARKER}\nby alice in {ALICE}\n")
-    assert made_of(result) == {"README.md": f"{MARKER}\nby user in lora\n"}
+def test_the_card_of_a_run_says_what_it_recorded_and_nothing_private(result):
+    arguments = {
+        "model_name_or_path": "/home/alice/base",
+        "dataset_name": ["owner/rows", "/home/alice/rows.jsonl"],
+        "tracker": "hf_abcdefghijklmnop",
+    }
+    run = {
+        "summary": {"steps": "3", "sample": "a row of the data"},
+        "command": ["/home/alice/llama.py", "--tracker", "hf_abcdefghijklmnop"],
+        "arguments": arguments,
+        "data": "fade",
+        "versions": {"torch": "9.9"},
+    }
+    (result / "run.json").write_text(json.dumps(run))
+    lines = [json.dumps({"step": step, "loss": 4.0 - step}) for step in (1, 2, 3)]
+    (result / "metrics.jsonl").write_text("\n".join(lines))
+    (result / "adapter_config.json").write_text("{}")
+    (result / "README.md").write_text(f"{MARKER}\nof an earlier version, by alice\n")
+    card = made_of(result, base="owner/base")["README.md"]
+    for words in ("base_model: owner/base", "- owner/rows", "| loss | 1 |", "| torch | 9.9 |"):
+        assert words in card
+    for words in ("alice", "/home", "hf_abcdef", "a row of the data"):
+        assert words not in card
+    assert "rows.jsonl" in card and "fade" in card
     assert told_of(result) == []
+
+
+def test_a_card_of_the_users_is_pushed_as_it_is_and_what_it_tells_is_named(result):
+    (result / "run.json").write_text('{"arguments": {}}')
     (result / "README.md").write_text(f"by alice in {ALICE}\n")
-    assert made_of(result) == {}
+    assert "README.md" not in copies.make_copies(result, None)
     assert told_of(result) == [
         "README.md has a path of this machine in /home/alice",
         "README.md has the name of this machine's user, alice",

@@ -3,7 +3,7 @@
 
 import pytest
 
-from components.private_text import Cleaner
+from publishing.private_text import Cleaner
 
 
 @pytest.fixture
