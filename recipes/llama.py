@@ -255,7 +255,6 @@ def main(args: Arguments) -> None:
     run.summarize(
         model,
         notes,
-        planned_row=args.max_length if args.packing else lengths.max(),
         longest_row=longest_row(train_rows, eval_rows),
     )
     optimizer, schedule = make_optimizer(model, args, accelerator, plan.total_steps)

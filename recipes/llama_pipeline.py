@@ -281,7 +281,6 @@ def main(args: Arguments) -> None:
     run.summarize(
         outline,
         notes,
-        planned_row=args.max_length if args.packing else lengths.max(),
         longest_row=longest_row(train_rows, eval_rows),
     )
 

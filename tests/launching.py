@@ -3,7 +3,6 @@
 
 import contextlib
 import json
-import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -92,9 +91,3 @@ def read_metrics(output_dir):
     steps = [line for line in lines if "loss" in line]
     evaluations = [line for line in lines if "eval_loss" in line]
     return steps, evaluations
-
-
-def words_of_plan(output):
-    """The words behind "python" of the command that a dry run prints to plan its memory."""
-    whole_lines = output.replace("\\\n", "")
-    return shlex.split(whole_lines.split("plan: python ")[1].splitlines()[0])

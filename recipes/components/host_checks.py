@@ -26,8 +26,8 @@ from components.hosts import Host
 from components.shared_folder import find_host_without
 from components.status import HOST, process_status
 from components.strategy import Strategy
-from components.summary import LIBRARIES
 from core.exits import Exit
+from core.summary import LIBRARIES
 
 SECONDS_APART = 5  # Clocks that are synchronized differ by less than one.
 # Nothing is lost if a cache that is shared is not seen as such within these.

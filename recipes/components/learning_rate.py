@@ -8,7 +8,6 @@ from components.arguments import CommonArguments
 # LoRA's best rate is about ten times that of full fine-tuning (Schulman et al., "LoRA Without
 # Regret", Thinking Machines Lab, 2025).
 ADAPTERS_TO_WEIGHTS = 10
-LOW_FOR_ADAPTERS = 2.5  # times the rate for all weights: 5e-5 where that is 2e-5
 
 
 def rate_for_weights(args: CommonArguments) -> float:
@@ -22,8 +21,3 @@ def rate_for_weights(args: CommonArguments) -> float:
 def rate_for_adapters(args: CommonArguments) -> float:
     """Return a rate to start from when adapters are trained, rounded to two digits."""
     return float(f"{ADAPTERS_TO_WEIGHTS * rate_for_weights(args):.2g}")
-
-
-def is_low_for_adapters(args: CommonArguments) -> bool:
-    """Return whether adapters are trained at a rate that only suits all weights."""
-    return args.use_peft and args.learning_rate < LOW_FOR_ADAPTERS * rate_for_weights(args)

@@ -29,6 +29,7 @@ from components.strategy import Strategy
 from core.batches import takes_one_line
 from core.exits import Exit
 from core.state import running_statistics
+from core.summary import size_of
 from core.workarounds import fsdp_plugin
 
 # What LoRA takes in peft; bitsandbytes' quantized layers are linear layers too
@@ -494,17 +495,6 @@ def head_has_adapters(model: Any) -> bool:
 
 
 # ---- Sizes ----
-def size_of(weight: torch.Tensor) -> int:
-    """Return the number of elements of a whole weight.
-
-    ZeRO-3 may have split the weight, or bitsandbytes may have packed it, two elements to a byte.
-    """
-    size = getattr(weight, "ds_numel", weight.numel())
-    if type(weight).__name__ == "Params4bit":
-        return size * 2 * weight.element_size()
-    return size
-
-
 def share_of_experts(model: torch.nn.Module) -> float:
     """Return the share of a model's elements that are experts.
 

@@ -42,7 +42,6 @@ from components.resuming import require_on_every_host, verify_candidates, verify
 from components.startup import imports_are_done
 from components.status import RANK, Ending, process_status, report_to_launcher, write_file
 from components.strategy import Strategy
-from components.summary import WARNING, summarize
 from components.trackers import start_trackers
 from components.watch import Watch
 from components.write_errors import WriteError
@@ -57,6 +56,7 @@ from core.state import (
     restore_loss_scale,
     state_of,
 )
+from core.summary import summary_lines, write_run_json
 
 T = TypeVar("T")
 # The names of the counts in metrics.jsonl and in checkpoints
@@ -216,7 +216,6 @@ class Run:
         self,
         model: torch.nn.Module,
         notes: Mapping[str, str],
-        planned_row: int | None = None,
         longest_row: int = 0,
     ) -> None:
         """Print what is really in force, and write run.json; --dry_run ends here.
@@ -225,24 +224,30 @@ class Run:
 
         Args:
             notes: the recipe's lines of the summary: about rows, batches and the loss.
-            planned_row: tokens of the longest row, if the planner knows the recipe's models.
             longest_row: tokens of the longest row of text, for a warning if that is too long.
         """
-        check_under_strategy(self._accelerator, self._args, model)
+        accelerator = self._accelerator
+        check_under_strategy(accelerator, self._args, model)
+        notes = dict(notes)
         if self._hosts:
-            notes = {"hosts": self._hosts, **notes}
-        if self._accelerator.is_main_process and not self._args.use_peft:
-            notes = {**note_left_out(self._args, model), **notes}
-        warnings = [notes.get(WARNING, ""), warn_of_long_rows(model, longest_row)]
-        summarize(
-            self._accelerator,
-            self._args,
-            model,
-            {**notes, WARNING: "\n".join(filter(None, warnings))},
-            self._identity,
-            self._total_steps,
-            planned_row,
-        )
+            notes["hosts"] = self._hosts
+        if accelerator.is_main_process and not self._args.use_peft:
+            notes |= note_left_out(self._args, model)
+        warnings = [notes.pop("warning", ""), warn_of_long_rows(model, longest_row)]
+        if any(warnings):
+            notes["warning"] = "\n".join(filter(None, warnings))
+        strategy = Strategy.of(accelerator).name
+        lines = summary_lines(accelerator, self._args, model, strategy, self._total_steps, notes)
+        for name, text in lines.items():
+            indented = text.replace("\n", "\n" + 13 * " ")
+            accelerator.print(f"{name:>11}: {indented}", flush=True)
+        if self._args.dry_run:
+            accelerator.print("Dry run: nothing was trained or written.", flush=True)
+            conclude(accelerator, Ending.done())
+            leave_group(accelerator)
+            sys.exit(Exit.DONE)
+        if accelerator.is_main_process:
+            write_run_json(self._args, lines, self._identity)
 
     def resume(
         self,

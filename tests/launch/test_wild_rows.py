@@ -404,7 +404,7 @@ def steps_of(model, texts, passes, per_step):
 
 
 def steps_in(summary):
-    return int(re.search(r"steps: ([\d,]+) in", summary)[1].replace(",", ""))
+    return int(re.search(r"steps: ([\d,]+)", summary)[1].replace(",", ""))
 
 
 @pytest.mark.parametrize("more", [1, 2])

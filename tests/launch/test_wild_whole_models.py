@@ -186,7 +186,7 @@ def test_each_tensor_of_the_base_is_in_the_result_or_is_named(family, base_of, r
     unused = set(FAMILIES[family][2]) - lost
     for name in unused:
         assert torch.equal(after[name], before[name])
-    # Both at the start, where it is folded to the width of the screen, and at the end
+    # Both at the start and at the end
     summary = json.loads((tmp_path / "run" / "run.json").read_text())["summary"]
     assert all(part in summary["base files"] for part in parts)
     dry = train(*rows, "--model_name_or_path", base, "--output_dir", tmp_path / "dry", "--dry_run")

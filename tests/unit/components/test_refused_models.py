@@ -40,11 +40,11 @@ from components.model_checks import (
     check_modules_to_save,
     check_output_head,
     check_running_statistics,
-    size_of,
     warn_of_long_rows,
 )
 from components.strategy import Strategy
 from components.tokens import load_tokenizer
+from core.summary import size_of
 from example_arguments import ClassifierArguments, MixtureArguments, language_model_arguments
 from fakes import fake_accelerator
 
