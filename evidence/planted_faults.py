@@ -80,7 +80,7 @@ FAULTS = [
     ),
     fault(
         "the schedule steps twice",
-        f"{C}/optimizer.py",
+        f"{CORE}/model.py",
         (
             "self._accelerator.optimizer_step_was_skipped:\n            self._schedule.step()",
             "self._accelerator.optimizer_step_was_skipped:\n            self._schedule.step()"
@@ -226,7 +226,7 @@ FAULTS = [
     ),
     fault(
         "norms decay",
-        f"{C}/optimizer.py",
+        f"{CORE}/model.py",
         ("is_kept = is_bias_or_norm(name)", "is_kept = False"),
         test="test_judges.py",
     ),
@@ -336,7 +336,7 @@ FAULTS = [
     ),
     fault(
         "the optimizer does not know half of the adapters",
-        f"{C}/optimizer.py",
+        f"{CORE}/model.py",
         (
             "if not weight.requires_grad:",
             'if not weight.requires_grad or "lora_B" in name:',
@@ -354,7 +354,7 @@ FAULTS = [
     ),
     fault(
         "the schedule steps once for each process",
-        f"{C}/optimizer.py",
+        f"{CORE}/model.py",
         (
             "optimizer_step_was_skipped:\n            self._schedule.step()",
             "optimizer_step_was_skipped:\n"

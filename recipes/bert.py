@@ -105,7 +105,6 @@ from components.labels import (
 from components.mesh import Mesh, sum_over_rows
 from components.mesh_checks import read_model_config
 from components.model_checks import base_model_of, check_model
-from components.optimizer import make_optimizer
 from components.padding import pad_texts
 from components.rows import (
     Rows,
@@ -122,6 +121,7 @@ from components.strategy import backward_of_sum
 from components.tokens import load_text_tokenizer, without_lone_surrogates
 from core.batches import Line, Plan, describe_batch, rows_of_lines
 from core.data import hash_of_row
+from core.model import make_optimizer
 
 # EDIT: your columns, of a text or of a pair of texts
 TEXT_COLUMNS = [

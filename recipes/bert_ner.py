@@ -90,7 +90,6 @@ from components.export import save_model
 from components.loading import loading
 from components.mesh import Mesh, sum_over_rows
 from components.model_checks import base_model_of, check_model
-from components.optimizer import make_optimizer
 from components.padding import pad_texts
 from components.rows import (
     Rows,
@@ -120,6 +119,7 @@ from components.tags import (
 from components.tokens import load_text_tokenizer
 from core.batches import Line, Plan, describe_batch, rows_of_lines
 from core.data import IGNORED, hash_of_row
+from core.model import make_optimizer
 
 # EDIT: your columns of tags
 TAG_COLUMNS = ["ner_tags", "labels", "tags"]

@@ -98,7 +98,6 @@ from components.mesh import Mesh, part_of, sum_over_parts, sum_over_rows
 from components.mixture import read_splits
 from components.model import add_adapters, load_pretrained, set_up_layers
 from components.model_checks import check_model
-from components.optimizer import make_optimizer
 from components.pairs import (
     PairCollator,
     adapters_disabled,
@@ -117,6 +116,7 @@ from core.batches import Plan, describe_batch, takes_one_line
 from core.chat import ChatTemplate, find_tools
 from core.data import rename_columns
 from core.loss import LossInHead
+from core.model import make_optimizer
 
 METRICS = [  # TRL's names
     "rewards/chosen",

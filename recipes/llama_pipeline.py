@@ -116,8 +116,6 @@ from components.mesh import Mesh
 from components.mixture import read_splits
 from components.model import load_pretrained, outline_of, set_up_layers
 from components.model_checks import check_model
-from components.neftune import add_neftune
-from components.optimizer import make_optimizer
 from components.perplexity import log_perplexity
 from components.pipeline import Pipeline
 from components.pipeline_batches import PipelineCollator
@@ -135,6 +133,7 @@ from core.chat import (
     show_trained_tokens,
     tokenize_conversation,
 )
+from core.model import add_neftune, make_optimizer
 
 # EDIT: your columns, {prompt: answer}; a column named messages needs no entry
 PROMPT_AND_ANSWER = {"prompt": "completion", "instruction": "output", "question": "answer"}

@@ -116,7 +116,6 @@ from components.generation import stop_tokens_of_texts
 from components.mesh import Mesh, part_of, sum_over_rows
 from components.model import add_adapters, load_pretrained, set_up_layers
 from components.model_checks import check_model
-from components.optimizer import make_optimizer
 from components.perplexity import evaluate_perplexity
 from components.run import Run
 from components.status import fail
@@ -134,6 +133,7 @@ from components.tokens import load_text_tokenizer
 from core.batches import describe_batch, evaluation_steps, takes_one_line
 from core.exits import Exit
 from core.loss import LossInHead
+from core.model import make_optimizer
 
 SHOWN_TOKENS = 200  # tokens of the first block that the start summary shows
 

@@ -108,8 +108,6 @@ from components.mesh import Mesh, part_of, sum_over_parts, sum_over_rows, sum_ov
 from components.mixture import read_splits
 from components.model import add_adapters, load_pretrained, set_up_layers
 from components.model_checks import base_model_of, check_model
-from components.neftune import add_neftune
-from components.optimizer import make_optimizer
 from components.perplexity import perplexity_of
 from components.rows import Rows, describe_rows, longest_row
 from components.run import Run
@@ -126,6 +124,7 @@ from core.chat import (
 )
 from core.exits import Exit
 from core.loss import LossInHead
+from core.model import add_neftune, make_optimizer
 
 # EDIT: your columns, {prompt: answer}; a column named messages needs no entry
 PROMPT_AND_ANSWER = {"prompt": "completion", "instruction": "output", "question": "answer"}

@@ -134,7 +134,6 @@ from components.mesh import Mesh, gather_rows, sum_over_rows
 from components.mixture import read_splits
 from components.model import add_adapters, load_pretrained, set_up_layers
 from components.model_checks import check_model
-from components.optimizer import make_optimizer
 from components.predictions import NUM_SHOWN, SHOWN_LETTERS, show_prediction, write_predictions
 from components.rows import Rows, describe_rows, longest_row
 from components.run import Run
@@ -150,6 +149,7 @@ from components.tokens import load_text_tokenizer, without_lone_surrogates
 from core.batches import Plan, describe_batch
 from core.data import MAX_SHOWN, hash_of_row, missing_columns
 from core.exits import Exit
+from core.model import make_optimizer
 
 # EDIT: your columns, {source: target}; a column named translation needs --source_lang instead
 SOURCE_AND_TARGET = {

@@ -108,13 +108,13 @@ from components.labels import (
 from components.loading import loading
 from components.mesh import Mesh, sum_over_rows
 from components.mesh_checks import read_model_config
-from components.optimizer import make_optimizer
 from components.rows import Rows, Split, describe_rows, hold_out_rows, prepare_rows
 from components.run import Run
 from components.status import fail
 from components.strategy import backward_of_sum
 from core.batches import Line, Plan, describe_batch, rows_of_lines
 from core.exits import Exit
+from core.model import make_optimizer
 
 MOST_WORKERS = 16
 BATCHES_PER_WORKER = 3  # two are ready at most, and a third is being made

@@ -31,7 +31,6 @@ from components.expert_checks import find_expert_problems
 from components.hub_ids import find_missing
 from components.launch_file import find_launch_faults
 from components.model_folder import find_folder_problems, find_missing_weights
-from components.optimizer import find_schedule_problem
 from components.pipeline_checks import find_pipeline_problems, layers_of_model
 from components.roles import find_column_conflicts
 from components.status import RANK, fail
@@ -85,9 +84,6 @@ def find_conflicts(args: CommonArguments) -> Iterator[str]:
             "float16 weights cannot be trained without an fp32 master copy: use --dtype float32 "
             "with mixed_precision: fp16 in the YAML"
         )
-    schedule_problem = find_schedule_problem(args)
-    if schedule_problem is not None:
-        yield schedule_problem
     yield from find_best_model_conflicts(args)
     if args.save_only_model and args.load_best_model_at_end:
         yield (

@@ -37,7 +37,6 @@ from components.mesh import Mesh, sum_over_tokens
 from components.metrics import Metrics, drop_lines_after, finite_or_none, peak_memory_gib
 from components.model_checks import check_under_strategy, warn_of_long_rows
 from components.object_store import ObjectStore
-from components.optimizer import Schedule
 from components.resuming import require_on_every_host, verify_candidates, verify_together
 from components.startup import imports_are_done
 from components.status import RANK, Ending, process_status, report_to_launcher, write_file
@@ -48,6 +47,7 @@ from components.write_errors import WriteError
 from core import checkpoint, nonfinite, workarounds
 from core.checkpoint import Checkpoints, NotFiniteError, SavedTensor
 from core.exits import Exit
+from core.model import Schedule
 from core.state import (
     State,
     changed_group_values,

@@ -10,8 +10,8 @@ from transformers import AutoModelForCausalLM
 import llama
 from components.classifier import load_classifier
 from components.cli import parse_arguments
-from components.optimizer import make_optimizer
 from components.tokens import load_tokenizer
+from core.model import make_optimizer
 from core.summary import size_of
 from fakes import fake_accelerator
 from jobs import RECIPES

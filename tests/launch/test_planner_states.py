@@ -8,7 +8,7 @@ from peft import LoraConfig, get_peft_model
 from transformers import AutoConfig, AutoModelForCausalLM
 
 import llama
-from components.optimizer import make_adamw
+from core.model import make_adamw
 from fakes import fake_accelerator
 from planner.closed_form import closed_form, strategy_for
 from planner.errors import UnplannableError

@@ -8,7 +8,7 @@ import torch
 from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM, LlamaConfig
 
-from components.neftune import add_neftune
+from core.model import add_neftune
 
 TOKENS = torch.arange(12).view(2, 6)
 LLAMA = LlamaConfig(
