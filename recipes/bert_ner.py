@@ -39,6 +39,7 @@ class Arguments(
 ):
     """Token classification."""
 
+    EXTRAS: ClassVar[tuple[str, ...]] = ("configs",)
     GROUP: ClassVar[str] = "Data"
     LOSS_UNIT: ClassVar[str] = "nats per label"
     model_name_or_path: str = "google-bert/bert-base-cased"  # Apache-2.0

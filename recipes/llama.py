@@ -43,6 +43,7 @@ class Arguments(
 ):
     """Instruction tuning."""
 
+    EXTRAS: ClassVar[tuple[str, ...]] = ("configs",)
     GROUP: ClassVar[str] = "Batches of rows"
     MESH: ClassVar[Sequence[str]] = ("tp", "cp", "sp")
     model_name_or_path: str = "HuggingFaceTB/SmolLM2-135M"

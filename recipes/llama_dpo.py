@@ -37,6 +37,7 @@ class Arguments(
 ):
     """Preference tuning."""
 
+    EXTRAS: ClassVar[tuple[str, ...]] = ("configs",)
     GROUP: ClassVar[str] = "Preferences"
     LOSS_UNIT: ClassVar[str] = "per pair"
     MESH: ClassVar[Sequence[str]] = ("tp", "cp", "sp")

@@ -47,6 +47,7 @@ class Arguments(
 ):
     """Instruction tuning of mixtures of experts."""
 
+    EXTRAS: ClassVar[tuple[str, ...]] = ("configs",)
     GROUP: ClassVar[str] = "Mixture of experts"
     MESH: ClassVar[Sequence[str]] = ("tp", "cp", "sp")
     model_name_or_path: str = "allenai/OLMoE-1B-7B-0924"  # Apache-2.0

@@ -359,6 +359,7 @@ class TrainingArguments:
     """Batches, optimizer and schedule."""
 
     GROUP: ClassVar[str] = "Training"
+    EXTRAS: ClassVar[tuple[str, ...]] = ()  # folders of extras/ that the recipe uses
     # Dimensions of a mesh in which several ranks may share a row under a recipe: tp, cp, sp
     MESH: ClassVar[Sequence[str]] = ("tp",)
     per_device_train_batch_size: Annotated[int, Above(0), MAY_CHANGE] = arg(

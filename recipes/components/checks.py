@@ -7,7 +7,6 @@ together with the launch and the machine. model_checks.py follows once the model
 
 import dataclasses
 import math
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -29,13 +28,14 @@ from components.data_files import find_missing_data_set
 from components.device_checks import find_device_problems
 from components.expert_checks import find_expert_problems
 from components.hub_ids import find_missing
-from components.launch_file import find_launch_faults
 from components.model_folder import find_folder_problems, find_missing_weights
 from components.pipeline_checks import find_pipeline_problems, layers_of_model
 from components.roles import find_column_conflicts
-from components.status import RANK, fail
+from components.status import fail
 from components.strategy_checks import find_missing_device, find_strategy_problems
 from components.trackers import NAMED_AS_PROJECT, find_missing_tracker
+from core import extras
+from core.config_names import find_launch_faults
 from core.exits import Exit
 
 # Arguments of apply_chat_template that --chat_template_kwargs cannot set
@@ -45,16 +45,16 @@ RESERVED_VARIABLES = frozenset(
 
 
 def check_launch(args: CommonArguments) -> None:
-    """End with 64 if the launcher's config file has faults, or a GPU or hosts are missing.
+    """End with 64 if the launcher's config file has faults, or a GPU or an extra is missing.
 
     Faults are keys that accelerate would ignore, or under which the recipes do not run. Every rank
     calls this before it makes its Accelerator, and finds the same faults.
     """
-    faults, warnings = find_launch_faults()
-    errors = [*faults, *find_missing_device()]
-    if RANK == 0:
-        for warning in warnings:
-            print(f"warning: {warning}", file=sys.stderr, flush=True)
+    errors = [*extras.find_missing(args.EXTRAS), *find_launch_faults()]
+    if not errors:
+        for before_accelerator in extras.hooks(args.EXTRAS, "before_accelerator"):
+            errors.extend(before_accelerator(args))
+    errors.extend(find_missing_device())
     if errors:
         fail(Exit.USAGE, *errors, *find_conflicts(args))
 

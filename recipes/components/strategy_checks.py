@@ -26,11 +26,12 @@ from components.arguments import (
 )
 from components.config_strategy import OTHER_VERSION, SHARDING_KEY
 from components.deepspeed_builds import find_locked_builds
-from components.launch_command import find_readable_launch, started_one_of_several_processes
+from components.launch_command import started_one_of_several_processes
 from components.mesh import Mesh
 from components.mesh_checks import find_mesh_misfits, find_model_misfits
 from components.plugins import deepspeed_config
 from components.strategy import Strategy, compute_dtype
+from core.config_names import find_launch
 from core.workarounds import fsdp_plugin
 
 
@@ -127,7 +128,7 @@ def runs_less_than_requested(accelerator: Accelerator, strategy: Strategy) -> bo
 
 def launched_file() -> str:
     """Return the launcher's config file, quoted for a shell, or "YAML" if it is not known."""
-    launch = find_readable_launch()
+    launch = find_launch()
     if launch is None or not launch.config_file:
         return "YAML"
     return shlex.quote(str(launch.config_file))

@@ -2,7 +2,7 @@
 """The modules that a program imports from its own folder, found without running it.
 
 Imports inside functions count. What is imported by a name that is only known when the program runs
-(importlib.import_module) is not found.
+(importlib.import_module) is not found, but for the extras that a recipe lists.
 """
 
 import ast
@@ -19,12 +19,24 @@ def modules_needed(program: Path) -> list[Path]:
     folder = program.parent
     needed: set[Path] = set()
     to_read = [program]
+    for name in extras_of(program):
+        hooks = set(files_of(["extras", name, "hooks"], folder))
+        needed |= hooks
+        to_read += sorted(hooks)
     while to_read:
         for path in local_imports(to_read.pop(), folder):
             if path != program and path not in needed:
                 needed.add(path)
                 to_read.append(path)
     return sorted(needed)
+
+
+def extras_of(program: Path) -> tuple[str, ...]:
+    """Return the names in EXTRAS of the arguments of a recipe; () for another program."""
+    for node in ast.walk(ast.parse(program.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.AnnAssign) and ast.unparse(node.target) == "EXTRAS":
+            return ast.literal_eval(node.value) if node.value else ()
+    return ()
 
 
 def local_imports(path: Path, folder: Path) -> set[Path]:

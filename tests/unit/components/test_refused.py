@@ -18,7 +18,7 @@ from accelerate.utils import FullyShardedDataParallelPlugin, LoggerType
 from transformers import LlamaConfig, MixtralConfig, NllbMoeConfig
 
 from broken_configs import FSDP2, TYPO, ZERO_WITHOUT_PRECISION
-from components import device_checks, launch_command
+from components import device_checks, strategy_checks
 from components.best import find_best_model_conflicts
 from components.checks import check_launch, find_conflicts, find_missing_data, find_problems
 from components.cli import parse_arguments
@@ -294,7 +294,7 @@ def test_fewer_processes_or_gpus_than_a_strategy_needs(monkeypatch):
 
 def test_a_launcher_that_started_one_of_several_processes(monkeypatch):
     launch = ["python", "-m", "accelerate.commands.launch", "train.py"]
-    monkeypatch.setattr(launch_command, "find_launch", lambda: None)
+    monkeypatch.setattr(strategy_checks, "find_launch", lambda: None)
     monkeypatch.delenv("WORLD_SIZE", raising=False)
     monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
