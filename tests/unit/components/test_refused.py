@@ -7,7 +7,6 @@ empty word stands for what looks alike and is taken.
 
 import importlib
 import json
-import sys
 from types import SimpleNamespace
 
 import psutil
@@ -17,10 +16,9 @@ from accelerate import DistributedType
 from accelerate.utils import FullyShardedDataParallelPlugin, LoggerType
 from transformers import LlamaConfig, MixtralConfig, NllbMoeConfig
 
-from broken_configs import FSDP2, TYPO, ZERO_WITHOUT_PRECISION
 from components import device_checks, strategy_checks
 from components.best import find_best_model_conflicts
-from components.checks import check_launch, find_conflicts, find_missing_data, find_problems
+from components.checks import find_conflicts, find_missing_data, find_problems
 from components.cli import parse_arguments
 from components.expert_checks import (
     find_expert_problems,
@@ -200,38 +198,6 @@ def test_an_output_folder_that_is_a_file(tmp_path):
     (tmp_path / "run").touch()
     args = language_model_arguments("--output_dir", str(tmp_path / "run"))
     assert_names(find_conflicts(args), "is a file")
-
-
-# ---- The launched YAML ----
-@pytest.mark.parametrize(
-    ("text", "flags", "code", "words"),
-    [
-        (TYPO, ["--use_dora"], 64, ["config.yaml:7", "--use_peft"]),  # both at once
-        (
-            ZERO_WITHOUT_PRECISION + "  zero_stage: 2\n  gradient_accumulation_steps: 4\n",
-            [],
-            64,
-            ["--gradient_accumulation_steps"],
-        ),
-        (FSDP2.replace("  fsdp_version: 2\n", ""), [], 0, ["fsdp_version"]),  # a warning
-        ("[", [], 0, ["cannot be read"]),
-    ],
-    ids=["misspelt", "owned by the command line", "costs", "torn"],
-)
-def test_faults_of_the_launched_yaml(text, flags, code, words, tmp_path, monkeypatch, capsys):
-    (tmp_path / "config.yaml").write_text(text)
-    command = "python accelerate launch --config_file config.yaml recipes/llama.py".split()
-    launcher = SimpleNamespace(cmdline=lambda: command, cwd=lambda: str(tmp_path))
-    monkeypatch.setattr(psutil.Process, "parents", lambda self: [launcher])
-    monkeypatch.setattr(sys, "argv", ["llama.py"])
-    ended = 0
-    try:
-        check_launch(language_model_arguments(*flags))
-    except SystemExit as error:
-        ended = error.code
-    said = capsys.readouterr().err
-    assert ended == code and said.count("\n") == len(words)
-    assert all(word in said for word in words)
 
 
 # ---- What accelerate would run in place of what was asked for ----
