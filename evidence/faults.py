@@ -95,9 +95,9 @@ def find_target(at: str, recipe: ModuleType) -> tuple[Any, str]:
     return functools.reduce(getattr, outer, importlib.import_module(module)), name
 
 
-def current_step() -> int:
-    """Return the optimizer step of the run."""
-    return sys.modules["components.status"].process_status().step
+def current_step(runs: list[Any]) -> int:
+    """Return the number of the optimizer step that is under way; 0 before there is a run."""
+    return runs[0].step + 1 if runs else 0
 
 
 def rows_of(arguments: tuple) -> list[int]:
@@ -150,9 +150,10 @@ def wait(path: str | Path, seconds: float) -> None:
 class PlantedFault:
     """A fault, and the calls so far of the function around which it is planted."""
 
-    def __init__(self, fault: Fault, owner: Any, name: str, rank: int) -> None:
+    def __init__(self, fault: Fault, owner: Any, name: str, rank: int, runs: list[Any]) -> None:
         self.fault = fault
         self.rank = rank
+        self.runs = runs
         self.original = getattr(owner, name)
         self.steps = []  # the step of each call so far
         self.changes_left = -1  # until a crash; none is due while it is negative
@@ -165,7 +166,7 @@ class PlantedFault:
         """Return the function with the fault."""
 
         def call(*arguments: Any, **options: Any) -> Any:
-            self.steps.append(current_step())
+            self.steps.append(current_step(self.runs))
             if not self.happens(arguments):
                 return self.original(*arguments, **options)
             self.disturb(arguments)
@@ -198,7 +199,7 @@ class PlantedFault:
         """Do what the fault does to the process or to files, before the call."""
         fault = self.fault
         if fault.do == "record rows":
-            line = {"step": current_step(), "rows": rows_of(arguments)}
+            line = {"step": current_step(self.runs), "rows": rows_of(arguments)}
             with open(f"{fault.file}.{self.rank}", "a") as file:
                 file.write(json.dumps(line) + "\n")
         elif fault.do == "crash at change":
@@ -229,11 +230,19 @@ def main() -> None:
     sys.argv = [recipe, *arguments]
     sys.path[0] = str(Path(recipe).resolve().parent)  # instead of the folder of this file
     module = load(recipe)
+    runs: list[Any] = []  # The run, from its start on
+    train: Any = module.train
+
+    def train_and_show(args: Any, run: Any) -> None:
+        runs.append(run)
+        train(args, run)
+
+    setattr(module, "train", train_and_show)  # noqa: B010
     rank = int(os.environ.get("RANK", 0))
     for fields in json.loads(os.environ["FAULT"]):
         fault = Fault(**fields)
         if fault.rank in (None, rank):
-            PlantedFault(fault, *find_target(fault.at, module), rank)
+            PlantedFault(fault, *find_target(fault.at, module), rank, runs)
     module.main(module.start(module.Arguments, module.__doc__))
 
 

@@ -255,9 +255,7 @@ class TextCollator:
         }
 
 
-def main(args: Arguments) -> None:
-    # From here on a signal stops the run cleanly, and status.json records how it ends
-    run = Run(args)
+def train(args: Arguments, run: Run) -> None:
     accelerator = make_accelerator(args)
     run.start(accelerator)
     set_seed(args.seed)
@@ -330,6 +328,12 @@ def main(args: Arguments) -> None:
     # ---- Save ----
     save_model(accelerator, model, tokenizer, args.output_dir, config)
     run.finish(f"Its curve: python scripts/plot_loss.py {args.output_dir}")
+
+
+def main(args: Arguments) -> None:
+    # From here on a signal stops the run cleanly, and status.json records how it ends
+    with Run(args) as run:
+        train(args, run)
 
 
 if __name__ == "__main__":

@@ -200,9 +200,7 @@ def load_model(args: Arguments, accelerator: Accelerator) -> torch.nn.Module:
     return model
 
 
-def main(args: Arguments) -> None:
-    # From here on a signal stops the run cleanly, and status.json records how it ends
-    run = Run(args)
+def train(args: Arguments, run: Run) -> None:
     accelerator = make_accelerator(args)
     run.start(accelerator)
     set_seed(args.seed)
@@ -305,6 +303,12 @@ def main(args: Arguments) -> None:
         stop_tokens=ChatTemplate(tokenizer).stop_tokens(),
     )
     run.finish(f'Ask it: python scripts/generate.py {args.output_dir} --prompt "..."')
+
+
+def main(args: Arguments) -> None:
+    # From here on a signal stops the run cleanly, and status.json records how it ends
+    with Run(args) as run:
+        train(args, run)
 
 
 if __name__ == "__main__":

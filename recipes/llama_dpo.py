@@ -427,9 +427,7 @@ def mean_metrics(
     return {"loss": loss, **dict(zip(METRICS, means.tolist(), strict=True))}
 
 
-def main(args: Arguments) -> None:
-    # From here on a signal stops the run cleanly, and status.json records how it ends
-    run = Run(args, shows="rewards/accuracies")
+def train(args: Arguments, run: Run) -> None:
     accelerator = make_accelerator(args)
     run.start(accelerator)
     set_seed(args.seed)
@@ -540,6 +538,12 @@ def main(args: Arguments) -> None:
         stop_tokens=ChatTemplate(tokenizer).stop_tokens(),
     )
     run.finish(f'Ask it: python scripts/generate.py {args.output_dir} --prompt "..."')
+
+
+def main(args: Arguments) -> None:
+    # From here on a signal stops the run cleanly, and status.json records how it ends
+    with Run(args, shows="rewards/accuracies") as run:
+        train(args, run)
 
 
 if __name__ == "__main__":

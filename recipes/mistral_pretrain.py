@@ -119,7 +119,6 @@ from components.model import add_adapters, load_pretrained, set_up_layers
 from components.model_checks import check_model
 from components.perplexity import evaluate_perplexity
 from components.run import Run
-from components.status import fail
 from components.strategy import backward_of_sum
 from components.stream import (
     START,
@@ -132,7 +131,7 @@ from components.stream import (
 )
 from components.tokens import load_text_tokenizer
 from core.batches import describe_batch, evaluation_steps, takes_one_line
-from core.exits import Exit
+from core.exits import Exit, fail
 from core.loss import LossInHead
 from core.model import make_optimizer
 
@@ -310,9 +309,7 @@ def load_model(args: Arguments, accelerator: Accelerator) -> torch.nn.Module:
     return add_adapters(model, args, accelerator, task_type="CAUSAL_LM")
 
 
-def main(args: Arguments) -> None:
-    # From here on a signal stops the run cleanly, and status.json records how it ends
-    run = Run(args)
+def train(args: Arguments, run: Run) -> None:
     accelerator = make_accelerator(args)
     run.start(accelerator)
     set_seed(args.seed)
@@ -412,6 +409,12 @@ def main(args: Arguments) -> None:
     )
     accelerator.print(stream.describe())
     run.finish(f'Try it: python scripts/continue_text.py {args.output_dir} --prompt "..."')
+
+
+def main(args: Arguments) -> None:
+    # From here on a signal stops the run cleanly, and status.json records how it ends
+    with Run(args) as run:
+        train(args, run)
 
 
 if __name__ == "__main__":

@@ -112,7 +112,6 @@ from components.model_checks import base_model_of, check_model
 from components.perplexity import perplexity_of
 from components.rows import Rows, describe_rows, longest_row
 from components.run import Run
-from components.status import fail
 from components.strategy import backward_of_sum
 from components.tokens import load_tokenizer
 from core.batches import Line, Plan, TokenCollator, describe_batch, takes_one_line
@@ -123,7 +122,7 @@ from core.chat import (
     show_trained_tokens,
     tokenize_conversation,
 )
-from core.exits import Exit
+from core.exits import Exit, fail
 from core.loss import LossInHead
 from core.model import add_neftune, make_optimizer
 
@@ -410,9 +409,7 @@ def evaluate(
     )
 
 
-def main(args: Arguments) -> None:
-    # From here on a signal stops the run cleanly, and status.json records how it ends
-    run = Run(args)
+def train(args: Arguments, run: Run) -> None:
     accelerator = make_accelerator(args)
     run.start(accelerator)
     set_seed(args.seed)
@@ -516,6 +513,12 @@ def main(args: Arguments) -> None:
         stop_tokens=ChatTemplate(tokenizer).stop_tokens(),
     )
     run.finish(f'Ask it: python scripts/generate.py {args.output_dir} --prompt "..."')
+
+
+def main(args: Arguments) -> None:
+    # From here on a signal stops the run cleanly, and status.json records how it ends
+    with Run(args) as run:
+        train(args, run)
 
 
 if __name__ == "__main__":

@@ -144,12 +144,11 @@ from components.seq2seq import (
     share_embedding_modules,
     turn_off_layerdrop,
 )
-from components.status import fail
 from components.strategy import backward_of_sum
 from components.tokens import load_text_tokenizer, without_lone_surrogates
 from core.batches import Plan, describe_batch
 from core.data import MAX_SHOWN, hash_of_row, missing_columns
-from core.exits import Exit
+from core.exits import Exit, fail
 from core.model import make_optimizer
 
 # EDIT: your columns, {source: target}; a column named translation needs --source_lang instead
@@ -397,9 +396,7 @@ def evaluate(
     run.log_evaluation(metrics, f"{', '.join(listed)} on held-out rows")
 
 
-def main(args: Arguments) -> None:
-    # From here on a signal stops the run cleanly, and status.json records how it ends
-    run = Run(args)
+def train(args: Arguments, run: Run) -> None:
     accelerator = make_accelerator(args)
     run.start(accelerator)
     set_seed(args.seed)
@@ -479,6 +476,12 @@ def main(args: Arguments) -> None:
         stop_tokens=stop_tokens_of_texts(tokenizer),
     )
     run.finish(f"Its curve: python scripts/plot_loss.py {args.output_dir}")
+
+
+def main(args: Arguments) -> None:
+    # From here on a signal stops the run cleanly, and status.json records how it ends
+    with Run(args) as run:
+        train(args, run)
 
 
 if __name__ == "__main__":

@@ -111,10 +111,9 @@ from components.mesh import Mesh, sum_over_rows
 from components.mesh_checks import read_model_config
 from components.rows import Rows, Split, describe_rows, hold_out_rows, prepare_rows
 from components.run import Run
-from components.status import fail
 from components.strategy import backward_of_sum
 from core.batches import Line, Plan, describe_batch, rows_of_lines
-from core.exits import Exit
+from core.exits import Exit, fail
 from core.model import make_optimizer
 
 MOST_WORKERS = 16
@@ -299,9 +298,7 @@ def choose_num_workers(args: Arguments, accelerator: Accelerator, size: tuple[in
     return workers
 
 
-def main(args: Arguments) -> None:
-    # From here on a signal stops the run cleanly, and status.json records how it ends
-    run = Run(args, counts="images")
+def train(args: Arguments, run: Run) -> None:
     accelerator = make_accelerator(args)
     run.start(accelerator)
     set_seed(args.seed)
@@ -388,6 +385,12 @@ def main(args: Arguments) -> None:
     # ---- Save ----
     save_model(accelerator, model, processor, args.output_dir, config)
     run.finish(f"Its curve: python scripts/plot_loss.py {args.output_dir}")
+
+
+def main(args: Arguments) -> None:
+    # From here on a signal stops the run cleanly, and status.json records how it ends
+    with Run(args, counts="images") as run:
+        train(args, run)
 
 
 if __name__ == "__main__":

@@ -37,6 +37,7 @@ class Reads(TorchDispatchMode):
     def __init__(self):
         super().__init__()
         self.found = []
+        self.run = None  # from its start on
 
     def __torch_dispatch__(self, function, types, arguments=(), options=None):
         if function.overloadpacket.__name__ in READS:
@@ -59,7 +60,7 @@ class Reads(TorchDispatchMode):
             return  # a batch is collated
         asked = [frame for frame in frames if frame.filename != __file__][-1]
         file = "/".join(Path(asked.filename).parts[-2:])
-        step = sys.modules["components.status"].process_status().step
+        step = self.run.step + 1 if self.run else 0
         self.found.append({"step": step, "file": file, "line": asked.line})
 
 
@@ -70,6 +71,13 @@ def main():
     sys.path[0] = str(Path(recipe).resolve().parent)
     module = importlib.import_module(Path(recipe).stem)
     reads = Reads()
+    train = module.train
+
+    def train_and_show(args, run):
+        reads.run = run
+        train(args, run)
+
+    module.train = train_and_show
     for name in METHODS:
         setattr(torch.Tensor, name, reads.noted(getattr(torch.Tensor, name)))
     with reads:

@@ -6,10 +6,9 @@ from accelerate import Accelerator
 
 from components.arguments import CommonArguments
 from components.checks import check_launch, find_missing_data, find_problems
-from components.status import fail
 from components.strategy import new_accelerator, set_up_engine
 from components.strategy_checks import how_to_rehearse
-from core.exits import Exit
+from core.exits import Exit, fail
 
 
 def make_accelerator(args: CommonArguments) -> Accelerator:

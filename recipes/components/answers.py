@@ -33,12 +33,11 @@ from components.predictions import NUM_SHOWN, SHOWN_LETTERS, show_prediction, wr
 from components.row_attention import heeding_masks
 from components.rows import TRUNCATED, Rows
 from components.run import Run
-from components.status import fail
 from components.trackers import log_table
 from core.batches import Line, Plan, rows_of_lines
 from core.chat import ChatTemplate
 from core.data import IGNORED
-from core.exits import Exit
+from core.exits import Exit, fail
 
 SHORT_ANSWER = 32  # tokens; a longer answer may be right in other words than the row's
 

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from components.arguments import EvaluationArguments
-from components.status import fail
-from core.exits import Exit
+from core.exits import Exit, fail
 
 SMALLER_IS_BETTER = ("loss", "perplexity", "mse")
 

@@ -31,12 +31,11 @@ from components.hub_ids import find_missing
 from components.model_folder import find_folder_problems, find_missing_weights
 from components.pipeline_checks import find_pipeline_problems, layers_of_model
 from components.roles import find_column_conflicts
-from components.status import fail
 from components.strategy_checks import find_missing_device, find_strategy_problems
 from components.trackers import NAMED_AS_PROJECT, find_missing_tracker
 from core import extras
 from core.config_names import find_launch_faults
-from core.exits import Exit
+from core.exits import Exit, fail
 
 # Arguments of apply_chat_template that --chat_template_kwargs cannot set
 RESERVED_VARIABLES = frozenset(

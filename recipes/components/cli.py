@@ -31,8 +31,7 @@ from transformers.hf_argparser import HfArgumentParser
 
 from components import __version__
 from components.flag_hints import advice_on, flag_meant, hint_on
-from components.status import fail
-from core.exits import Exit
+from core.exits import Exit, fail
 
 A = TypeVar("A")
 CONFIG_FLAG = "--config"

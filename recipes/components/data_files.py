@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any
 from components.bad_rows import explain_cause
 from components.full_cache import end_if_cache_is_full
 from components.hub_ids import find_missing
-from components.status import fail
-from core.exits import Exit
+from core.exits import Exit, fail
 
 if TYPE_CHECKING:
     from datasets import Dataset, IterableDataset

@@ -11,7 +11,7 @@ import psutil
 from accelerate import Accelerator
 
 from components.plugins import deepspeed_config
-from components.status import RANK
+from core.exits import RANK
 
 MINUTES_OF_A_BUILD = 5  # Building one of DeepSpeed's ops takes one or two.
 COMPILERS = (

@@ -21,9 +21,8 @@ from components.data_files import (
     parse_line,
 )
 from components.rows import HasDataArguments, evaluation_source, require, training_source
-from components.status import fail
 from core.data import MAX_SHOWN, Row, list_columns, missing_columns, note_unread
-from core.exits import Exit
+from core.exits import Exit, fail
 
 
 class HasDocumentArguments(HasDataArguments, Protocol):

@@ -8,14 +8,13 @@ from typing import Any
 from accelerate import Accelerator
 from accelerate.utils.other import extract_model_from_parallel
 
-from components.ending import end_all_ranks
 from components.generation import listed_stop_tokens
 from components.left_out import read_left_out
 from components.long_calls import call_on_rank_0
 from components.write_errors import WriteError
 from core import workarounds
 from core.checkpoint import make_patient_group
-from core.exits import Exit
+from core.exits import End, Exit
 from core.export import adapter_weights, model_weights, write_result
 
 
@@ -71,7 +70,7 @@ def save_model(
 
     problem = call_on_rank_0(accelerator, write)
     if problem is not None:
-        end_all_ranks(accelerator, Exit.CANNOT_WRITE, f"the model could not be written: {problem}")
+        raise End(Exit.CANNOT_WRITE, f"the model could not be written: {problem}")
 
 
 def write_processor(processor: Any, config: Any, output_dir: str | Path) -> None:

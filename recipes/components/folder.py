@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from components.data_files import DOCUMENT_TYPES, find_files
-from components.status import fail, process_status
-from core.exits import Exit
+from core.exits import Exit, fail
 
 # Files that a run writes into its folder, besides checkpoints and the result
 STATUS = "status.json"
@@ -65,7 +64,6 @@ def check_overwrites_nothing(args: Any) -> None:
     problem = find_model_at_risk(folder, Path(args.model_name_or_path))
     problem = problem or find_rows_at_risk(folder, args)
     if problem is not None:
-        process_status().open(None)
         fail(Exit.USAGE, f"--output_dir {args.output_dir}: {problem}")
 
 

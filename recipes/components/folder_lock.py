@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 from typing import IO, Any
 
-from components.status import HOST
+from core.stop import HOST
 
 NAME = ".run.lock"
 # Rank 0 of a run whose launcher was killed still needs a moment to end.

@@ -12,8 +12,7 @@ from collections.abc import Mapping
 
 from huggingface_hub import constants
 
-from components.status import fail
-from core.exits import Exit
+from core.exits import Exit, fail
 
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
 

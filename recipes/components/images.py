@@ -23,9 +23,8 @@ from components.rows import (
     require,
     training_source,
 )
-from components.status import fail
 from core.data import hash_of_row, missing_columns
-from core.exits import Exit
+from core.exits import Exit, fail
 from core.workarounds import workaround
 
 EncodedImage = dict[str, Any]  # {"bytes": content or None, "path": of the file or None}

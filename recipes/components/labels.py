@@ -13,9 +13,8 @@ import torch
 
 from components.arguments import LabelArguments
 from components.rows import Rows, leave_out
-from components.status import fail
 from core.data import MAX_SHOWN, Row, missing_columns, shorten
-from core.exits import Exit
+from core.exits import Exit, fail
 
 NO_LABELS = ("", "nan", "inf", "-inf")
 

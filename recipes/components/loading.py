@@ -18,8 +18,7 @@ from components.data_files import OFFLINE
 from components.full_cache import end_if_cache_is_full
 from components.hub_ids import is_path
 from components.model_folder import recipe_for
-from components.status import fail
-from core.exits import Exit
+from core.exits import Exit, fail
 
 # transformers' words for a model that none of an AutoModel's classes takes
 OTHER_KIND = re.compile(r"Unrecognized configuration class <class '(?:\w+\.)*(\w+)'>")

@@ -20,7 +20,7 @@ from accelerate import Accelerator
 from tqdm.auto import tqdm
 
 from components.folder import METRICS
-from components.status import write_file
+from core.stop import write_whole
 
 # A complete line; in that of an evaluation the second key begins with eval_
 LINE = re.compile(r'{"step": ([0-9]+), "(eval_)?.*}\n$')
@@ -110,7 +110,7 @@ def drop_lines_after(path: Path, step: int, evaluated: bool) -> None:
     if not path.exists():
         return
     lines = path.read_text().splitlines(keepends=True)
-    write_file(path, "".join(line for line in lines if is_kept(line, step, evaluated)))
+    write_whole(path, "".join(line for line in lines if is_kept(line, step, evaluated)))
 
 
 def is_kept(line: str, step: int, evaluated: bool) -> bool:

@@ -15,8 +15,7 @@ from components.rows import (
     open_splits,
     prepare_rows,
 )
-from components.status import fail
-from core.exits import Exit
+from core.exits import Exit, fail
 
 
 def read_splits(

@@ -24,10 +24,9 @@ from components.arguments import (
 )
 from components.mesh_checks import read_model_config
 from components.model_folder import why_not_causal
-from components.status import fail
 from components.strategy import Strategy
 from core.batches import takes_one_line
-from core.exits import Exit
+from core.exits import Exit, fail
 from core.state import running_statistics
 from core.summary import size_of
 from core.workarounds import fsdp_plugin

@@ -23,12 +23,11 @@ from pathlib import Path
 from typing import Any
 
 from components import folder
-from components.status import fail
 from components.store_protocol import OtherRunError, StoredCheckpoint, StoredRun, is_of_result
 from components.store_transport import Transport
 from components.write_errors import WriteError
 from core import checkpoint
-from core.exits import Exit
+from core.exits import Exit, fail
 
 WRITE_TEST = ".write_test"
 

@@ -19,9 +19,8 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from components.arguments import PipelineTrainingArguments
 from components.pipeline_checks import has_layers, too_few_layers
 from components.pipeline_kinds import KINDS, num_microbatches
-from components.status import fail
 from core.batches import takes_one_line
-from core.exits import Exit
+from core.exits import Exit, fail
 
 
 @dataclass(frozen=True)

@@ -14,15 +14,14 @@ from pathlib import Path
 from accelerate import Accelerator
 from accelerate.utils import broadcast_object_list, gather_object
 
-from components.ending import end_all_ranks
 from components.folder import MANIFEST, takes_newest
 from components.long_calls import call_on_every_rank
 from components.object_store import ObjectStore
 from components.shared_folder import appears
-from components.status import HOST, fail
 from core import checkpoint
 from core.checkpoint import checkpoints_in, read_progress
-from core.exits import Exit
+from core.exits import End, Exit, fail
+from core.stop import HOST
 
 
 def find_candidates(
@@ -175,8 +174,7 @@ def require_on_every_host(accelerator: Accelerator, path: Path) -> None:
     seen = gather_object([(HOST, appears(manifest))])
     missing = [host for host, is_there in seen if not is_there]
     if missing:
-        end_all_ranks(
-            accelerator,
+        raise End(
             Exit.USAGE,
             f"{path} is not on {missing[0]}: --output_dir must be on a file system that all hosts "
             "share",

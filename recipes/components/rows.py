@@ -29,9 +29,8 @@ from components.bad_rows import (
 from components.data_files import Source, find_files, has_files_of, load_rows, parse_line
 from components.fingerprints import prepared_fingerprint
 from components.full_cache import end_if_cache_is_full
-from components.status import fail
 from core.data import Row, TrackedRow, note_unread
-from core.exits import Exit
+from core.exits import Exit, fail
 
 if TYPE_CHECKING:
     from datasets import Dataset

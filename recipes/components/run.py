@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A run is a folder: it can be stopped, killed or run out of disk space, and resumes where it was.
 
-A recipe's loop uses one object, `Run`. Behind it are status.py (how a run ends), watch.py (signals,
-dead and hanging ranks), saving.py (all ranks write together), checkpoint.py (files), state.py
-(whole tensors of any strategy), nonfinite.py and metrics.py.
+A recipe's loop uses one object, `Run`. Behind it are core/stop.py (how a run ends), core/
+checkpoint.py (files), core/state.py (boxes of whole tensors), core/nonfinite.py and metrics.py.
 """
 
 import contextlib
@@ -14,6 +13,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from types import TracebackType
 from typing import Any, NoReturn, Protocol, TypeVar
 
 import numpy as np
@@ -28,9 +28,7 @@ from components.arguments import CommonArguments, EvalOnStartArguments
 from components.base_files import fingerprint_of_weights
 from components.best import BestEvaluation, is_better, metric_name
 from components.changes import find_changes
-from components.ending import Problem, conclude, end_all_ranks, end_as_done, leave_group
 from components.folder_lock import FolderLock
-from components.host_checks import check_hosts
 from components.left_out import note_left_out
 from components.long_calls import call_on_rank_0
 from components.mesh import Mesh, sum_over_tokens
@@ -39,14 +37,12 @@ from components.model_checks import check_under_strategy, warn_of_long_rows
 from components.object_store import ObjectStore
 from components.resuming import require_on_every_host, verify_candidates, verify_together
 from components.startup import imports_are_done
-from components.status import RANK, Ending, process_status, report_to_launcher, write_file
 from components.strategy import Strategy
 from components.trackers import start_trackers
-from components.watch import Watch
 from components.write_errors import WriteError
 from core import checkpoint, nonfinite, workarounds
 from core.checkpoint import Checkpoints, NotFiniteError, SavedTensor
-from core.exits import Exit
+from core.exits import RANK, End, Exit, end_alone, end_together
 from core.model import Schedule
 from core.state import (
     State,
@@ -56,9 +52,11 @@ from core.state import (
     restore_loss_scale,
     state_of,
 )
+from core.stop import Status, Watch, explain, write_whole
 from core.summary import summary_lines, write_run_json
 
 T = TypeVar("T")
+Problem = tuple[Exit, str]  # the code with which the run has to end, and why
 # The names of the counts in metrics.jsonl and in checkpoints
 COUNTED = {"tokens": "num_input_tokens_seen", "images": "num_images_seen"}
 LISTED_BY_ALL = 2**20  # rows up to which every version of the recipes shuffled alike
@@ -108,12 +106,11 @@ class Run:
         self._store = ObjectStore(args.output_url, self._folder) if args.output_url else None
         if self._store is not None and RANK == 0:
             self._store.connect(leaves_no_trace)
-        self._status = process_status()
-        self._status.open(None if leaves_no_trace else self._folder)
-        self._watch = Watch(args.output_dir)
+        self._status = Status(None if leaves_no_trace else self._folder)
+        self._watch = Watch(args.ddp_timeout, self._status)
+        if RANK == 0 and not self._has_finished():
+            self._status.write("starting")
         self._kept_steps: set[int] = set()  # Checkpoints that the next one does not replace
-        self._hosts = ""  # The summary's line about them
-        self._watch.take_signals()
         budget = args.nonfinite_budget if args.nonfinite == "skip" else 0
         self._nonfinite = nonfinite.NonFiniteSteps(self._folder / folder.NONFINITE_ROWS, budget)
         self._checkpoint: Path | None = None
@@ -141,15 +138,13 @@ class Run:
         """
         self._accelerator = accelerator
         self._mesh = Mesh.of(accelerator)
-        self._watch.join(accelerator, self._args.ddp_timeout)
         self._end_if_folder_is_taken()
         found = gather_object([folder.find_problem(self._folder, self._args.dry_run)])
         problems = [problem for problem in found if problem]
         if problems:
-            end_all_ranks(accelerator, Exit.CANNOT_WRITE, problems[0])
+            raise End(Exit.CANNOT_WRITE, problems[0])
         self._other_run = self._lock_folder()
         self._end_if_folder_is_taken()
-        self._hosts = check_hosts(accelerator, self._watch.hosts.hosts, self._args)
         self._group = checkpoint.make_patient_group()
         self._checkpoints = Checkpoints(
             self._folder, self._args.save_total_limit, self._group, self._checkpoint_is_whole
@@ -165,8 +160,8 @@ class Run:
         """End all ranks with 64 if another run has the folder. They do not change its status."""
         problem = broadcast_object_list([self._other_run])[0]
         if problem is not None:
-            self._status.open(None)
-            end_all_ranks(self._accelerator, Exit.USAGE, problem)
+            self._status.folder = None
+            raise End(Exit.USAGE, problem)
 
     def check_plan(self, total_steps: int, num_lines: int, rows_per_step: int, data: str) -> None:
         """Compare this run's plan with the run that wrote the checkpoint.
@@ -186,8 +181,7 @@ class Run:
         if self._checkpoint is None:
             return
         if self._restored.get("row_order", 1) > 1 and num_lines > LISTED_BY_ALL:
-            end_all_ranks(
-                self._accelerator,
+            raise End(
                 Exit.USAGE,
                 f"{self._checkpoint} is of recipes that shuffled {num_lines} rows in another way: "
                 "continue with those, or choose another --output_dir",
@@ -201,7 +195,7 @@ class Run:
         for line in changes.lines:
             self._accelerator.print(f"changed since step {self.step}: {line}", flush=True)
         if changes.refusal:
-            end_all_ranks(self._accelerator, Exit.USAGE, changes.refusal)
+            raise End(Exit.USAGE, changes.refusal)
         self._end_if_done()
 
     def _fingerprint_of_base(self) -> str | None:
@@ -229,8 +223,6 @@ class Run:
         accelerator = self._accelerator
         check_under_strategy(accelerator, self._args, model)
         notes = dict(notes)
-        if self._hosts:
-            notes["hosts"] = self._hosts
         if accelerator.is_main_process and not self._args.use_peft:
             notes |= note_left_out(self._args, model)
         warnings = [notes.pop("warning", ""), warn_of_long_rows(model, longest_row)]
@@ -242,10 +234,7 @@ class Run:
             indented = text.replace("\n", "\n" + 13 * " ")
             accelerator.print(f"{name:>11}: {indented}", flush=True)
         if self._args.dry_run:
-            accelerator.print("Dry run: nothing was trained or written.", flush=True)
-            conclude(accelerator, Ending.done())
-            leave_group(accelerator)
-            sys.exit(Exit.DONE)
+            raise End(Exit.DONE, "Dry run: nothing was trained or written.")
         if accelerator.is_main_process:
             write_run_json(self._args, lines, self._identity)
 
@@ -321,7 +310,7 @@ class Run:
         self._finish_save()
         # Reading the best model and writing the result may take long: from here on no sign of life
         # is expected.
-        self._watch.sign_of_life = float("inf")
+        self._watch.rest()
         self._load_best()
         self._metrics.close()
 
@@ -403,20 +392,6 @@ class Run:
             f"Trained in {seconds:.0f} s{part}; the model is in {self._folder}. {hint}",
             flush=True,
         )
-        problem = conclude(self._accelerator, Ending.done(), self._uploads(is_done=True))
-        leave_group(self._accelerator)
-        if problem is not None:
-            self._end_without_copy(*problem)
-
-    def _uploads(self, is_done: bool) -> Callable[[], Problem | None] | None:
-        """Return what rank 0 has to do before the run ends: to finish its uploads, or nothing.
-
-        Args:
-            is_done: whether the result is uploaded too.
-        """
-        if self._store is None:
-            return None
-        return partial(self._finish_uploads, self._store, is_done)
 
     def _finish_uploads(self, store: ObjectStore, is_done: bool) -> Problem | None:
         """Wait until uploads have ended. Returns why the result could not be uploaded, or None."""
@@ -435,19 +410,14 @@ class Run:
         problem = call_on_rank_0(self._accelerator, self._store.upload_result)
         if problem is None:
             return
-        conclude(self._accelerator, Ending.done())
-        leave_group(self._accelerator)
-        self._end_without_copy(*problem)
+        raise self._end_without_copy(*problem)
 
-    def _end_without_copy(self, code: Exit, why: str) -> NoReturn:
-        """End all ranks alike, since the run is done but its result could not be uploaded."""
-        message = f"the result is only in {self._folder}: {why}; the same command uploads it"
-        ending = Ending("done", code, message, f"error: {message}")
-        if self._accelerator.is_main_process:
-            self._status.end(ending)
-        self._accelerator.print(ending.text, file=sys.stderr, flush=True)
-        report_to_launcher(ending)
-        sys.exit(code)
+    def _end_without_copy(self, code: Exit, why: str) -> End:
+        """Return how a run ends that is done but whose result could not be uploaded."""
+        end = End(code, f"the result is only in {self._folder}: {why}; the same command uploads it")
+        if RANK == 0:
+            self._status.write("done", end.code, end.why)
+        return end
 
     # ---- Between steps ----
     def _between_steps(self) -> None:
@@ -492,12 +462,11 @@ class Run:
 
     def _mark_as_running(self) -> None:
         """Record in status.json, once, that the run is past its start."""
-        if self._status.state != "starting":
+        if self._watch.is_training:
             return
-        if self._accelerator.is_main_process:
-            self._status.set("running")
-        else:
-            self._status.state = "running"
+        self._watch.begin()
+        if RANK == 0:
+            self._status.write("running")
 
     def _seed_dropout(self, step: int) -> None:
         """Seed the generator of this rank's device for a step."""
@@ -625,7 +594,7 @@ class Run:
         if self._checkpoints.is_idle:
             return None
         # It may take longer than --ddp_timeout, but no disk that answers takes longer than this
-        self._watch.sign_of_life = time.monotonic() + self._checkpoints.seconds_at_most
+        self._watch.show_life(more_seconds=self._checkpoints.seconds_at_most)
         try:
             self._checkpoints.finish()
         except OSError as error:
@@ -649,7 +618,7 @@ class Run:
             The steps of others that are to be kept. One that is still being uploaded is not
             deleted, however old it is.
         """
-        write_file(self._folder / folder.LATEST, path.name)
+        write_whole(self._folder / folder.LATEST, path.name)
         if self._store is None:
             return self._kept_steps
         best = min(self._kept_steps, default=None)
@@ -676,8 +645,7 @@ class Run:
         self._restored = checkpoint.read_progress(found)
         if self._restored.get("only_model"):
             self._keep_finished_model()
-            end_all_ranks(
-                accelerator,
+            raise End(
                 Exit.USAGE,
                 f"{found} has no optimizer state (--save_only_model), so the run cannot be "
                 f"continued: choose another --output_dir, or move {found.parent} away",
@@ -705,15 +673,14 @@ class Run:
         if difference is None:
             return
         if difference:
-            end_all_ranks(
-                self._accelerator,
+            raise End(
                 Exit.USAGE,
                 f"the finished run in {self._folder} {difference}, and no checkpoint is left to "
                 f"continue from. {ANEW}",
             )
         self._upload_result_of_earlier_call()
-        end_as_done(
-            self._accelerator,
+        raise End(
+            Exit.DONE,
             f"Nothing is left to do: the run is done, and the model is in {self._folder}. {ANEW}",
         )
 
@@ -730,8 +697,8 @@ class Run:
             return
         self._upload_result_of_earlier_call()
         name = length_argument(self._args)
-        end_as_done(
-            self._accelerator,
+        raise End(
+            Exit.DONE,
             f"Nothing is left to do: all {self._total_steps} steps are done, and the model is in "
             f"{self._folder}. To train further, pass a larger --{name} and --allow_change {name}; "
             "for a new run, another --output_dir.",
@@ -835,8 +802,9 @@ class Run:
         try:
             checkpoint.fill(state, path, saved, self._group)
         except ValueError as error:
-            end_all_ranks(self._accelerator, Exit.DATA, f"{error}: it cannot be continued")
+            raise End(Exit.DATA, f"{error}: it cannot be continued") from error
 
+    # ---- Endings ----
     def _end(self, code: int, message: str) -> NoReturn:
         """Finish the checkpoint under way and end all ranks alike; the message is the last line.
 
@@ -846,8 +814,30 @@ class Run:
         problem = self._wait_for_save()
         if problem is not None:
             code, message = problem
-        self._watch.sign_of_life = float("inf")  # Uploads may take long.
-        end_all_ranks(self._accelerator, code, message, self._uploads(is_done=False))
+        raise End(code, message)
+
+    def __enter__(self) -> "Run":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: Any, trace: TracebackType | None
+    ) -> None:
+        """Record how the run ends, finish what is uploaded and tracked, and end the process."""
+        self._watch.rest()
+        end = explain(error)
+        is_first = self._status.end(end)
+        if end.is_alone:
+            end_alone(end, error, is_first)
+            return
+        problem = None
+        if self._store is not None:
+            finish = partial(self._finish_uploads, self._store, error is None)
+            problem = call_on_rank_0(self._accelerator, finish)
+        if error is None and problem is not None:
+            end = self._end_without_copy(*problem)
+        workarounds.keep_group_until_exit()
+        self._accelerator.end_training()
+        end_together(end)
 
 
 def is_of_optimizer(name: str) -> bool:

@@ -9,7 +9,7 @@ from pathlib import Path
 from accelerate import Accelerator
 from accelerate.utils import broadcast_object_list, gather_object
 
-from components.status import HOST
+from core.stop import HOST
 
 SECONDS_FOR_FILE = 10  # A network file system may show a new file to other hosts this much later.
 

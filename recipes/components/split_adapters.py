@@ -27,8 +27,7 @@ from transformers.distributed.tensor_parallel import (
 
 from components import upstream
 from components.mesh import Mesh
-from components.status import fail
-from core.exits import Exit
+from core.exits import Exit, fail
 
 
 class DropoutOfPart(torch.nn.Module):

@@ -7,8 +7,7 @@ from typing import TypeVar
 from components.arguments import DataArguments
 from components.cli import parse_arguments
 from components.roles import find_column_conflicts
-from components.status import fail
-from core.exits import Exit, print_without_failing
+from core.exits import Exit, fail, print_without_failing
 
 A = TypeVar("A")
 

@@ -26,9 +26,9 @@ from pathlib import Path, PurePosixPath
 import xxhash
 
 from components import folder
-from components.status import write_file
 from components.store_transport import FETCHED, Transport
 from core import checkpoint
+from core.stop import write_whole
 
 NAME = re.compile(r"checkpoint-([0-9]{1,18})-([0-9a-f]{16})")
 RUN_ID = ".run_id"
@@ -91,7 +91,7 @@ class StoredRun:
         if file.is_file():
             self.require_same_run()
         else:
-            write_file(file, stored or uuid.uuid4().hex)
+            write_whole(file, stored or uuid.uuid4().hex)
         if stored is None:
             self._transport.put_content(file.read_bytes(), self._transport.path(RUN_ID))
 
@@ -180,7 +180,7 @@ class StoredRun:
         fetched.rename(final)
         checkpoint.flush(self._folder)
         newest = max(checkpoint.checkpoints_in(self._folder))
-        write_file(self._folder / folder.LATEST, f"checkpoint-{newest}")
+        write_whole(self._folder / folder.LATEST, f"checkpoint-{newest}")
         return final
 
     def remove_partly_fetched(self) -> None:

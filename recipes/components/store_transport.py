@@ -14,9 +14,8 @@ from pathlib import Path, PurePosixPath
 
 import fsspec
 
-from components.status import fail
 from core import checkpoint
-from core.exits import Exit
+from core.exits import Exit, fail
 
 # The package that fsspec needs for a store, by the beginning of its URLs
 PACKAGES = {

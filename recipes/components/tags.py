@@ -10,10 +10,9 @@ from transformers import PretrainedConfig
 
 from components.entities import OUTSIDE, are_of_entities
 from components.rows import Rows, Split, leave_out
-from components.status import fail
 from components.tokens import without_lone_surrogates
 from core.data import IGNORED, MAX_SHOWN, missing_columns
-from core.exits import Exit
+from core.exits import Exit, fail
 
 NO_WORD = -1  # The number of the word of a special token, which has none
 ROWS_AT_A_TIME = 1000

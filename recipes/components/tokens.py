@@ -10,9 +10,8 @@ from transformers.utils.chat_template_utils import render_jinja_template
 
 from components.bad_rows import explain_cause
 from components.loading import loading
-from components.status import fail
 from core.chat import DEFAULT_TEMPLATE
-from core.exits import Exit
+from core.exits import Exit, fail
 
 
 def load_text_tokenizer(name: str, revision: str = "main", **options: Any) -> Any:

@@ -36,7 +36,6 @@ from components.pipeline_checks import find_pipeline_problems
 from components.pipeline_kinds import KINDS, num_microbatches
 from components.pipeline_stages import Stage, check_stages
 from components.split_adapters import split_adapters
-from components.status import process_status
 from components.strategy import Strategy
 from components.strategy_checks import find_misfits
 from core import loss, workarounds
@@ -124,14 +123,11 @@ def has_router_loss(args: RecipeArguments) -> bool:
 
 def parse_words_of(kind: type[A], words: Sequence[str]) -> A:
     """Do what `parse_words` does for a recipe with another class of arguments."""
-    # The recipe would record a wrong call in its output folder, but planning is not a run.
-    process_status().open(None)
     return parse_arguments(kind, words=words)
 
 
 def with_config_read(words: Sequence[str], recipe: str = FIRST) -> list[str]:
     """Return the words of a command line with the arguments of its `--config` in its place."""
-    process_status().open(None)  # as in parse_words_of
     from_config, others = take_config(RecipeParser(RECIPES[recipe]), list(words))
     return [*from_config, *others]
 

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from components.hosts import SECONDS_OF_SILENCE
 from launching import RECIPE, REPO, read_json, read_metrics, recipe
 from two_hosts import LAUNCH_SECONDS, wait_until
 
 FAULTS = REPO / "evidence" / "faults.py"
+SECONDS_OF_SILENCE = 30
 STEPS = 12
 WAIT = 5  # seconds for which the fault holds a rank, while the test loses a host
 # Beside the silence after which a host is lost: a busy machine, telling others, and torchrun's end

@@ -129,7 +129,8 @@ def test_a_call_is_refused(name, call, code, word, tiny, tiny_of, inputs):
             words += [flag, value]
     done = run(sys.executable, REPO / "recipes" / f"{name}.py", *words)
     assert_refused(done, code, word)
-    if "--output_dir" not in call and "--dry_run" not in call:
+    # A wrong flag may be refused before there is a run
+    if code != 64 and "--output_dir" not in call and "--dry_run" not in call:
         status = json.loads((inputs / "run" / "status.json").read_text())
         assert status["exit_code"] == code
 

@@ -9,16 +9,7 @@ import json
 import pytest
 
 from components.cli import find_out_of_bounds, may_change, parse_arguments
-from components.status import Status
 from jobs import RECIPES
-
-
-@pytest.fixture(autouse=True)
-def status(monkeypatch):
-    """The status of this process, which writes nowhere."""
-    status = Status()
-    status.open(None)
-    monkeypatch.setattr("components.status.process_status", lambda: status)
 
 
 def parse(*words, recipe="llama"):

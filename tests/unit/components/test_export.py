@@ -105,12 +105,8 @@ def test_a_full_disk_leaves_the_adapters_that_are_there(tmp_path, monkeypatch):
     def refuse(*arguments):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    def end(accelerator, code, message):
-        raise SystemExit(f"{code}: {message}")
-
     monkeypatch.setattr(export, "write_processor", refuse)
-    monkeypatch.setattr(export, "end_all_ranks", end)
-    with pytest.raises(SystemExit, match="73: the model could not be written: .*No space left"):
+    with pytest.raises(SystemExit, match="73"):
         saved(with_adapters(), tmp_path)
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
 

@@ -12,7 +12,7 @@ import pytest
 
 from components import folder_lock
 from components.folder_lock import NAME, FolderLock
-from components.status import HOST
+from core.stop import HOST
 
 RECIPES = Path(folder_lock.__file__).parents[1]
 HOLD = """

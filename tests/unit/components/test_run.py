@@ -4,19 +4,17 @@
 import dataclasses
 import json
 import shutil
-import sys
 
 import pytest
 
 import llama
 from components.base_files import fingerprint_of_weights
 from components.cli import may_change
-from components.ending import end_all_ranks
-from components.status import Ending, fail, process_status
+from core.exits import End, fail
+from core.stop import Status
 from fakes import alone
 from launching import read_json
 
-pytestmark = pytest.mark.usefixtures("new_process")
 # What changes what is trained on, or how, of each recipe as in tests/golden/flags.json: a run
 # continues with other values only where --allow_change names them
 UNSAFE = {field.name for field in dataclasses.fields(llama.Arguments)} - may_change(llama.Arguments)
@@ -42,15 +40,15 @@ def resumed(start_run, arguments, tmp_path):
 
 class TestChanges:
     @pytest.mark.parametrize("name", sorted(UNSAFE | {"data"}))
-    def test_what_changes_the_run_is_refused(self, name, arguments, resumed, capsys):
+    def test_what_changes_the_run_is_refused(self, name, arguments, resumed):
         run = resumed(3, vars(arguments) | FACTS | {name: "another"})
-        with pytest.raises(SystemExit, match="64"):
+        with pytest.raises(SystemExit, match="64") as ended:
             run.check_plan(9, 100, **FACTS)
-        assert f"--allow_change {name}" in capsys.readouterr().err
+        assert f"--allow_change {name}" in ended.value.why
         arguments.allow_change = [name]
         run.check_plan(9, 100, **FACTS)
 
-    def test_adapters_of_another_base_are_refused(self, arguments, resumed, tiny, tmp_path, capsys):
+    def test_adapters_of_another_base_are_refused(self, arguments, resumed, tiny, tmp_path):
         base = shutil.copytree(tiny / "model", tmp_path / "base")
         arguments.use_peft = True
         arguments.model_name_or_path = str(base)
@@ -58,23 +56,23 @@ class TestChanges:
         run = resumed(3, vars(arguments) | FACTS | {"base_weights": recorded})
         run.check_plan(9, 100, **FACTS)  # a copy is the same
         (base / "model.safetensors").write_bytes(b"other weights")
-        with pytest.raises(SystemExit, match="64"):
+        with pytest.raises(SystemExit, match="64") as ended:
             run.check_plan(9, 100, **FACTS)
-        assert "base_weights" in capsys.readouterr().err
+        assert "base_weights" in ended.value.why
 
-    def test_another_number_of_rows_a_step_is_refused(self, arguments, resumed, capsys):
+    def test_another_number_of_rows_a_step_is_refused(self, arguments, resumed):
         run = resumed(3, vars(arguments) | {"rows_per_step": 24, "data": "abc"})
-        with pytest.raises(SystemExit, match="64"):
+        with pytest.raises(SystemExit, match="64") as ended:
             run.check_plan(9, 100, rows_per_step=7, data="abc")
-        assert "24" in capsys.readouterr().err
+        assert "24" in ended.value.why
 
-    def test_an_order_that_was_computed_is_refused(self, arguments, resumed, capsys):
+    def test_an_order_that_was_computed_is_refused(self, arguments, resumed):
         run = resumed(3, vars(arguments) | FACTS)
         run._restored["row_order"] = 2
         run.check_plan(9, 2**20, **FACTS)  # a list then too
-        with pytest.raises(SystemExit, match="64"):
+        with pytest.raises(SystemExit, match="64") as ended:
             run.check_plan(9, 2**20 + 1, **FACTS)
-        assert "another way" in capsys.readouterr().err
+        assert "another way" in ended.value.why
         del run._restored["row_order"]
         run.check_plan(9, 2**20 + 1, **FACTS)
 
@@ -91,33 +89,25 @@ class TestChanges:
 class TestFinishedRun:
     DONE = {"state": "done", "exit_code": 0, "why": None, "step": 9}
 
-    @pytest.fixture(autouse=True)
-    def done(self, folder):
-        (folder / "status.json").write_text(json.dumps(self.DONE))
+    @pytest.fixture
+    def folder(self, tmp_path):
+        (tmp_path / "status.json").write_text(json.dumps(self.DONE))
+        return tmp_path
 
-    def test_a_refused_or_failed_call_leaves_it_done_and_is_recorded_beside_that(
-        self, folder, capsys
-    ):
-        with pytest.raises(SystemExit, match="64"):
-            end_all_ranks(alone(1), 64, "other values of max_steps")
-        status = read_json(folder / "status.json")
-        assert status.items() >= self.DONE.items()
-        assert (
-            status["later_call"]["exit_code"] == 64
-            and status["later_call"]["why"] == "other values of max_steps"
-        )
-        process_status().state = "starting"
-        process_status().end(Ending.failed(70, "a later one"))  # the first one counts
-        assert read_json(folder / "status.json")["later_call"]["exit_code"] == 64
+    def test_a_refused_or_failed_call_leaves_it_done(self, folder, arguments, start_run):
+        (folder / "model.safetensors").touch()
+        (folder / "run.json").write_text("{}")
+        arguments.output_dir = str(folder)
+        with pytest.raises(SystemExit, match="65"), start_run(arguments):
+            fail(65, "no such file")
+        assert read_json(folder / "status.json") == self.DONE
 
-    def test_a_wrong_flag_does_not_count_against_it(self, folder, monkeypatch):
-        for code in (64, 65):  # the newest one is told
-            process_status.cache_clear()
-            monkeypatch.setattr(sys, "argv", ["llama.py", "--output_dir", str(folder)])
-            with pytest.raises(SystemExit):
-                fail(code, "no such argument")
-            status = read_json(folder / "status.json")
-            assert status["state"] == "done" and status["later_call"]["exit_code"] == code
+    def test_of_several_failures_the_first_is_recorded(self, tmp_path):
+        status = Status(tmp_path)
+        status.write("starting")
+        assert status.end(End(65, "no such file", is_alone=True))
+        assert not status.end(End(1, "the connection is closed", is_alone=True))
+        assert read_json(tmp_path / "status.json")["exit_code"] == 65
 
     @pytest.mark.parametrize(
         ("flags", "further"),
@@ -128,15 +118,14 @@ class TestFinishedRun:
         ],
     )
     def test_with_no_step_left_it_says_how_to_go_on(
-        self, flags, further, folder, arguments, resumed, capsys
+        self, flags, further, folder, arguments, resumed
     ):
         vars(arguments).update({"output_dir": str(folder)} | flags)
         (folder / "model.safetensors").touch()
         (folder / "run.json").write_text("{}")
         with pytest.raises(SystemExit) as ended:
             resumed(9, vars(arguments) | FACTS).check_plan(9, 100, **FACTS)
-        (said,) = capsys.readouterr().out.splitlines()
-        assert not ended.value.code and further in said
+        assert not ended.value.code and further in ended.value.why
         assert read_json(folder / "status.json") == self.DONE
 
     def test_with_steps_left_or_without_its_result_it_goes_on(self, folder, arguments, resumed):

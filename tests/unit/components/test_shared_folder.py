@@ -7,7 +7,7 @@ import pytest
 from accelerate import Accelerator
 
 from components.shared_folder import find_host_without
-from components.status import HOST
+from core.stop import HOST
 from ranks import on_ranks
 
 
