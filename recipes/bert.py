@@ -41,7 +41,7 @@ class Arguments(
 ):
     """Text classification."""
 
-    EXTRAS: ClassVar[tuple[str, ...]] = ("configs",)
+    EXTRAS: ClassVar[tuple[str, ...]] = ("configs", "object_store")
     GROUP: ClassVar[str] = "Data"
     LOSS_UNIT: ClassVar[str] = "per row"
     model_name_or_path: str = "google-bert/bert-base-uncased"  # Apache-2.0

@@ -39,7 +39,7 @@ class Arguments(
 ):
     """Token classification."""
 
-    EXTRAS: ClassVar[tuple[str, ...]] = ("configs",)
+    EXTRAS: ClassVar[tuple[str, ...]] = ("configs", "object_store")
     GROUP: ClassVar[str] = "Data"
     LOSS_UNIT: ClassVar[str] = "nats per label"
     model_name_or_path: str = "google-bert/bert-base-cased"  # Apache-2.0

@@ -43,7 +43,7 @@ class Arguments(
 ):
     """Instruction tuning."""
 
-    EXTRAS: ClassVar[tuple[str, ...]] = ("configs",)
+    EXTRAS: ClassVar[tuple[str, ...]] = ("configs", "object_store")
     GROUP: ClassVar[str] = "Batches of rows"
     MESH: ClassVar[Sequence[str]] = ("tp", "cp", "sp")
     model_name_or_path: str = "HuggingFaceTB/SmolLM2-135M"

@@ -37,7 +37,7 @@ class Arguments(
 ):
     """Preference tuning."""
 
-    EXTRAS: ClassVar[tuple[str, ...]] = ("configs",)
+    EXTRAS: ClassVar[tuple[str, ...]] = ("configs", "object_store")
     GROUP: ClassVar[str] = "Preferences"
     LOSS_UNIT: ClassVar[str] = "per pair"
     MESH: ClassVar[Sequence[str]] = ("tp", "cp", "sp")

@@ -45,7 +45,7 @@ class Arguments(
 ):
     """Instruction tuning over a pipeline."""
 
-    EXTRAS: ClassVar[tuple[str, ...]] = ("configs",)
+    EXTRAS: ClassVar[tuple[str, ...]] = ("configs", "object_store")
     GROUP: ClassVar[str] = "Batches of rows"
     MESH: ClassVar[Sequence[str]] = ()
     model_name_or_path: str = "HuggingFaceTB/SmolLM2-135M"

@@ -33,7 +33,7 @@ from components.startup import start
 class Arguments(EvalOnStartArguments, CausalLMArguments):
     """Continued pretraining."""
 
-    EXTRAS: ClassVar[tuple[str, ...]] = ("configs",)
+    EXTRAS: ClassVar[tuple[str, ...]] = ("configs", "object_store")
     GROUP: ClassVar[str] = "Text"
     MESH: ClassVar[Sequence[str]] = ("tp", "cp", "sp")
     model_name_or_path: str = "HuggingFaceTB/SmolLM2-135M"

@@ -47,7 +47,7 @@ class Arguments(
 ):
     """Instruction tuning of mixtures of experts."""
 
-    EXTRAS: ClassVar[tuple[str, ...]] = ("configs",)
+    EXTRAS: ClassVar[tuple[str, ...]] = ("configs", "object_store")
     GROUP: ClassVar[str] = "Mixture of experts"
     MESH: ClassVar[Sequence[str]] = ("tp", "cp", "sp")
     model_name_or_path: str = "allenai/OLMoE-1B-7B-0924"  # Apache-2.0

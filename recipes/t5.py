@@ -38,7 +38,7 @@ class Arguments(
 ):
     """Sequence to sequence."""
 
-    EXTRAS: ClassVar[tuple[str, ...]] = ("configs",)
+    EXTRAS: ClassVar[tuple[str, ...]] = ("configs", "object_store")
     GROUP: ClassVar[str] = "Sources and targets"
     model_name_or_path: str = "google/flan-t5-small"  # Apache-2.0
     # EDIT: your data set. Default: 18,949 bills of the US Congress and their summaries (CC0

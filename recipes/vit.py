@@ -33,7 +33,7 @@ from components.startup import start
 class Arguments(EvalOnStartArguments, LabelArguments, PreparationArguments, DenseModelArguments):
     """Image classification."""
 
-    EXTRAS: ClassVar[tuple[str, ...]] = ("configs",)
+    EXTRAS: ClassVar[tuple[str, ...]] = ("configs", "object_store")
     GROUP: ClassVar[str] = "Data"
     LOSS_UNIT: ClassVar[str] = "nats per image"
     model_name_or_path: str = "google/vit-base-patch16-224-in21k"  # Apache-2.0

@@ -5,9 +5,10 @@
     python scripts/copy_recipe.py llama my_project
     cd my_project && accelerate launch --config_file accelerate_configs/fsdp.yaml llama.py --help
 
-The folder gets the recipe under its own name, the modules of recipes/ that it imports,
-accelerate_configs/, requirements.txt, LICENSE, and ORIGIN.md, which names the commit. The copy runs
-there and needs nothing else from this repository. At its end the command says how large it is.
+The folder gets the recipe under its own name, the modules of recipes/ that it imports, the extras
+that it lists (or fewer: --extras), accelerate_configs/, requirements.txt, LICENSE, and ORIGIN.md,
+which names the commit. The copy runs there and needs nothing else from this repository. At its end
+the command says how large it is.
 
 Exit codes: 0 done, 64 usage, 73 cannot write.
 """
@@ -20,6 +21,7 @@ from pathlib import Path
 from exits import Exit, first_line, run_command, stop
 from paths import ROOT
 from template.copying import COMPONENTS, copy_recipe, find_recipes
+from template.imports import extras_of
 from usage import Parser
 
 
@@ -27,6 +29,12 @@ def parse_args() -> argparse.Namespace:
     parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("recipe", help="name of a recipe in recipes/, such as llama")
     parser.add_argument("folder", type=Path, help="new or empty folder for the copy")
+    parser.add_argument(
+        "--extras",
+        nargs="*",
+        metavar="NAME",
+        help="folders of recipes/extras/ to take along, of those that the recipe lists [all]",
+    )
     return parser.parse_args()
 
 
@@ -62,9 +70,15 @@ def main() -> None:
     args = parse_args()
     recipe = choose_recipe(args.recipe)
     command = shlex.join(["python", "scripts/copy_recipe.py", args.recipe, str(args.folder)])
+    listed = extras_of(recipe)
+    if args.extras is not None:
+        command += f" --extras {shlex.join(args.extras)}"
+        if not set(args.extras) <= set(listed):
+            stop(Exit.USAGE, f"--extras: {args.recipe} lists {', '.join(listed)}")
+        listed = [name for name in listed if name in args.extras]
     try:
         check_folder(args.folder)
-        files = copy_recipe(ROOT, recipe, args.folder, command)
+        files = copy_recipe(ROOT, recipe, args.folder, command, listed)
     except OSError as error:
         stop(Exit.CANNOT_WRITE, f"cannot write to {args.folder}: {first_line(error)}")
     for path in files:

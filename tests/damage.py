@@ -109,11 +109,11 @@ def find_checkpoint(folder: Path, requested: str = "auto") -> Path | None:
         requested: --resume_from_checkpoint.
     """
     damages: dict[Path, str | None] = {}
-    for path in resuming.find_candidates(folder, None, requested, dry_run=False):
+    for path in resuming.find_candidates(folder, requested, dry_run=False):
         damages[path] = find_damage(path)
         if damages[path] is None:
             break
-    return resuming.choose_checkpoint(folder, None, requested, False, damages)
+    return resuming.choose_checkpoint(folder, requested, False, damages)
 
 
 def is_found(checkpoint: Path, name: str) -> bool:

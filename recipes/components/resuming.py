@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From which checkpoint a run continues, of those in its folder and in its object store.
+"""From which checkpoint a run continues, of those in its folder.
 
 Rank 0 decides it, in two calls between which all ranks verify the candidates. A dry run asks the
-same, but changes nothing, and looks into no store.
+same, but changes nothing.
 """
 
 import shutil
@@ -16,7 +16,6 @@ from accelerate.utils import broadcast_object_list, gather_object
 
 from components.folder import MANIFEST, takes_newest
 from components.long_calls import call_on_every_rank
-from components.object_store import ObjectStore
 from components.shared_folder import appears
 from core import checkpoint
 from core.checkpoint import checkpoints_in, read_progress
@@ -24,26 +23,20 @@ from core.exits import End, Exit, fail
 from core.stop import HOST
 
 
-def find_candidates(
-    folder: Path, store: ObjectStore | None, requested: str, dry_run: bool
-) -> list[Path]:
+def find_candidates(folder: Path, requested: str, dry_run: bool) -> list[Path]:
     """Return the checkpoints to try, in order, in a tidy folder.
 
     Args:
-        store: that of the run, from which a checkpoint that is further is fetched.
         requested: --resume_from_checkpoint: auto, none, or a checkpoint's folder.
     """
     if not dry_run:
         for staging in folder.glob(f"checkpoint-*{checkpoint.STAGING}"):
             shutil.rmtree(staging, ignore_errors=True)  # A save was killed
-        if store is not None:
-            store.bring_newest(requested)
     return checkpoints_to_try(folder, requested)
 
 
 def choose_checkpoint(
     folder: Path,
-    store: ObjectStore | None,
     requested: str,
     dry_run: bool,
     damages: Mapping[Path, str | None],
@@ -54,24 +47,12 @@ def choose_checkpoint(
     steps would be lost.
 
     Args:
-        store, requested, dry_run: as for `find_candidates`.
+        requested, dry_run: as for `find_candidates`.
         damages: {candidate: why it cannot be trusted, or None}, up to the first that can be.
     """
-    if dry_run:
-        return take_newest_whole(folder, requested, damages)
-    all_damaged = bool(damages) and None not in damages.values()
-    has_copy = all_damaged and store is not None and store.has_one_for(requested)
-    found = take_newest_whole(folder, requested, damages, has_copy)
-    checkpoint.set_aside(damages)
-    if store is None:
-        return found
-    found = store.bring_if_further(requested, found)
-    if found is None and all_damaged:
-        fail(
-            Exit.DATA,
-            f"--output_dir {folder}: all checkpoints there and in {store.url} are damaged: delete "
-            "those of the store to start over",
-        )
+    found = take_newest_whole(folder, requested, damages)
+    if not dry_run:
+        checkpoint.set_aside(damages)
     return found
 
 
@@ -97,7 +78,6 @@ def take_newest_whole(
     folder: Path,
     requested: str,
     damages: Mapping[Path, str | None],
-    has_copy: bool = False,
 ) -> Path | None:
     """Return the checkpoint that a run continues from, or None to start over.
 
@@ -107,7 +87,6 @@ def take_newest_whole(
     Args:
         requested: --resume_from_checkpoint: auto, none, or a checkpoint's folder.
         damages: {candidate: why it cannot be trusted, or None}, up to the first that can be.
-        has_copy: return None if all are damaged, since a copy elsewhere can take their place.
     """
     found = None
     passed_over = []
@@ -117,7 +96,7 @@ def take_newest_whole(
         else:
             print(f"passed over {path}: {damage}", file=sys.stderr, flush=True)
             passed_over.append(path)
-    if passed_over and found is None and not has_copy:
+    if passed_over and found is None:
         fail(
             Exit.DATA,
             "no checkpoint can be trusted: choose another --output_dir to start over, or move "

@@ -5,7 +5,6 @@ A recipe's loop uses one object, `Run`. Behind it are core/stop.py (how a run en
 checkpoint.py (files), core/state.py (boxes of whole tensors), core/nonfinite.py and metrics.py.
 """
 
-import contextlib
 import dataclasses
 import os
 import sys
@@ -34,7 +33,6 @@ from components.long_calls import call_on_rank_0
 from components.mesh import Mesh, sum_over_tokens
 from components.metrics import Metrics, drop_lines_after, finite_or_none, peak_memory_gib
 from components.model_checks import check_under_strategy, warn_of_long_rows
-from components.object_store import ObjectStore
 from components.resuming import require_on_every_host, verify_candidates, verify_together
 from components.startup import imports_are_done
 from components.strategy import Strategy
@@ -42,7 +40,8 @@ from components.trackers import start_trackers
 from components.write_errors import WriteError
 from core import checkpoint, nonfinite, workarounds
 from core.checkpoint import Checkpoints, NotFiniteError, SavedTensor
-from core.exits import RANK, End, Exit, end_alone, end_together
+from core.exits import RANK, End, Exit, end_alone, end_together, fail
+from core.extras import parts_of_run
 from core.model import Schedule
 from core.state import (
     State,
@@ -103,9 +102,10 @@ class Run:
         self._lock = FolderLock(self._folder)
         self._other_run = self._lock_folder()
         leaves_no_trace = args.dry_run or self._other_run is not None
-        self._store = ObjectStore(args.output_url, self._folder) if args.output_url else None
-        if self._store is not None and RANK == 0:
-            self._store.connect(leaves_no_trace)
+        try:
+            self._extras = parts_of_run(args)
+        except ValueError as error:
+            fail(Exit.USAGE, str(error))
         self._status = Status(None if leaves_no_trace else self._folder)
         self._watch = Watch(args.ddp_timeout, self._status)
         if RANK == 0 and not self._has_finished():
@@ -393,24 +393,10 @@ class Run:
             flush=True,
         )
 
-    def _finish_uploads(self, store: ObjectStore, is_done: bool) -> Problem | None:
-        """Wait until uploads have ended. Returns why the result could not be uploaded, or None."""
-        problem = store.upload_the_rest(is_done)
-        with contextlib.suppress(OSError):  # It would only take room.
-            checkpoint.delete_old(self._folder, self._args.save_total_limit, self._kept_steps)
-        return problem
-
-    def _upload_result_of_earlier_call(self) -> None:
-        """Upload the result of a finished run where that is left to do. Every rank takes part.
-
-        All ranks end with 69 or 73 if it fails. The run stays done.
-        """
-        if self._store is None:
-            return
-        problem = call_on_rank_0(self._accelerator, self._store.upload_result)
-        if problem is None:
-            return
-        raise self._end_without_copy(*problem)
+    def _end_extras(self, is_done: bool) -> Problem | None:
+        """Have the extras finish, on rank 0. Returns why a done run has failed nevertheless."""
+        reasons = [extra.ended(is_done) for extra in self._extras]
+        return next(((Exit.NO_HUB, reason) for reason in reasons if reason is not None), None)
 
     def _end_without_copy(self, code: Exit, why: str) -> End:
         """Return how a run ends that is done but whose result could not be uploaded."""
@@ -612,18 +598,13 @@ class Run:
         )
 
     def _checkpoint_is_whole(self, path: Path) -> set[int]:
-        """Name a new checkpoint as the latest, and begin to upload it. Rank 0 calls it.
+        """Name a new checkpoint as the latest, and hand it to the extras. Rank 0 calls it.
 
         Returns:
-            The steps of others that are to be kept. One that is still being uploaded is not
-            deleted, however old it is.
+            The steps of others that are to be kept, however old they are.
         """
         write_whole(self._folder / folder.LATEST, path.name)
-        if self._store is None:
-            return self._kept_steps
-        best = min(self._kept_steps, default=None)
-        self._store.start_upload(path, self._args.save_total_limit, best)
-        return self._kept_steps | self._store.steps_to_upload()
+        return self._kept_steps.union(*[extra.saved(path) for extra in self._extras])
 
     def _find_checkpoint(self) -> None:
         """Choose the checkpoint to resume from, on rank 0 for all. Every host must see it.
@@ -632,7 +613,10 @@ class Run:
         """
         accelerator = self._accelerator
         wish = self._args.resume_from_checkpoint
-        of_this_run = (self._folder, self._store, wish, self._args.dry_run)
+        of_this_run = (self._folder, wish, self._args.dry_run)
+        problem = call_on_rank_0(accelerator, self._prepare_extras)
+        if problem is not None:
+            raise End(*problem)
         candidates = call_on_rank_0(accelerator, partial(resuming.find_candidates, *of_this_run))
         damages = verify_candidates(accelerator, candidates)
         found = call_on_rank_0(
@@ -659,6 +643,19 @@ class Run:
         self._status.step = self.step
         self._find_best()
 
+    def _prepare_extras(self) -> Problem | None:
+        """Call the extras before a checkpoint is looked for, on rank 0. Returns what is wrong."""
+        if self._args.dry_run:
+            return None
+        try:
+            for extra in self._extras:
+                extra.before_resume()
+        except ValueError as error:
+            return Exit.USAGE, str(error)
+        except ConnectionError as error:
+            return Exit.NO_HUB, str(error)
+        return None
+
     def _keep_finished_model(self) -> None:
         """End all ranks if the run is done but has no checkpoint left, since it would start over.
 
@@ -678,7 +675,6 @@ class Run:
                 f"the finished run in {self._folder} {difference}, and no checkpoint is left to "
                 f"continue from. {ANEW}",
             )
-        self._upload_result_of_earlier_call()
         raise End(
             Exit.DONE,
             f"Nothing is left to do: the run is done, and the model is in {self._folder}. {ANEW}",
@@ -695,7 +691,6 @@ class Run:
         done = broadcast_object_list([is_main and self._has_finished()])[0]
         if self.step < self._total_steps or not done:
             return
-        self._upload_result_of_earlier_call()
         name = length_argument(self._args)
         raise End(
             Exit.DONE,
@@ -829,11 +824,9 @@ class Run:
         if end.is_alone:
             end_alone(end, error, is_first)
             return
-        problem = None
-        if self._store is not None:
-            finish = partial(self._finish_uploads, self._store, error is None)
-            problem = call_on_rank_0(self._accelerator, finish)
-        if error is None and problem is not None:
+        finish = partial(self._end_extras, end.code == Exit.DONE)
+        problem = call_on_rank_0(self._accelerator, finish)
+        if problem is not None:
             end = self._end_without_copy(*problem)
         workarounds.keep_group_until_exit()
         self._accelerator.end_training()

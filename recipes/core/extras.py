@@ -6,9 +6,42 @@ hooks by name, and imports none of them.
 """
 
 import importlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
+
+
+class InRun:
+    """What an extra does during a run, by hooks that do nothing here.
+
+    The hook `in_run(args)` returns one, or None if there is nothing to do; a ValueError says what
+    is wrong with the arguments.
+    """
+
+    def before_resume(self) -> None:
+        """Rank 0 is about to look for the newest checkpoint in the output folder.
+
+        Raises:
+            ValueError: if the arguments do not fit what is found.
+            ConnectionError: if something out of reach is needed.
+        """
+
+    def saved(self, path: Path) -> Collection[int]:
+        """A checkpoint is whole. Rank 0 calls this.
+
+        Returns:
+            The steps of checkpoints that are not to be deleted yet.
+        """
+        return ()
+
+    def ended(self, is_done: bool) -> str | None:
+        """How the run ends is recorded. Rank 0 calls this, and all ranks wait for it.
+
+        Returns:
+            Why a run that is done has failed nevertheless, or None.
+        """
+        return None
 
 
 def find_missing(extras: Sequence[str]) -> Iterator[str]:
@@ -25,3 +58,13 @@ def hooks(extras: Sequence[str], name: str) -> list[Callable[..., Any]]:
     """Return the hooks of a name, in the order in which a recipe lists its extras."""
     modules = [importlib.import_module(f"extras.{extra}.hooks") for extra in extras]
     return [getattr(module, name) for module in modules if hasattr(module, name)]
+
+
+def parts_of_run(args: Any) -> list[InRun]:
+    """Return what the extras of a recipe do during a run.
+
+    Raises:
+        ValueError: if the arguments of an extra are wrong.
+    """
+    parts = [in_run(args) for in_run in hooks(getattr(args, "EXTRAS", ()), "in_run")]
+    return [part for part in parts if part is not None]

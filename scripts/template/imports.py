@@ -7,19 +7,22 @@ Imports inside functions count. What is imported by a name that is only known wh
 
 import ast
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 
-def modules_needed(program: Path) -> list[Path]:
+def modules_needed(program: Path, extras: Sequence[str] | None = None) -> list[Path]:
     """Return the files beside a program, or in packages beside it, that it reaches by imports.
 
     Sorted, without the program itself.
+
+    Args:
+        extras: the extras that it reaches; by default all that it lists.
     """
     folder = program.parent
     needed: set[Path] = set()
     to_read = [program]
-    for name in extras_of(program):
+    for name in extras_of(program) if extras is None else extras:
         hooks = set(files_of(["extras", name, "hooks"], folder))
         needed |= hooks
         to_read += sorted(hooks)

@@ -6,6 +6,7 @@ another one or anything of scripts.
 """
 
 import ast
+import re
 
 import pytest
 
@@ -57,6 +58,16 @@ def test_the_core_imports_itself_and_libraries_only(imported):
     core = {path: names for path, names in imported.items() if "recipes/core/" in path}
     recipes = {path.stem for path in (REPO / "recipes").iterdir()} - {"core"}
     assert core and files_that_import(OF_SCRIPTS | recipes, core) == []
+
+
+def test_an_extra_imports_no_recipe_and_no_other_extra(imported):
+    recipes = {path.stem for path in (REPO / "recipes").glob("*.py")}
+    extras = {path: names for path, names in imported.items() if "recipes/extras/" in path}
+    assert extras and files_that_import(OF_SCRIPTS | recipes, extras) == []
+    for path in extras:
+        text = (REPO / path).read_text()
+        named = re.findall(r"^ *(?:from|import) extras\.(\w+)", text, re.MULTILINE)
+        assert set(named) <= {path.split("/")[2]}, path
 
 
 def test_nothing_that_people_use_imports_evidence_or_tests(imported):

@@ -184,7 +184,8 @@ class TestRecipe:
         assert module.__doc__.strip() in shown
         fields = {field.name for field in dataclasses.fields(module.Arguments)}
         assert all(help_of(module.Arguments, name) for name in fields)
-        assert fields <= set().union(*map(values_read_by, [path, *COMPONENTS]))
+        extras = (REPO / "recipes" / "extras").rglob("*.py")
+        assert fields <= set().union(*map(values_read_by, [path, *COMPONENTS, *extras]))
 
     def test_its_flags_are_those_that_people_know(self, path, golden):
         """A frozen table (pytest --record): a change is a decision, also of what may change when a

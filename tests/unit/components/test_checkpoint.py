@@ -103,9 +103,9 @@ class TestFolder:
         shutil.rmtree(whole)
         older = damage.make_checkpoint(tmp_path, 4)
         before = sorted(tmp_path.rglob("*"))
-        candidates = resuming.find_candidates(tmp_path, None, "auto", dry_run=True)
+        candidates = resuming.find_candidates(tmp_path, "auto", dry_run=True)
         damages = {path: checkpoint.find_damage(path) for path in candidates}
-        assert resuming.choose_checkpoint(tmp_path, None, "auto", True, damages) == older
+        assert resuming.choose_checkpoint(tmp_path, "auto", True, damages) == older
         assert sorted(tmp_path.rglob("*")) == before
 
 

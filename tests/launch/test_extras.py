@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is in recipes/extras/: a copy without any of it trains, and what the extras add works."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+
+import net
+from launching import CONFIGS, RECIPE, REPO, TIMEOUT, read_json, read_metrics, recipe, run
+from template.imports import extras_of
+
+FAULTS = REPO / "evidence" / "faults.py"
+REHEARSAL = REPO / "scripts/rehearse.py", "--device", "cpu", "--config_file", CONFIGS / "ddp.yaml"
+LIMIT = 10  # seconds for which ranks wait for each other
+
+
+def words(net_tiny, folder, *more):
+    steps = ["--max_steps", 4, "--save_steps", 2, "--eval_strategy", "no"]
+    return [*net.data_of(net_tiny("llama")), *steps, "--output_dir", folder, *more]
+
+
+def planted(*faults):
+    return os.environ | {"FAULT": json.dumps(faults)}
+
+
+def test_without_any_extra_llama_trains(net_tiny, tmp_path):
+    assert extras_of(REPO / "recipes" / "llama.py")
+    copy = tmp_path / "copy"
+    made = run(sys.executable, REPO / "scripts" / "copy_recipe.py", "llama", copy, "--extras")
+    assert made.returncode == 0 and not (copy / "extras").exists(), made.output
+    done = run(sys.executable, copy / "llama.py", *words(net_tiny, tmp_path / "run"), cwd=tmp_path)
+    assert done.returncode == 0, done.output[-3000:]
+    assert len(read_metrics(tmp_path / "run")[0]) == 4
+
+
+def test_a_lost_folder_continues_from_the_store_to_the_same_weights(net_tiny, tmp_path):
+    whole = recipe(*words(net_tiny, tmp_path / "whole"))
+    assert whole.returncode == 0, whole.output[-3000:]
+    folder, url = tmp_path / "run", f"file://{tmp_path}/store"
+    call = words(net_tiny, folder, "--output_url", url)
+    stop = {"do": "SIGTERM", "at": "summed_loss", "step": 3}
+    stopped = run(sys.executable, FAULTS, RECIPE, *call, env=planted(stop))
+    assert stopped.returncode == 75, stopped.output[-3000:]
+    shutil.rmtree(folder)
+    done = recipe(*call)
+    assert done.returncode == 0 and f"Fetching checkpoint-3 from {url}" in done.output, done.output
+    for place in (folder, tmp_path / "store"):
+        result = (place / "model.safetensors").read_bytes()
+        assert result == (tmp_path / "whole" / "model.safetensors").read_bytes()
+        assert [line["step"] for line in read_metrics(place)[0]] == [1, 2, 3, 4]
+    assert read_json(tmp_path / "store" / "status.json")["state"] == "done"
+
+
+def test_all_ranks_wait_for_the_upload_of_the_last_checkpoint(net_tiny, tmp_path):
+    """For longer than they wait for each other."""
+    begun, store = tmp_path / "begun", tmp_path / "store"
+    slow = {"do": "wait", "at": "extras.object_store.store:ObjectStore._upload"}
+    stop = {"do": "SIGTERM", "at": "summed_loss", "step": 3, "rank": 0}
+    more = ["--ddp_timeout", LIMIT, "--output_url", f"file://{store}"]
+    command = [*REHEARSAL, FAULTS, RECIPE, *words(net_tiny, tmp_path / "run", *more)]
+    command += ["--save_steps", 0]
+    process = subprocess.Popen(
+        [sys.executable, *map(str, command)],
+        env=planted(slow | {"file": str(begun), "seconds": TIMEOUT}, stop),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    end = time.monotonic() + TIMEOUT
+    while not begun.exists():
+        assert process.poll() is None and time.monotonic() < end
+        time.sleep(0.1)
+    time.sleep(2 * LIMIT)
+    begun.unlink()
+    output, _ = process.communicate(timeout=TIMEOUT)
+    assert "Stopped and saved after step 3 of 4" in output and "error:" not in output, output
+    assert (store / "checkpoint-3" / "manifest.json").is_file()
