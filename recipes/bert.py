@@ -15,7 +15,7 @@ python scripts/copy_recipe.py bert my_project, then look for EDIT.
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar
 
 from components.arguments import (
@@ -91,13 +91,11 @@ from accelerate.utils import set_seed
 from transformers import AutoModelForSequenceClassification
 
 from components.accelerator import make_accelerator
-from components.best import require_rows_to_choose_by
 from components.classifier import evaluate_classifier, load_classifier, weighted_row_losses
 from components.export import save_model
 from components.labels import (
     Classes,
     add_labels,
-    are_texts,
     find_classes,
     label_tensors,
     read_label,
@@ -107,21 +105,11 @@ from components.mesh import Mesh, sum_over_rows
 from components.mesh_checks import read_model_config
 from components.model_checks import base_model_of, check_model
 from components.padding import pad_texts
-from components.rows import (
-    Rows,
-    Split,
-    describe_rows,
-    first_rows,
-    hold_out_rows,
-    longest_row,
-    open_splits,
-    prepare_rows,
-)
 from components.run import Run
 from components.strategy import backward_of_sum
 from components.tokens import load_text_tokenizer, without_lone_surrogates
 from core.batches import Line, Plan, describe_batch, rows_of_lines
-from core.data import hash_of_row
+from core.data import Rows, describe_rows, hash_of_row, hold_out_and_mix, longest_row, read_rows
 from core.model import make_optimizer
 
 # EDIT: your columns, of a text or of a pair of texts
@@ -145,17 +133,15 @@ def tokenize_text(
     max_length: int,
     columns: Sequence[str] | None,
     label_column: str,
-    class_names: Sequence[str] | None,
 ) -> dict[str, Any]:
     """Return the tokens of a row's text or pair of texts, and its label.
 
     Args:
         columns: of the text, or of the pair; None for the first entry of TEXT_COLUMNS found.
-        class_names: names of the classes, if the data set numbers them.
     """
     columns = columns or find_text_columns(row)
     validate_texts(row, columns, label_column)
-    label = read_label(row[label_column], class_names, label_column)
+    label = read_label(row[label_column], label_column)
     texts = [without_lone_surrogates(row[name]) for name in columns]
     encoded = tokenizer(*texts, truncation=True, max_length=max_length)
     tokens = np.array(encoded["input_ids"], dtype=np.int32)
@@ -180,53 +166,26 @@ def find_text_columns(row: Mapping[str, Any]) -> list[str]:
     return ["text"]
 
 
-def warn_of_second_text(split: Split, args: Arguments) -> str:
-    """Return a warning if the column of the text is a guess and another has texts too, or ""."""
-    rows = first_rows(split) or [{}]
-    read = find_text_columns(rows[0])
-    if args.text_columns or len(read) == 2:
-        return ""
-    for name in rows[0]:
-        is_free = name not in (*read, args.label_column)
-        if is_free and are_texts([row.get(name) for row in rows]):
-            pair = " ".join(column for column in rows[0] if column in (*read, name))
-            return f"{name} has texts and is not read: for a pair, pass --text_columns {pair}"
-    return ""
-
-
-def tokenize_split(split: Split, args: Arguments, tokenizer: Any) -> Rows:
-    """Return the rows of a split, prepared by `tokenize_text`."""
+def load_data(args: Arguments, tokenizer: Any) -> tuple[Rows, Rows | None, Classes]:
+    """Return the rows to train on, those to evaluate on, and the classes. EDIT: add filters."""
+    known = [name for columns in TEXT_COLUMNS for name in columns]
     prepare = partial(
         tokenize_text,
         tokenizer=tokenizer,
         max_length=args.max_length,
         columns=args.text_columns,
         label_column=args.label_column,
-        class_names=split.class_names(args.label_column),
     )
-    return prepare_rows(split, prepare, args)
-
-
-def load_data(args: Arguments, tokenizer: Any) -> tuple[Rows, Rows | None, Classes]:
-    """Return the rows to train on, those to evaluate on, and the classes. EDIT: add filters."""
-    known = [name for columns in TEXT_COLUMNS for name in columns]
-    evaluate = args.eval_strategy != "no"
-    train_split, eval_split = open_splits(
-        args.dataset_name, args, evaluate=evaluate, text_columns=args.text_columns or known
-    )
-    train_rows = tokenize_split(train_split, args, tokenizer)
-    train_rows = replace(train_rows, warning=warn_of_second_text(train_split, args))
+    rows, eval_rows = read_rows(args, prepare, text_columns=args.text_columns or known)
     # EDIT: to filter rows, change them here, as in
-    #     dataset = train_rows.dataset.filter(lambda row: row["length"] >= 8)
-    #     train_rows = dataclasses.replace(train_rows, dataset=dataset)
-    classes = find_classes(train_rows, args, args.dataset_name, args.label_column)
+    #     dataset = rows.dataset.filter(lambda row: row["length"] >= 8)
+    #     rows = dataclasses.replace(rows, dataset=dataset)
+    classes = find_classes(rows, args, args.label_column)
     classes = classes.in_order_of(read_model_config(args))
-    train_rows = add_labels(train_rows, classes, args)
-    train_rows, held_out = hold_out_rows(train_rows, args, evaluate=evaluate)
-    if eval_split is None:
-        return train_rows, held_out, classes
-    eval_rows = tokenize_split(eval_split, args, tokenizer)
-    return train_rows, add_labels(eval_rows, classes, args), classes
+    rows = add_labels(rows, classes, args)
+    if eval_rows is not None:
+        eval_rows = add_labels(eval_rows, classes, args)
+    return *hold_out_and_mix(args, rows, eval_rows), classes
 
 
 @dataclass(frozen=True)
@@ -265,7 +224,6 @@ def train(args: Arguments, run: Run) -> None:
     with accelerator.local_main_process_first():  # the other ranks read its cache
         train_rows, eval_rows, classes = load_data(args, tokenizer)
     lengths = train_rows.lengths
-    require_rows_to_choose_by(args, eval_rows, "--eval_split")
     plan = Plan(args, Mesh.of(accelerator), accelerator.device, len(train_rows), lengths)
     run.check_plan(plan.total_steps, plan.num_lines, plan.rows_per_step, train_rows.fingerprint)
     collator = TextCollator(tokenizer)

@@ -85,22 +85,12 @@ from accelerate.utils import set_seed
 from transformers import AutoConfig, AutoModelForTokenClassification
 
 from components.accelerator import make_accelerator
-from components.best import require_rows_to_choose_by
 from components.classifier import load_classifier
 from components.export import save_model
 from components.loading import loading
 from components.mesh import Mesh, sum_over_rows
 from components.model_checks import base_model_of, check_model
 from components.padding import pad_texts
-from components.rows import (
-    Rows,
-    Split,
-    describe_rows,
-    hold_out_rows,
-    longest_row,
-    open_splits,
-    prepare_rows,
-)
 from components.run import Run
 from components.strategy import backward_of_sum
 from components.tagger import evaluate_tags, summed_tag_loss
@@ -110,7 +100,6 @@ from components.tags import (
     describe_tags,
     label_tokens,
     names_in_config,
-    names_of_tags,
     order_tags,
     read_tags,
     read_words,
@@ -119,7 +108,15 @@ from components.tags import (
 )
 from components.tokens import load_text_tokenizer
 from core.batches import Line, Plan, describe_batch, rows_of_lines
-from core.data import IGNORED, hash_of_row
+from core.data import (
+    IGNORED,
+    Rows,
+    describe_rows,
+    hash_of_row,
+    hold_out_and_mix,
+    longest_row,
+    read_rows,
+)
 from core.model import make_optimizer
 
 # EDIT: your columns of tags
@@ -139,7 +136,7 @@ def tokenize_words(
 
     Args:
         tag_columns: the tags are in the first of these columns that the row has.
-        tag_names: of tags that are numbers.
+        tag_names: of tags that are numbers, where the data set does not name them.
     """
     tag_column = next((name for name in tag_columns if name in row), tag_columns[0])
     words = read_words(row, word_column, tag_column)
@@ -171,26 +168,6 @@ def tokenize_words(
     }
 
 
-def tokenize_split(
-    split: Split, args: Arguments, tokenizer: Any, tag_names: Sequence[str] | None
-) -> Rows:
-    """Return the tokens and tags of the rows of a split.
-
-    Args:
-        tag_names: of tags that are numbers, where the data set does not name them.
-    """
-    columns = tag_columns(args)
-    prepare = partial(
-        tokenize_words,
-        tokenizer=tokenizer,
-        max_length=args.max_length,
-        word_column=args.text_column_name,
-        tag_columns=columns,
-        tag_names=names_of_tags(split, columns) or tag_names,
-    )
-    return prepare_rows(split, prepare, args)
-
-
 def tag_columns(args: Arguments) -> list[str]:
     """Return the columns that may hold the tags."""
     if args.label_column_name is not None:
@@ -205,19 +182,25 @@ def load_data(args: Arguments, tokenizer: Any) -> tuple[Rows, Rows | None, dict[
             args.model_name_or_path, revision=args.model_revision, trust_remote_code=False
         )
     model_names = names_in_config(config)
-    evaluate = args.eval_strategy != "no"
-    train_split, eval_split = open_splits(args.dataset_name, args, evaluate=evaluate)
-    train_rows = tokenize_split(train_split, args, tokenizer, model_names)
+    columns = tag_columns(args)
+    prepare = partial(
+        tokenize_words,
+        tokenizer=tokenizer,
+        max_length=args.max_length,
+        word_column=args.text_column_name,
+        tag_columns=columns,
+        tag_names=model_names,
+    )
+    rows, eval_rows = read_rows(args, prepare)
     # EDIT: to filter rows, change them here, as in
-    #     dataset = train_rows.dataset.filter(lambda row: row["length"] >= 8)
-    #     train_rows = dataclasses.replace(train_rows, dataset=dataset)
-    data_names = names_of_tags(train_split, tag_columns(args))
-    tag_ids = order_tags(count_tags(train_rows), args.dataset_name, model_names, data_names)
-    train_rows, held_out = hold_out_rows(train_rows, args, evaluate=evaluate)
-    if eval_split is None:
-        return train_rows, held_out, tag_ids
-    eval_rows = tokenize_split(eval_split, args, tokenizer, model_names)
-    return train_rows, without_unknown_tags(eval_rows, tag_ids, args.skip_bad_rows), tag_ids
+    #     dataset = rows.dataset.filter(lambda row: row["length"] >= 8)
+    #     rows = dataclasses.replace(rows, dataset=dataset)
+    source = rows.sources[0]
+    of_data = [source.class_names[name] for name in columns if name in source.class_names]
+    tag_ids = order_tags(count_tags(rows), source.name, model_names, *of_data)
+    if eval_rows is not None:
+        eval_rows = without_unknown_tags(eval_rows, tag_ids, args.skip_bad_rows)
+    return *hold_out_and_mix(args, rows, eval_rows), tag_ids
 
 
 @dataclass(frozen=True)
@@ -268,7 +251,6 @@ def train(args: Arguments, run: Run) -> None:
         train_rows, eval_rows, tag_ids = load_data(args, tokenizer)
     names = list(tag_ids)
     lengths = train_rows.lengths
-    require_rows_to_choose_by(args, eval_rows, "--eval_split")
     plan = Plan(args, Mesh.of(accelerator), accelerator.device, len(train_rows), lengths)
     run.check_plan(plan.total_steps, plan.num_lines, plan.rows_per_step, train_rows.fingerprint)
     collator = TagCollator(tokenizer, tag_ids, args.label_all_tokens)

@@ -96,7 +96,6 @@ from transformers import AutoModelForCausalLM
 from components.accelerator import make_accelerator
 from components.export import save_model
 from components.mesh import Mesh, part_of, sum_over_parts, sum_over_rows
-from components.mixture import read_splits
 from components.model import add_adapters, load_pretrained, set_up_layers
 from components.model_checks import check_model
 from components.pairs import (
@@ -109,13 +108,19 @@ from components.pairs import (
     tokenize_message_pair,
     tokenize_text_pair,
 )
-from components.rows import Rows, describe_rows, longest_row
 from components.run import Run
 from components.strategy import backward_of_sum
 from components.tokens import load_tokenizer
 from core.batches import Plan, describe_batch, takes_one_line
 from core.chat import ChatTemplate, find_tools
-from core.data import rename_columns
+from core.data import (
+    Rows,
+    describe_rows,
+    hold_out_and_mix,
+    longest_row,
+    read_rows,
+    rename_columns,
+)
 from core.loss import LossInHead
 from core.model import make_optimizer
 
@@ -162,23 +167,17 @@ def tokenize_answers(
 
 def load_data(args: Arguments, tokenizer: Any) -> tuple[Rows, Rows | None]:
     """Return the pairs to train on and those to evaluate on. EDIT: add filters or sources."""
-    columns = args.columns_by_role
     prepare = partial(
         tokenize_answers,
         template=ChatTemplate(tokenizer, args.chat_template_kwargs or {}),
         max_length=args.max_length,
-        columns=columns,
+        columns=args.columns_by_role,
     )
-    # EDIT: to filter rows, change what read_splits returns, as in
-    #     train_rows, eval_rows = read_splits(...)
-    #     dataset = train_rows.dataset.filter(lambda row: row["length"] >= 8)
-    #     return dataclasses.replace(train_rows, dataset=dataset), eval_rows
-    return read_splits(
-        args,
-        prepare,
-        evaluate=args.eval_strategy != "no",
-        text_columns=list(columns.values()),
-    )
+    rows, eval_rows = read_rows(args, prepare)
+    # EDIT: to filter rows, change them here, as in
+    #     dataset = rows.dataset.filter(lambda row: row["length"] >= 8)
+    #     rows = dataclasses.replace(rows, dataset=dataset)
+    return hold_out_and_mix(args, rows, eval_rows)
 
 
 # ---- Model ----

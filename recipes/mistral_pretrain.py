@@ -188,7 +188,7 @@ def load_data(args: Arguments, tokenizer: Any) -> Corpus:
     Ends with 65 if a document cannot be used, or none has text, and with 64 if the best model is to
     be chosen and there is nothing to evaluate on.
     """
-    documents, eval_documents = open_documents(args, evaluate=args.eval_strategy != "no")
+    documents, eval_documents = open_documents(args)
     num_eval_blocks = math.ceil(args.max_eval_tokens / args.max_length)
     try:
         eval_blocks = []

@@ -106,11 +106,9 @@ from components.accelerator import make_accelerator
 from components.export import save_model
 from components.generation import name_false_marks
 from components.mesh import Mesh, part_of, sum_over_parts, sum_over_rows, sum_over_tokens
-from components.mixture import read_splits
 from components.model import add_adapters, load_pretrained, set_up_layers
 from components.model_checks import base_model_of, check_model
 from components.perplexity import perplexity_of
-from components.rows import Rows, describe_rows, longest_row
 from components.run import Run
 from components.strategy import backward_of_sum
 from components.tokens import load_tokenizer
@@ -122,6 +120,7 @@ from core.chat import (
     show_trained_tokens,
     tokenize_conversation,
 )
+from core.data import Rows, describe_rows, hold_out_and_mix, longest_row, read_rows
 from core.exits import Exit, fail
 from core.loss import LossInHead
 from core.model import add_neftune, make_optimizer
@@ -161,26 +160,20 @@ def tokenize_row(
 
 def load_data(args: Arguments, tokenizer: Any) -> tuple[Rows, Rows | None]:
     """Return the rows to train on and those to evaluate on. EDIT: add filters or sources."""
-    columns = args.columns_by_role
     prepare = partial(
         tokenize_row,
         template=ChatTemplate(tokenizer, args.chat_template_kwargs or {}),
         max_length=args.max_length,
-        columns=columns,
+        columns=args.columns_by_role,
         learn=args.learn,
         completion_only_loss=args.completion_only_loss,
         assistant_only_loss=args.assistant_only_loss,
     )
-    # EDIT: to filter rows, change what read_splits returns, as in
-    #     train_rows, eval_rows = read_splits(...)
-    #     dataset = train_rows.dataset.filter(lambda row: row["length"] >= 8)
-    #     return dataclasses.replace(train_rows, dataset=dataset), eval_rows
-    return read_splits(
-        args,
-        prepare,
-        evaluate=args.eval_strategy != "no",
-        text_columns=list(columns.values()),
-    )
+    rows, eval_rows = read_rows(args, prepare)
+    # EDIT: to filter rows, change them here, as in
+    #     dataset = rows.dataset.filter(lambda row: row["length"] >= 8)
+    #     rows = dataclasses.replace(rows, dataset=dataset)
+    return hold_out_and_mix(args, rows, eval_rows)
 
 
 @dataclass(frozen=True)

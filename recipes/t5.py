@@ -132,11 +132,9 @@ from components.accelerator import make_accelerator
 from components.export import save_model
 from components.generation import generate, greedy_options, stop_tokens_of_texts
 from components.mesh import Mesh, gather_rows, sum_over_rows
-from components.mixture import read_splits
 from components.model import add_adapters, load_pretrained, set_up_layers
 from components.model_checks import check_model
 from components.predictions import NUM_SHOWN, SHOWN_LETTERS, show_prediction, write_predictions
-from components.rows import Rows, describe_rows, longest_row
 from components.run import Run
 from components.seq2seq import (
     Seq2SeqCollator,
@@ -147,7 +145,16 @@ from components.seq2seq import (
 from components.strategy import backward_of_sum
 from components.tokens import load_text_tokenizer, without_lone_surrogates
 from core.batches import Plan, describe_batch
-from core.data import MAX_SHOWN, hash_of_row, missing_columns
+from core.data import (
+    MAX_SHOWN,
+    Rows,
+    describe_rows,
+    hash_of_row,
+    hold_out_and_mix,
+    longest_row,
+    missing_columns,
+    read_rows,
+)
 from core.exits import Exit, fail
 from core.model import make_optimizer
 
@@ -250,17 +257,12 @@ def load_data(args: Arguments, tokenizer: Any) -> tuple[Rows, Rows | None]:
     )
     texts = [*SOURCE_AND_TARGET, *SOURCE_AND_TARGET.values()]
     texts += [column for column in (args.source_column, args.target_column) if column]
-    # EDIT: to filter rows, change what read_splits returns, as in
-    #     train_rows, eval_rows = read_splits(...)
-    #     dataset = train_rows.dataset.filter(lambda row: row["length"] >= 8)
-    #     return dataclasses.replace(train_rows, dataset=dataset), eval_rows
-    return read_splits(
-        args,
-        prepare,
-        evaluate=args.eval_strategy != "no",
-        text_columns=texts,
-        limits=("max_source_length", "max_target_length"),
-    )
+    limits = ("max_source_length", "max_target_length")
+    rows, eval_rows = read_rows(args, prepare, texts, limits)
+    # EDIT: to filter rows, change them here, as in
+    #     dataset = rows.dataset.filter(lambda row: row["length"] >= 8)
+    #     rows = dataclasses.replace(rows, dataset=dataset)
+    return hold_out_and_mix(args, rows, eval_rows)
 
 
 # ---- Model ----

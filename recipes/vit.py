@@ -87,7 +87,6 @@ from PIL import Image, ImageOps
 from transformers import AutoImageProcessor, AutoModelForImageClassification
 
 from components.accelerator import make_accelerator
-from components.best import require_rows_to_choose_by
 from components.classifier import evaluate_classifier, load_classifier, weighted_row_losses
 from components.export import save_model
 from components.images import (
@@ -95,12 +94,11 @@ from components.images import (
     check_image,
     decode_image,
     hash_of_image,
-    open_image_splits,
+    open_images,
 )
 from components.labels import (
     Classes,
     add_labels,
-    class_of,
     find_classes,
     label_as_number,
     label_as_text,
@@ -109,10 +107,17 @@ from components.labels import (
 from components.loading import loading
 from components.mesh import Mesh, sum_over_rows
 from components.mesh_checks import read_model_config
-from components.rows import Rows, Split, describe_rows, hold_out_rows, prepare_rows
 from components.run import Run
 from components.strategy import backward_of_sum
 from core.batches import Line, Plan, describe_batch, rows_of_lines
+from core.data import (
+    Rows,
+    describe_rows,
+    hold_out_and_mix,
+    missing_columns,
+    open_sources,
+    prepare_rows,
+)
 from core.exits import Exit, fail
 from core.model import make_optimizer
 
@@ -122,62 +127,55 @@ FP32_BYTES = 4
 
 
 # ---- Data ----
-def label_image(row: Mapping[str, Any], class_names: Sequence[str] | None) -> dict[str, Any]:
+def label_image(
+    row: Mapping[str, Any], image_column: str, label_columns: Sequence[str]
+) -> dict[str, Any]:
     """Return an image's label, as text and as a number, and a hash of image and label.
 
     The image stays encoded.
 
     Args:
-        class_names: names of the classes, if the data set numbers them.
+        label_columns: the label is in the first of these that the row has.
     """
-    label = class_of(row["label"], class_names)
-    check_image(row["image"], label)
+    found = [name for name in label_columns if name in row]
+    if image_column not in row or not found:
+        needed = f"{image_column} and {' or '.join(label_columns)}"
+        raise ValueError(missing_columns(row, needed, "image", "label"))
+    label = row[found[0]]
+    check_image(row[image_column], label)
     return {
         "label_text": label_as_text(label),
-        "number": label_as_number(row["label"]),
-        "hash": hash_of_image(row["image"], label),
+        "number": label_as_number(label),
+        "hash": hash_of_image(row[image_column], label),
     }
 
 
-@dataclass(frozen=True)
-class Images:
-    """The rows of a split and their images, which stay encoded.
+def load_data(args: Arguments) -> tuple[Rows, Rows | None, Classes]:
+    """Return the images to train on, those to evaluate on, and the classes. EDIT: add filters.
 
-    Attributes:
-        rows: the labels; in each row, `row` is the place of the image in `encoded`, from 1.
-        encoded: all images of the split, in the column image.
+    The rows are their labels; the images stay where they are, in `sources` of the rows.
     """
-
-    rows: Rows
-    encoded: Any
-
-
-def label_split(split: Split, args: Arguments) -> Rows:
-    """Return the rows of a split, prepared by `label_image`."""
-    prepare = partial(label_image, class_names=split.class_names("label"))
-    return prepare_rows(split, prepare, args)
-
-
-def load_data(args: Arguments) -> tuple[Images, Images | None, Classes]:
-    """Return the images to train on, those to evaluate on, and the classes. EDIT: add filters."""
-    evaluate = args.eval_strategy != "no"
-    train_split, eval_split = open_image_splits(args, evaluate=evaluate)
-    train_rows = label_split(train_split, args)
+    label_columns = ["label", "labels"]
+    if args.label_column_name:
+        label_columns = [args.label_column_name]
+    label = partial(label_image, image_column=args.image_column_name, label_columns=label_columns)
+    train, test = open_sources(args, partial(open_images, column=args.image_column_name))
+    rows = prepare_rows(train, label, args)
     # EDIT: to filter rows, change them here, as in
-    #     dataset = train_rows.dataset.filter(lambda row: row["label_text"] != "unclear")
-    #     train_rows = dataclasses.replace(train_rows, dataset=dataset)
-    column = args.label_column_name or "label"
-    classes = find_classes(train_rows, args, args.dataset_name, column)
+    #     dataset = rows.dataset.filter(lambda row: row["label_text"] != "unclear")
+    #     rows = dataclasses.replace(rows, dataset=dataset)
+    found = [name for name in label_columns if name in train[0].dataset.column_names]
+    classes = find_classes(rows, args, found[0])
     classes = classes.in_order_of(read_model_config(args))
-    train_rows = add_labels(train_rows, classes, args)
-    train_rows, held_out = hold_out_rows(train_rows, args, evaluate=evaluate)
-    train_images = Images(train_rows, train_split.dataset)
-    if held_out is not None:
-        return train_images, Images(held_out, train_split.dataset), classes
-    if eval_split is None:
-        return train_images, None, classes
-    eval_rows = add_labels(label_split(eval_split, args), classes, args)
-    return train_images, Images(eval_rows, eval_split.dataset), classes
+    rows = add_labels(rows, classes, args)
+    eval_rows = add_labels(prepare_rows(test, label, args), classes, args) if test else None
+    return *hold_out_and_mix(args, rows, eval_rows), classes
+
+
+def images_of(rows: Rows, args: Arguments) -> Any:
+    """Return all images of a split, in the column image; that of a row is at its number - 1."""
+    images = rows.sources[0].dataset.select_columns(args.image_column_name)
+    return images.rename_columns({args.image_column_name: "image"})
 
 
 def augment(
@@ -306,10 +304,8 @@ def train(args: Arguments, run: Run) -> None:
     # ---- Data ----
     processor, size = load_processor(args.model_name_or_path, args.model_revision)
     with accelerator.local_main_process_first():  # the other ranks read its cache
-        train_images, eval_images, classes = load_data(args)
-    train_rows = train_images.rows
-    eval_rows = eval_images.rows if eval_images else None
-    require_rows_to_choose_by(args, eval_rows, "--eval_split")
+        train_rows, eval_rows, classes = load_data(args)
+    encoded = images_of(train_rows, args)
     num_workers = choose_num_workers(args, accelerator, size)
     plan = Plan(
         replace(args, dataloader_num_workers=num_workers),
@@ -320,13 +316,13 @@ def train(args: Arguments, run: Run) -> None:
     run.check_plan(plan.total_steps, plan.num_lines, plan.rows_per_step, train_rows.fingerprint)
     train_loader = plan.training_loader(
         train_rows,
-        ImageCollator(train_images.encoded, processor, size, args.augmentation, args.seed),
+        ImageCollator(encoded, processor, size, args.augmentation, args.seed),
         first_step=run.step,
         counts_on=True,
     )
     eval_loader = None
-    if eval_images is not None:
-        collator = ImageCollator(eval_images.encoded, processor, size)
+    if eval_rows is not None:
+        collator = ImageCollator(images_of(eval_rows, args), processor, size)
         eval_loader = plan.evaluation_loader(eval_rows, collator)
 
     # ---- Model, optimizer, schedule ----
@@ -337,7 +333,7 @@ def train(args: Arguments, run: Run) -> None:
     cast_pixels(model)
     notes = describe_rows(train_rows, eval_rows) | of_head
     first = train_rows.dataset[0]
-    path = train_images.encoded[int(first["row"]) - 1]["image"]["path"]
+    path = encoded[int(first["row"]) - 1]["image"]["path"]
     notes["labels"] = classes.describe()
     notes["workers"] = f"{num_workers} processes per rank decode images"
     notes["batch"] = describe_batch(args, plan.layout, "rows")

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Arguments of recipes that no recipe has: one of causal language models, one of classifiers."""
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 
 from components.arguments import (
     CommonArguments,
@@ -80,8 +80,11 @@ class DataFlags:
     dataset_test_split: str = "test"
     load_best_model_at_end: bool = False
     eval_dataset_name: str | None = None
+    eval_strategy: str = "no"
     eval_split: float = 0
     skip_bad_rows: bool = False
+    columns_by_role: Mapping[str, str] = field(default_factory=dict)
+    COLUMN_ROLES = COLUMN_ARGUMENTS = ()
 
 
 @dataclass(frozen=True)
@@ -90,14 +93,6 @@ class RowFlags(DataFlags):
 
     dataset_num_proc: int | None = None
     seed: int = 42
-
-
-@dataclass(frozen=True)
-class MixtureFlags(RowFlags):
-    """The same of recipes that take several data sets."""
-
-    dataset_name: Sequence[str]
-    dataset_weights: Sequence[float] = ()
 
 
 @dataclass(frozen=True)

@@ -31,12 +31,11 @@ from components.generation import (
 from components.mesh import gather_rows
 from components.predictions import NUM_SHOWN, SHOWN_LETTERS, show_prediction, write_predictions
 from components.row_attention import heeding_masks
-from components.rows import TRUNCATED, Rows
 from components.run import Run
 from components.trackers import log_table
 from core.batches import Line, Plan, rows_of_lines
 from core.chat import ChatTemplate
-from core.data import IGNORED
+from core.data import IGNORED, Rows
 from core.exits import Exit, fail
 
 SHORT_ANSWER = 32  # tokens; a longer answer may be right in other words than the row's
@@ -168,7 +167,7 @@ def read_reference(
     """
     start, end = last_answer(row["labels"])
     answer = row["input_ids"][start:end].tolist()
-    if row[TRUNCATED]:
+    if row["truncated"]:
         return answer, None
     return answer, length_of_reference(answer, turn_ends, tokenizer)
 

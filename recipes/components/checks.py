@@ -24,17 +24,16 @@ from components.arguments import (
 )
 from components.best import find_best_model_conflicts
 from components.cli import find_out_of_bounds
-from components.data_files import find_missing_data_set
 from components.device_checks import find_device_problems
 from components.expert_checks import find_expert_problems
 from components.hub_ids import find_missing
 from components.model_folder import find_folder_problems, find_missing_weights
 from components.pipeline_checks import find_pipeline_problems, layers_of_model
-from components.roles import find_column_conflicts
 from components.strategy_checks import find_missing_device, find_strategy_problems
 from components.trackers import NAMED_AS_PROJECT, find_missing_tracker
 from core import extras
 from core.config_names import find_launch_faults
+from core.data import FILE_TYPES
 from core.exits import Exit, fail
 
 # Arguments of apply_chat_template that --chat_template_kwargs cannot set
@@ -90,7 +89,6 @@ def find_conflicts(args: CommonArguments) -> Iterator[str]:
             "choose one"
         )
     yield from find_path_problems(args)
-    yield from find_column_conflicts(args)
     yield from find_eval_split_problems(args)
     yield from find_chat_conflicts(args)
     yield from find_weight_conflicts(args)
@@ -222,8 +220,9 @@ def find_missing_data(args: CommonArguments) -> Iterator[str]:
     if args.eval_dataset_name and args.eval_strategy != "no":
         names.append(args.eval_dataset_name)
     for name in names:
-        missing = find_missing_data_set(name)
-        if missing is not None:
+        if Path(name).suffix in FILE_TYPES and not Path(name).exists():
+            yield f"{name}: no such file"
+        elif missing := find_missing(name, "dataset"):
             yield missing
 
 

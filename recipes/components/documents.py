@@ -4,38 +4,31 @@
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import xxhash
 from datasets import Dataset, IterableDataset
 
-from components.bad_rows import explain
-from components.data_files import (
-    DOCUMENT_TYPES,
+from core.data import (
+    FILE_TYPES,
+    MAX_NAMED,
+    MAX_SHOWN,
+    Row,
     Source,
     decode,
+    explain,
     find_files,
-    load_rows,
-    load_stream,
+    list_columns,
+    missing_columns,
+    open_rows,
+    open_sources,
     parse_line,
 )
-from components.rows import HasDataArguments, evaluation_source, require, training_source
-from core.data import MAX_SHOWN, Row, list_columns, missing_columns, note_unread
 from core.exits import Exit, fail
 
-
-class HasDocumentArguments(HasDataArguments, Protocol):
-    """What also has the arguments of documents: their column, and how many are held out."""
-
-    @property
-    def dataset_name(self) -> str: ...
-    @property
-    def text_column(self) -> str: ...
-    @property
-    def streaming(self) -> bool: ...
-    @property
-    def num_eval_documents(self) -> int: ...
+DOCUMENT_TYPES = (*FILE_TYPES, ".txt")  # each .txt file is one document
 
 
 @dataclass(frozen=True)
@@ -61,7 +54,7 @@ class Documents:
     @property
     def notes(self) -> str:
         """What the start summary says about unread columns: "; not read: url", or ""."""
-        return note_unread(dict.fromkeys(self.unread, 1), 1)
+        return f"; not read: {', '.join(self.unread[:MAX_NAMED])}" if self.unread else ""
 
     @property
     def fingerprint(self) -> str:
@@ -88,7 +81,7 @@ class Documents:
         """
         try:
             return self._read(row)
-        except Exception as error:  # a ValueError, or an error of the parser or the codec
+        except ValueError as error:
             if self.skip_bad_rows:
                 return None
             raise ValueError(
@@ -116,14 +109,14 @@ class Documents:
         raise IndexError(f"{self.source.name} has too few lines, by {number}")
 
     def _read(self, row: Row) -> str:
-        """Return the text of a row, or raise a ValueError or an error of the parser."""
+        """Return the text of a row, or raise a ValueError."""
         if self.source.file_type == ".txt":
             return decode(row["text"])
         if self.source.file_type == ".jsonl":
-            line = row["text"]
-            if not line.strip():
+            parsed = parse_line(row["text"])
+            if parsed is None:
                 return ""
-            row = parse_line(line)
+            row = parsed
         column = self.text_column
         if column not in row:
             raise ValueError(f"has the columns {list_columns(row)}; needs {column}")
@@ -134,36 +127,43 @@ class Documents:
         return text
 
 
-def open_documents(
-    args: HasDocumentArguments, *, evaluate: bool
-) -> tuple[Documents, Documents | None]:
+def open_documents(args: Any) -> tuple[Documents, Documents | None]:
     """Return the documents to train on, and those to evaluate on or None.
 
     With --num_eval_documents, the first documents are held out to evaluate on. In addition to the
-    files of `components.rows.open_splits`, .txt files are read, each as one document; if none is
-    named after a split, all .txt files of a folder are used.
+    files of `core.data.open_rows`, .txt files are read, each as one document; if none is named
+    after a split, all .txt files of a folder are used.
     """
-    source = training_source(args.dataset_name, args)
-    documents = require(load_documents(source, args), source)
+    train, test = open_sources(args, partial(open_texts, args=args))
+    documents = documents_of(train[0], args)
     if args.num_eval_documents:
         held_out, documents = hold_out(documents, args.num_eval_documents)
-        return documents, held_out if evaluate else None
-    source = evaluation_source(args.dataset_name, args) if evaluate else None
-    if source is None:
-        return documents, None
-    return documents, load_documents(source, args)
+        return documents, held_out if args.eval_strategy != "no" else None
+    return documents, documents_of(test[0], args) if test else None
 
 
-def load_documents(source: Source, args: HasDocumentArguments) -> Documents | None:
-    """Return the documents of a source, or None if it has none and does not need any."""
-    source = replace(source, files=find_document_files(source))
-    load = load_stream if args.streaming else load_rows
-    dataset: Any = load(source, [args.text_column])
-    if source.is_required:
-        dataset = require(dataset, source)
-    if dataset is None:
-        return None
-    columns = columns_of_documents(dataset, source)
+def open_texts(
+    name: str, config: str | None, split: str, is_required: bool, args: Any
+) -> Source | None:
+    """Return the rows of a split, or None if it is empty and not required.
+
+    Without files that are named after it, these are the .txt files in a folder named after it or,
+    if it is required, all .txt files of the data set.
+    """
+    files = find_files(name, split, DOCUMENT_TYPES)
+    if not files:
+        files = tuple(sorted(Path(name, split).rglob("*.txt")))
+    if not files and is_required:
+        files = tuple(sorted(Path(name).rglob("*.txt")))
+    return open_rows(
+        name, config, split, is_required, [args.text_column], files, streaming=args.streaming
+    )
+
+
+def documents_of(source: Source, args: Any) -> Documents:
+    """Return the documents of a source; end with 65 if it has no column of texts."""
+    dataset: Any = source.dataset
+    columns = columns_of_documents(source)
     if columns and args.text_column not in columns and not args.skip_bad_rows:
         problem = missing_columns(columns, args.text_column, "text")
         fail(Exit.DATA, f"{source.prefix} 1: {problem}")
@@ -173,30 +173,18 @@ def load_documents(source: Source, args: HasDocumentArguments) -> Documents | No
     return Documents(dataset, source, args.text_column, args.skip_bad_rows, unread=unread)
 
 
-def find_document_files(source: Source) -> tuple[Path, ...]:
-    """Return the files of a split: those named after it, or .txt files in a folder named after it.
-
-    If the split is required and there are neither, these are all .txt files of the data set.
-    """
-    files = find_files(source.name, source.split, DOCUMENT_TYPES)
-    if not files:
-        files = tuple(sorted(Path(source.name, source.split).rglob("*.txt")))
-    if not files and source.is_required:
-        files = tuple(sorted(Path(source.name).rglob("*.txt")))
-    return files
-
-
-def columns_of_documents(dataset: Dataset | IterableDataset, source: Source) -> Sequence[str]:
+def columns_of_documents(source: Source) -> Sequence[str]:
     """Return the names of the columns; where each row has its own, those of the first row."""
     if source.file_type == ".txt":
         return []
+    dataset = source.dataset
     if source.file_type != ".jsonl" and dataset.column_names:
         return dataset.column_names
     first: Any = next(iter(dataset), {})
     if source.file_type != ".jsonl":
         return list(first)
     try:
-        return list(parse_line(first["text"]))
+        return list(parse_line(first["text"]) or [])
     except ValueError:  # a bad line is reported when it is read
         return []
 

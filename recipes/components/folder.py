@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from components.data_files import DOCUMENT_TYPES, find_files
+from core.data import FILE_TYPES, find_files
 from core.exits import Exit, fail
 
 # Files that a run writes into its folder, besides checkpoints and the result
@@ -98,7 +98,7 @@ def find_rows_at_risk(folder: Path, args: Any) -> str | None:
     written = [path for pattern in OWN_FILES for path in folder.glob(pattern)]
     places = [folder.resolve(), *folder.resolve().parents]
     for name, split in sources:
-        files = [file for file in find_files(name, split, DOCUMENT_TYPES) if file.exists()]
+        files = [file for file in find_files(name, split, (*FILE_TYPES, ".txt")) if file.exists()]
         for path in written:
             if any(path.samefile(file) for file in files):
                 return f"the run would overwrite the rows in {path}: {fix}"

@@ -2,28 +2,19 @@
 """Find images in a folder or a data set, check them before training, decode them for a batch."""
 
 import io
-import json
 import os
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, BinaryIO, Protocol
+from typing import Any, BinaryIO
 
 import torch
 from datasets import Dataset, Features, Value
 from datasets import Image as ImageColumn
 from PIL import Image
 
-from components.data_files import Source, load_rows
-from components.fingerprints import prepared_fingerprint
 from components.labels import NO_LABELS
-from components.rows import (
-    HasPreparationArguments,
-    Split,
-    evaluation_source,
-    require,
-    training_source,
-)
-from core.data import hash_of_row, missing_columns
+from core.data import Source, find_files, hash_of_row, open_rows
 from core.exits import Exit, fail
 from core.workarounds import workaround
 
@@ -32,72 +23,49 @@ ENDS_OF_FILES = (b"IEND\xaeB`\x82", b"\xff\xd9")  # PNG and JPEG end with these 
 DEEP_MODES = ("I", "F")  # beginnings of Pillow's modes with more than 8 bits per color
 
 
-class HasImageArguments(HasPreparationArguments, Protocol):
-    """What also has the names of the columns that hold an image and its label."""
-
-    @property
-    def dataset_name(self) -> str: ...
-    @property
-    def image_column_name(self) -> str: ...
-    @property
-    def label_column_name(self) -> str | None: ...
-
-
 # ---- Find ----
-def open_image_splits(args: HasImageArguments, *, evaluate: bool) -> tuple[Split, Split | None]:
-    """Return the images to train on and those to evaluate on, with their labels.
+def open_images(
+    name: str, config: str | None, split: str, is_required: bool, column: str
+) -> Source | None:
+    """Return the images of a split, which stay encoded, and their labels.
 
-    This is `components.rows.open_splits` for images: a folder may also hold SPLIT/CLASS/IMAGE or
-    CLASS/IMAGE files. Both splits have two columns, `image`, which stays encoded, and `label`;
-    `components.rows.prepare_rows` prepares their rows.
+    This is `core.data.open_rows` for images: a folder may also hold SPLIT/CLASS/IMAGE or
+    CLASS/IMAGE files, which have the columns `image` and `label`.
+
+    Args:
+        column: that of the images.
     """
-    source = training_source(args.dataset_name, args)
-    train_split = require(open_images(source, args, is_training=True), source)
-    source = evaluation_source(args.dataset_name, args) if evaluate else None
-    if source is None:
-        return train_split, None
-    return train_split, open_images(source, args, is_training=False)
+    has_tables = any(file.suffix == ".parquet" for file in find_files(name, split))
+    if Path(name).is_dir() and not has_tables:
+        return open_folder(name, split, is_required)
+    source = open_rows(name, config, split, is_required)
+    if source is None or column not in source.dataset.column_names:
+        return source
+    dataset: Any = source.dataset
+    return replace(source, dataset=dataset.cast_column(column, ImageColumn(decode=False)))
 
 
-def open_images(source: Source, args: HasImageArguments, is_training: bool) -> Split | None:
-    """Return the images of a source and their labels; None if it has none and needs none."""
-    has_tables = any(file.suffix == ".parquet" for file in source.files)
-    if Path(source.name).is_dir() and not has_tables:
-        folder = load_folder(source)
-        return None if folder is None else Split(folder, source, is_training)
-    dataset: Any = load_rows(source)
-    if source.is_required:
-        dataset = require(dataset, source)
-    if dataset is None:
-        return None
-    columns = {args.image_column_name: "image", find_label_column(dataset, source, args): "label"}
-    unread = tuple(name for name in dataset.column_names if name not in columns)
-    dataset = dataset.select_columns(list(columns)).rename_columns(columns)
-    dataset = dataset.cast_column("image", ImageColumn(decode=False))
-    return Split(dataset, source, is_training, unread)
-
-
-def load_folder(source: Source) -> Dataset | None:
-    """Return the images in FOLDER/SPLIT/CLASS or, if the source is required, in FOLDER/CLASS."""
-    folder = Path(source.name, source.split)
-    if source.is_required and not folder.is_dir():
-        folder = Path(source.name)
+def open_folder(name: str, split: str, is_required: bool) -> Source | None:
+    """Return the images in FOLDER/SPLIT/CLASS or, if the split is required, in FOLDER/CLASS."""
+    folder = Path(name, split)
+    if is_required and not folder.is_dir():
+        folder = Path(name)
     files = find_visible_files(folder)
     if not files:
-        if source.is_required:
+        if is_required:
             fail(Exit.DATA, f"{folder}: no images in it")
         return None
-    # The cache has these in its key, so that a file that has changed is read again.
+    # datasets has these in the key of its cache, so that a file that has changed is read again
     known = []
     for file in files:
         stat = file.stat()
         known.append((str(file.relative_to(folder)), stat.st_size, stat.st_mtime_ns))
-    return Dataset.from_generator(
+    dataset = Dataset.from_generator(
         list_images,
         features=Features({"image": ImageColumn(decode=False), "label": Value("string")}),
-        gen_kwargs={"folder": str(folder), "files": tuple(path for path, _, _ in known)},
-        fingerprint=prepared_fingerprint(json.dumps([str(folder), known]), list_images),
+        gen_kwargs={"folder": str(folder), "files": tuple(known)},
     )
+    return Source(name, (), dataset)
 
 
 def find_visible_files(folder: Path) -> list[Path]:
@@ -106,25 +74,16 @@ def find_visible_files(folder: Path) -> list[Path]:
     return sorted(path for path in files if not path.name.startswith("."))
 
 
-def list_images(folder: str, files: Sequence[str]) -> Iterator[dict[str, Any]]:
-    """Yield a row for each file, with the label CLASS of CLASS/IMAGE, and None elsewhere."""
-    for file in files:
+def list_images(folder: str, files: Sequence[tuple[str, int, int]]) -> Iterator[dict[str, Any]]:
+    """Yield a row for each file, with the label CLASS of CLASS/IMAGE, and None elsewhere.
+
+    Args:
+        files: path in the folder, size and time of change of each.
+    """
+    for file, _, _ in files:
         parts = Path(file).parts
         label = parts[0] if len(parts) == 2 else None
         yield {"image": {"bytes": None, "path": f"{folder}/{file}"}, "label": label}
-
-
-def find_label_column(dataset: Dataset, source: Source, args: HasImageArguments) -> str:
-    """Return the name of the column of labels; end with 65 without it or a column of images."""
-    names = ["label", "labels"]
-    if args.label_column_name:
-        names = [args.label_column_name]
-    found = [name for name in names if name in dataset.features]
-    if args.image_column_name not in dataset.features or not found:
-        needed = f"{args.image_column_name} and {' or '.join(names)}"
-        problem = missing_columns(dataset.features, needed, "image", "label")
-        fail(Exit.DATA, f"{source.name}: {problem}")
-    return found[0]
 
 
 # ---- Check ----

@@ -2,7 +2,6 @@
 """Labels of rows: the classes that they name, or the numbers that they are."""
 
 import math
-import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -12,8 +11,7 @@ import numpy as np
 import torch
 
 from components.arguments import LabelArguments
-from components.rows import Rows, leave_out
-from core.data import MAX_SHOWN, Row, missing_columns, shorten
+from core.data import MAX_SHOWN, NUM_NAMED, Row, Rows, missing_columns, shorten
 from core.exits import Exit, fail
 
 NO_LABELS = ("", "nan", "inf", "-inf")
@@ -38,30 +36,6 @@ def validate_texts(row: Row, text_columns: Sequence[str], label_column: str) -> 
         raise ValueError(f"has no text in {' and '.join(text_columns)}: {values[:MAX_SHOWN]}")
 
 
-def are_texts(values: Sequence[object]) -> bool:
-    """Return whether the values of a column are texts, and not ids, numbers, dates or classes."""
-    texts = [value for value in values if isinstance(value, str)]
-    texts = [text for text in texts if re.search("[^\\W\\d_]", text)]
-    distinct = len(set(texts))
-    sentences = [text for text in texts if " " in text or not text.isascii()]
-    # Single words that occur again and again may be what a question is about
-    are_words = distinct <= len(values) / 2
-    if not are_words and len(sentences) <= len(values) / 2:
-        return False
-    return len(texts) > len(values) / 2 and distinct >= min(len(values), 5)
-
-
-def class_of(value: Any, names: Sequence[str] | None) -> Any:
-    """Return the name of the class whose index is the value, None for -1; the value if no names.
-
-    Args:
-        names: the names of the classes, in order; None if the data set does not number them.
-    """
-    if names is None:
-        return value
-    return dict(enumerate(names)).get(value)
-
-
 def label_as_text(label: Any) -> str:
     """Return a label, the name of a class or a number, as text."""
     text = str(label).strip()
@@ -75,15 +49,14 @@ def label_as_number(value: Any) -> float:
     return math.inf if isinstance(value, str) else float(value)
 
 
-def read_label(value: Any, names: Sequence[str] | None, column: str) -> dict[str, Any]:
+def read_label(value: Any, column: str) -> dict[str, Any]:
     """Return the columns `label_text` and `number` of a row.
 
     Raises:
         ValueError: if there is no label in the column.
     """
-    label = class_of(value, names)
-    text = label_as_text(label)
-    if not isinstance(label, str | int | float) or text in NO_LABELS:
+    text = label_as_text(value)
+    if not isinstance(value, str | int | float) or text in NO_LABELS:
         raise ValueError(f"has no label in {column}: {str(value)[:MAX_SHOWN]}")
     return {"label_text": text, "number": label_as_number(value)}
 
@@ -137,34 +110,34 @@ class Classes:
         return np.array(weights, dtype=np.float32)
 
 
-def find_classes(rows: Rows, args: LabelArguments, name: str, column: str) -> Classes:
+def find_classes(rows: Rows, args: LabelArguments, column: str) -> Classes:
     """Return the classes that the labels of the training rows name.
 
     There are none if the labels are regression targets. Ends with 65 if all rows have the same
     label.
 
     Args:
-        name: of the data set, for messages.
-        column: of the labels, for messages.
+        column: of the labels.
     """
     numbers = rows.column("number").tolist()
     texts = rows.column("label_text").tolist()
-    labels = Counter(zip(numbers, texts, strict=True))
+    source = rows.sources[0]
     if are_regression_targets(numbers, args.problem_type):
         if args.class_weights == "balanced":
             problem = f"{column} has regression targets, not classes"
             fail(Exit.USAGE, f"--class_weights balanced: {problem}")
         return Classes({})
-    classes = Classes(
-        {text: number_of_rows for (_, text), number_of_rows in sorted(labels.items())}
-    )
-    if len(classes.names) == 1:
+    num_rows = Counter(texts)
+    # In the order of the data set's own names, or else of numbers and of the alphabet
+    ordered = [text for _, text in sorted(set(zip(numbers, texts, strict=True)))]
+    ordered = [name for name in source.class_names.get(column, ordered) if name in num_rows]
+    if len(ordered) == 1:
         fail(
             Exit.DATA,
-            f"{name}: all rows have the label {classes.names[0]!r} in {column}: there is nothing "
+            f"{source.name}: all rows have the label {ordered[0]!r} in {column}: there is nothing "
             "to tell apart",
         )
-    return classes
+    return Classes({name: num_rows[name] for name in ordered})
 
 
 def are_regression_targets(numbers: Sequence[float], problem_type: str | None) -> bool:
@@ -217,6 +190,24 @@ def explain_unfit(rows: Rows, index: int, classes: Classes) -> str:
         why = f"occurs in no training row: those have {known}"
     label = str(rows.dataset[index]["label_text"])
     return f"its label {label!r} {why}"
+
+
+def leave_out(rows: Rows, problems: Mapping[int, str], skip_bad_rows: bool, reason: str) -> Rows:
+    """Return the rows without those that turn out to be unusable once all were read.
+
+    Ends with 65, naming the first of them, unless --skip_bad_rows leaves them out and some remain.
+
+    Args:
+        problems: {index of a row, from 0: what continues "train.jsonl, line 7: "}.
+        reason: what they are left out for, in the notes: "label".
+    """
+    if not skip_bad_rows or len(problems) == len(rows):
+        named = [f"{rows.place(index)}: {problems[index]}" for index in list(problems)[:NUM_NAMED]]
+        advice = "fix them, or leave them out with --skip_bad_rows"
+        fail(Exit.DATA, *named, f"{len(problems)} of {len(rows)} rows cannot be used: {advice}")
+    kept = np.delete(np.arange(len(rows)), list(problems))
+    notes = f"{rows.notes}, {len(problems)} more for their {reason}"
+    return replace(rows, dataset=rows.dataset.select(kept), notes=notes)
 
 
 # ---- Loss and metrics ----

@@ -14,12 +14,15 @@ import torch
 import transformers
 from transformers import AutoConfig
 
-from components.data_files import OFFLINE
 from components.full_cache import end_if_cache_is_full
 from components.hub_ids import is_path
 from components.model_folder import recipe_for
 from core.exits import Exit, fail
 
+OFFLINE = (
+    "Offline: python scripts/make_tiny.py RECIPE runs/tiny, then "
+    "--model_name_or_path runs/tiny/model --dataset_name runs/tiny/data/train.jsonl"
+)
 # transformers' words for a model that none of an AutoModel's classes takes
 OTHER_KIND = re.compile(r"Unrecognized configuration class <class '(?:\w+\.)*(\w+)'>")
 TOKENIZER_FILES = ("tokenizer", "vocab", "merges", "spiece", "sentencepiece")

@@ -13,7 +13,6 @@ from torch.nn.functional import pad
 from torch.nn.utils.rnn import pad_sequence
 
 from components.generation import name_false_marks
-from components.rows import Rows
 from components.tokens import tokenize_text
 from core.batches import Line, ends_of_rows, rows_of_lines
 from core.chat import (
@@ -27,7 +26,7 @@ from core.chat import (
     read_message,
     says_something,
 )
-from core.data import Row, hash_of_row, missing_columns
+from core.data import Row, Rows, hash_of_row, missing_columns
 from core.workarounds import workaround
 
 BETWEEN_PARTS = -1  # In the hash of a pair, between its parts: no token has this number.
@@ -205,7 +204,6 @@ def split_pair(whole: Sequence[list[int]], max_length: int) -> dict[str, Any]:
         "rejected_ids": rejected_ids,
         "length": min(longest, max_length),
         "truncated": longest > max_length,
-        "whole_length": longest,
         "largest": max(max(ids) for ids in whole),
         "hash": hash_of_row(np.array(parts).tobytes()),
     }

@@ -4,10 +4,8 @@
 import gc
 from typing import TypeVar
 
-from components.arguments import DataArguments
 from components.cli import parse_arguments
-from components.roles import find_column_conflicts
-from core.exits import Exit, fail, print_without_failing
+from core.exits import print_without_failing
 
 A = TypeVar("A")
 
@@ -20,10 +18,6 @@ def start(kind: type[A], description: str | None) -> A:
     """
     print_without_failing()
     arguments = parse_arguments(kind, description or "")
-    if isinstance(arguments, DataArguments):
-        problems = list(find_column_conflicts(arguments))
-        if problems:
-            fail(Exit.USAGE, *problems)
     gc.disable()
     return arguments
 

@@ -9,9 +9,9 @@ import numpy as np
 from transformers import PretrainedConfig
 
 from components.entities import OUTSIDE, are_of_entities
-from components.rows import Rows, Split, leave_out
+from components.labels import leave_out
 from components.tokens import without_lone_surrogates
-from core.data import IGNORED, MAX_SHOWN, missing_columns
+from core.data import IGNORED, MAX_SHOWN, Rows, missing_columns
 from core.exits import Exit, fail
 
 NO_WORD = -1  # The number of the word of a special token, which has none
@@ -46,23 +46,21 @@ def read_tags(values: Any, names: Sequence[str] | None, column: str) -> list[str
     """
     if not isinstance(values, list):
         raise ValueError(f"has no list of tags in {column}: {str(values)[:MAX_SHOWN]}")
-    return [read_tag(value, names, column) for value in values]
+    found = [read_tag(value, names or []) for value in values]
+    if None in found:
+        raise ValueError(
+            f"has a tag in {column} that has no name: {values[found.index(None)]!r}: write names, "
+            "or numbers that the data set or the model's config names"
+        )
+    return found
 
 
-def read_tag(value: Any, names: Sequence[str] | None, column: str) -> str:
-    """Return the name of a tag that may be numbered."""
+def read_tag(value: Any, names: Sequence[str]) -> Any:
+    """Return the name of a tag that may be numbered, None if it has none."""
     if isinstance(value, str) and value.strip():
         return value.strip()
-    if not isinstance(value, int) or isinstance(value, bool):
-        raise ValueError(f"has a tag in {column} that is neither a name nor a number: {value!r}")
-    if names is None:
-        raise ValueError(
-            f"has numbers in {column}, and neither the data set nor the model's config names them: "
-            "write the tags' names"
-        )
-    if not 0 <= value < len(names):
-        raise ValueError(f"has the tag {value} in {column}, of which there are {len(names)}")
-    return names[value]
+    is_number = isinstance(value, int) and not isinstance(value, bool)
+    return names[value] if is_number and 0 <= value < len(names) else None
 
 
 def label_tokens(
@@ -127,15 +125,6 @@ def show_tags(row: Mapping[str, Any], tokenizer: Any, tag_ids: dict[str, int]) -
 
 
 # ---- All tags ----
-def names_of_tags(split: Split, columns: Sequence[str]) -> list[str] | None:
-    """Return the names of a split's numbered tags, None if it does not number them."""
-    for column in columns:
-        names = split.class_names(column)
-        if names is not None:
-            return names
-    return None
-
-
 def names_in_config(config: PretrainedConfig) -> list[str] | None:
     """Return the names of the tags that a model was trained on, None if it has none of its own."""
     names = [name for _, name in sorted((config.id2label or {}).items())]

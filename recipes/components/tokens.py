@@ -8,7 +8,6 @@ import transformers
 from jinja2 import TemplateError
 from transformers.utils.chat_template_utils import render_jinja_template
 
-from components.bad_rows import explain_cause
 from components.loading import loading
 from core.chat import DEFAULT_TEMPLATE
 from core.exits import Exit, fail
@@ -48,7 +47,7 @@ def load_tokenizer(name: str, revision: str = "main", chat_template: str | None 
         try:
             tokenizer.chat_template = Path(chat_template).read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
-            fail(Exit.USAGE, f"{place}: {explain_cause(error, chat_template)}")
+            fail(Exit.USAGE, f"{place}: {error}")
     if not tokenizer.chat_template:
         tokenizer.chat_template = DEFAULT_TEMPLATE
     check_template(tokenizer.chat_template, place)

@@ -649,9 +649,8 @@ def tokenize_conversation(
 
     Returns:
         input_ids and labels (IGNORED: not trained on); truncated, whether the end is missing;
-        whole_length, the number of tokens with that end; rewritten, the number of answers that are
-        not trained on, since the template writes them differently once the conversation has moved
-        on; length, largest and hash of the tokens.
+        rewritten, the number of answers that are not trained on, since the template writes them
+        differently once the conversation has moved on; length, largest and hash of the tokens.
 
     Raises:
         ValueError: if nothing is left to train on, or the template drops what was said.
@@ -695,7 +694,6 @@ def tokenize_conversation(
         "input_ids": tokens[:max_length],
         "labels": labels[:max_length],
         "truncated": len(tokens) > max_length,
-        "whole_length": len(tokens),
         "rewritten": len(left_out),
         "length": len(kept),
         "largest": int(kept.max()),

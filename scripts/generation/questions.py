@@ -14,8 +14,8 @@ from typing import Any, TypeVar
 from datasets import load_dataset
 from datasets.exceptions import DatasetGenerationError
 
-from components.data_files import FILE_TYPES, literal, reader_options
 from core.chat import Conversation
+from core.data import FILE_TYPES, literal, reader_options
 from exits import Exit, first_line, stop
 from generation.recorded import arguments_of_run, find_run
 from llama import Arguments, row_to_conversation
@@ -96,7 +96,7 @@ def read_rows(path: Path, columns: Mapping[str, str]) -> Iterator[tuple[str, Row
     if path.suffix == ".jsonl":
         yield from read_json_lines(path)
         return
-    options = reader_options(path.suffix, list(columns.values()))
+    options = reader_options(path.suffix, [*Arguments.COLUMN_ROLES, *columns.values()])
     rows = load_dataset(**options, data_files=literal(path), split="train")
     for number, row in enumerate(rows, 1):
         yield f"{path}, row {number}", row

@@ -19,14 +19,12 @@ class Arguments:
     dataset_name: list[str]
     dataset_config: str | None = None
     dataset_train_split: str = "train"
-    dataset_test_split: str = "test"
-    eval_dataset_name: str | None = None
-    eval_split: float = 0
+    eval_strategy: str = "no"
     skip_bad_rows: bool = False
     dataset_num_proc: int | None = None
-    seed: int = 0
-    dataset_weights: tuple = ()
-    load_best_model_at_end: bool = False
+    COLUMN_ROLES = COLUMN_ARGUMENTS = ()
+    columns_by_role = {}
+    dataset_test_split: str = "test"
 
 def prepare(row):
     """Return the words of a row."""
@@ -37,10 +35,10 @@ def train():
 
 if __name__ == "__main__":
     import datasets
-    from components.mixture import read_splits
+    from core.data import read_rows
 
     datasets.config.HF_DATASETS_CACHE = sys.argv[2]  # a variable would keep it from a warm start
-    rows, _ = read_splits(Arguments([sys.argv[1]]), prepare, evaluate=False)
+    rows, _ = read_rows(Arguments([sys.argv[1]]), prepare)
     print("words", [words.tolist() for words in rows.dataset["words"][:]])
 '''
 LETTERS = '''
@@ -61,7 +59,7 @@ def edit(path, old, new):
 
 
 def test_an_edit_prepares_the_rows_again_and_a_move_does_not(tmp_path):
-    """What is no edit, and what is one, case by case: tests/unit/components."""
+    """What is no edit, and what is one, case by case: tests/unit/core."""
     rows = tmp_path / "rows.jsonl"
     rows.write_text('{"text": "a b c"}\n')
     cache = tmp_path / "cache"
@@ -74,8 +72,7 @@ def test_an_edit_prepares_the_rows_again_and_a_move_does_not(tmp_path):
         return printed, len(list(cache.rglob("cache-*.arrow")))
 
     project = tmp_path / "project"
-    for package in ("core", "components"):
-        shutil.copytree(RECIPES / package, project / package)
+    shutil.copytree(RECIPES / "core", project / "core")
     (project / "recipe.py").write_text(RECIPE)
     (project / "letters.py").write_text(LETTERS)
     assert words_of(project) == (["words [['A', 'B', 'C']]"], 1)
@@ -88,6 +85,6 @@ def test_an_edit_prepares_the_rows_again_and_a_move_does_not(tmp_path):
 
     reading = "row = json.loads(line, "  # how a row is read decides about it, too
     replaced = reading.replace("line", 'line.replace("b c", "x")')
-    edit(moved / "components" / "data_files.py", reading, replaced)
+    edit(moved / "core" / "data.py", reading, replaced)
     edit(moved / "letters.py", "upper", "lower")
     assert words_of(moved) == (["words [['a', 'x']]"], 2)

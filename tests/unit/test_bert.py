@@ -9,7 +9,7 @@ from transformers import AutoTokenizer
 
 import bert
 from components.cli import parse_arguments
-from components.rows import describe_rows
+from core.data import describe_rows
 
 TEXTS = {
     "one text": {"text": "the tea was good"},
@@ -24,8 +24,8 @@ def tokenizer(tiny_of):
     return AutoTokenizer.from_pretrained(tiny_of("bert") / "model")
 
 
-def tokenize(row, tokenizer, columns=None, label_column="label", names=None, max_length=64):
-    return bert.tokenize_text(row, tokenizer, max_length, columns, label_column, names)
+def tokenize(row, tokenizer, columns=None, label_column="label", max_length=64):
+    return bert.tokenize_text(row, tokenizer, max_length, columns, label_column)
 
 
 # ---- Rows ----

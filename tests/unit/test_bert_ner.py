@@ -138,7 +138,7 @@ def test_a_tag_that_no_training_row_has_is_named_or_its_row_left_out(load, capsy
         load(train, held_out)
     message = capsys.readouterr().err
     assert "test.jsonl, line 2: its tag 'B-LOC' occurs in no training row" in message
-    assert "those have B-PER, O" in message and "1 row cannot be used" in message
+    assert "those have B-PER, O" in message and "1 of 2 rows cannot be used" in message
     _, eval_rows, _ = load(train, held_out, "--skip_bad_rows")
     assert eval_rows.dataset["row"][:].tolist() == [1]
     assert eval_rows.notes == "2, 0 left out, 1 more for their tags"

@@ -54,11 +54,11 @@ def repository(tmp_path):
         root,
         {
             "recipes/one.py": f"from components.loss import sum_loss\n{end}",
-            "recipes/two.py": f"import components.rows\n{end}",
+            "recipes/two.py": f"import components.things\n{end}",
             "recipes/components/__init__.py": '"""Components."""\n',
             "recipes/components/loss.py": "from components import exits\n",
             "recipes/components/exits.py": "import sys\n",
-            "recipes/components/rows.py": "import json\n",
+            "recipes/components/things.py": "import json\n",
             "accelerate_configs/ddp.yaml": "num_processes: 2\n",
             "requirements.txt": "torch\n",
             "LICENSE": "Apache\n",

@@ -12,7 +12,8 @@ from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 from transformers import PreTrainedTokenizerFast as FastTokenizer
 
 import damage
-from components import data_files, tokens, weights
+from components import tokens, weights
+from core.data import open_rows
 from fakes import fake_accelerator
 from generation import loading
 from launching import REPO
@@ -124,5 +125,5 @@ def test_the_script_of_a_data_set_is_not_run(tmp_path, mark, capsys):
     folder.mkdir()
     (folder / "rows.py").write_text(CODE.format(mark=str(mark)))
     with pytest.raises(SystemExit, match="65"):
-        data_files.load_rows(data_files.Source(str(folder), None, "train", (), True))
+        open_rows(str(folder), None, "train", True)
     assert not mark.exists() and "rows" in capsys.readouterr().err

@@ -25,8 +25,8 @@ from components.answers import (
     read_question,
 )
 from components.cli import parse_arguments
-from components.rows import Rows
 from core.chat import ChatTemplate
+from core.data import Rows
 from fakes import fake_accelerator
 
 NO = -100
@@ -180,7 +180,7 @@ def predictor_of(tokenizer, tmp_path, monkeypatch):
 def rows(tokenize):
     right = [TALK[0], {"role": "assistant", "content": "c-d"}]
     long = [TALK[0], {"role": "assistant", "content": "q-" * 4 * SHORT_ANSWER}]
-    return Rows(tokenize(TALK, TALK[:2], right, long), "", "rows.jsonl, line")
+    return Rows(tokenize(TALK, TALK[:2], right, long), "", [])
 
 
 def test_answers_are_compared_with_short_references_only(predictor_of, rows, tokenizer, tmp_path):

@@ -29,9 +29,9 @@ def data(tmp_path, monkeypatch):
     return tmp_path / "data"
 
 
-def opened(source, evaluate=False, **changes):
+def opened(source, eval_strategy="no", **changes):
     """Return the documents to train on and those to evaluate on."""
-    return open_documents(DocumentFlags(str(source), **changes), evaluate=evaluate)
+    return open_documents(DocumentFlags(str(source), eval_strategy=eval_strategy, **changes))
 
 
 def texts_of(documents):
@@ -71,10 +71,10 @@ def test_the_first_documents_are_held_out(streaming, data):
     lines = [json.dumps({"text": f"w{number}"}) for number in range(1, 6)]
     (data / "train.jsonl").write_text("\n".join(lines))
     chosen = {"num_eval_documents": 2, "streaming": streaming}
-    documents, held_out = opened(data, evaluate=True, **chosen)
+    documents, held_out = opened(data, "steps", **chosen)
     assert texts_of(held_out) == {1: "w1", 2: "w2"}
     assert texts_of(documents) == {3: "w3", 4: "w4", 5: "w5"}
-    documents, held_out = opened(data, evaluate=False, **chosen)
+    documents, held_out = opened(data, **chosen)
     assert held_out is None and list(texts_of(documents)) == [3, 4, 5]
 
 

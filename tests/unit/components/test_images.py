@@ -2,7 +2,6 @@
 """Images are found in folders and tables, bad ones are named, and any kind is RGB and upright."""
 
 import io
-from dataclasses import dataclass
 from functools import partial
 
 import datasets
@@ -11,8 +10,9 @@ import pytest
 from datasets import ClassLabel, Dataset, Features, Image, Value
 from PIL import Image as Pillow
 
-from components.images import check_image, decode_image, hash_of_image, open_image_splits
-from components.rows import prepare_rows
+import vit
+from components.images import check_image, decode_image, open_images
+from core.data import open_sources, prepare_rows
 from example_arguments import RowFlags
 
 
@@ -42,14 +42,6 @@ BMP = encoded(noise(), "BMP")
 DEEP = encoded(Pillow.fromarray(np.full((8, 8), 40000, dtype=np.uint16)))
 
 
-@dataclass(frozen=True)
-class Arguments(RowFlags):
-    """What the arguments of recipes/vit.py have."""
-
-    image_column_name: str = "image"
-    label_column_name: str | None = None
-
-
 @pytest.fixture(autouse=True)
 def cache(tmp_path, monkeypatch):
     """The folder of datasets' cache, empty at first."""
@@ -72,24 +64,12 @@ def folder_of(path, **classes):
     return path
 
 
-def label_image(row, names=None):
-    """Prepare an image as a recipe does, as simply as can be."""
-    label = row["label"] if names is None else dict(enumerate(names)).get(row["label"])
-    check_image(row["image"], label)
-    return {"label_text": str(label), "hash": hash_of_image(row["image"], label)}
-
-
-def load(source, evaluate=True, **changes):
-    """Return the split to train on and its rows, and the same of what is evaluated on."""
-    args = Arguments(str(source), **changes)
-    found = []
-    for split in open_image_splits(args, evaluate=evaluate):
-        rows = None
-        if split is not None:
-            label = partial(label_image, names=split.class_names("label"))
-            rows = prepare_rows(split, label, args)
-        found += [split, rows]
-    return found
+def load(source, **changes):
+    """Return the rows of the images to train on, and of those to evaluate on."""
+    args = RowFlags(str(source), eval_strategy="steps", **changes)
+    label = partial(vit.label_image, image_column="image", label_columns=["label", "labels"])
+    train, test = open_sources(args, partial(open_images, column="image"))
+    return prepare_rows(train, label, args), prepare_rows(test, label, args) if test else None
 
 
 def labels_of(rows):
@@ -181,19 +161,18 @@ class TestFolders:
         folder_of(data / "train", dog=2, cat=3)
         folder_of(data / "test", cat=1)
         (data / "train" / "cat" / ".hidden").touch()
-        split, rows, eval_split, eval_rows = load(data)
+        rows, eval_rows = load(data)
         assert labels_of(rows) == ["cat", "cat", "cat", "dog", "dog"]
-        assert rows.notes == "5, 0 left out" and split.is_training
-        assert len(eval_split.dataset) == 1 and labels_of(eval_rows) == ["cat"]
+        assert labels_of(eval_rows) == ["cat"]
         path = data / "train" / "dog" / "1.png"
-        assert split.dataset[4]["image"] == {"bytes": None, "path": str(path)}
+        assert rows.sources[0].dataset[4]["image"] == {"bytes": None, "path": str(path)}
 
     def test_the_hash_knows_content_place_and_class_but_not_the_folders_name(self, data):
         folders = [folder_of(data / name, cat=2, dog=1) for name in "ab"]
-        hashes = [load(folder)[1].dataset["hash"][:].tolist() for folder in folders]
+        hashes = [load(folder)[0].dataset["hash"][:].tolist() for folder in folders]
         assert hashes[0] == hashes[1] and len(set(hashes[0])) == 3
         (data / "a" / "cat" / "0.png").write_bytes(encoded(halves(size=(50, 50))))
-        assert load(data / "a")[1].dataset["hash"][:].tolist() != hashes[0]
+        assert load(data / "a")[0].dataset["hash"][:].tolist() != hashes[0]
 
     @pytest.mark.parametrize(
         ("spoil", "says"),
@@ -220,7 +199,7 @@ class TestFolders:
         with pytest.raises(SystemExit, match="65"):
             load(data)
         assert says in capsys.readouterr().err
-        _, rows, _, eval_rows = load(data, skip_bad_rows=True)
+        rows, eval_rows = load(data, skip_bad_rows=True)
         assert (rows.notes, eval_rows.notes) == ("4, 1 left out", "4, 0 left out")
 
 
@@ -238,10 +217,10 @@ class TestDataSets:
     def test_numbered_classes_have_their_names(self, data):
         classes = ClassLabel(names=["zebra", "ant"])
         file = self.written(data / "train.parquet", [1, 0, 1], classes)
-        split, rows, *_ = load(file)
-        assert split.class_names("label") == ["zebra", "ant"]
+        rows, _ = load(file)
+        assert rows.sources[0].class_names == {"labels": ["zebra", "ant"]}
         assert labels_of(rows) == ["ant", "zebra", "ant"]
-        assert rows.notes == "3, 0 left out; not read: source"
+        assert rows.notes == "3; not read: source"
 
     def test_a_row_without_a_class_is_named(self, data, capsys):
         classes = ClassLabel(names=["zebra", "ant"])

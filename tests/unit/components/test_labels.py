@@ -1,22 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
 """Labels become classes or numbers, one that does not fit is named, and metrics are correct."""
 
+from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
-from datasets import Dataset
+from datasets import ClassLabel, Dataset, Features
 
 from components.labels import (
     add_labels,
-    class_of,
     find_classes,
     label_metrics,
     read_label,
     validate_texts,
 )
-from components.rows import Rows
+from core.data import Rows, Source
 
 
 def arguments(problem_type=None, class_weights="none", skip_bad_rows=False):
@@ -29,16 +30,17 @@ def rows_of(labels, split="train"):
     """Prepared rows of nothing but labels; those without one are left out."""
     prepared = []
     for number, label in enumerate(labels, 1):
-        prepared.append({"row": number} | read_label(label, None, "label"))
+        prepared.append({"row": number} | read_label(label, "label"))
     dataset = Dataset.from_list(prepared).with_format("numpy")
-    return Rows(dataset, notes=f"{len(labels)}, 0 left out", prefix=f"{split}.jsonl, line")
+    source = Source(f"{split}.jsonl", (Path(f"{split}.jsonl"),), dataset)
+    return Rows(dataset, f"{len(labels)}, 0 left out", [source])
 
 
 def labeled(train, held_out=None, **options):
     """Return rows to train on and to evaluate on, with labels and weights, and the classes."""
     args = arguments(**options)
     train_rows = rows_of(train)
-    classes = find_classes(train_rows, args, "train.jsonl", "label")
+    classes = find_classes(train_rows, args, "label")
     eval_rows = None
     if held_out is not None:
         eval_rows = add_labels(rows_of(held_out, "test"), classes, args)
@@ -59,15 +61,7 @@ def labeled(train, held_out=None, **options):
 )
 def test_what_is_no_label_is_named(value, says):
     with pytest.raises(ValueError, match=says):
-        read_label(value, None, "label")
-
-
-def test_a_number_that_stands_for_no_class_is_no_label():
-    assert read_label(1, ["no", "yes"], "label")["label_text"] == "yes"
-    for number in (-1, 2):
-        with pytest.raises(ValueError, match=f"has no label in label: {number}"):
-            read_label(number, ["no", "yes"], "label")
-    assert class_of("a", None) == "a"
+        read_label(value, "label")
 
 
 # ---- All labels ----
@@ -93,9 +87,11 @@ def test_labels_say_what_is_learned(labels, names):
 
 def test_classes_that_a_data_set_numbers_keep_their_order():
     names = ["some", "none", "all"]
-    prepared = [{"row": 1} | read_label(number, names, "label") for number in (2, 0, 1, 0)]
-    rows = Rows(Dataset.from_list(prepared).with_format("numpy"), notes="", prefix="")
-    classes = find_classes(rows, arguments(), "train.parquet", "label")
+    rows = rows_of(["all", "some", "none", "some"])
+    features = Features({"label": ClassLabel(names=[*names, "other"])})
+    numbered = Source("train.parquet", (), Dataset.from_dict({"label": []}, features=features))
+    rows = replace(rows, sources=[numbered])
+    classes = find_classes(rows, arguments(), "label")
     assert classes.names == names
     numbered = add_labels(rows, classes, arguments()).dataset["labels"]
     assert numbered[:].tolist() == [2, 0, 1, 0]

@@ -93,13 +93,7 @@ CONFLICTS = [
     ("llama", "--model_name_or_path runs/missing", "runs/missing"),
     ("llama", "--model_name_or_path owner/model", ""),
     # Columns
-    ("llama", "--columns promt=question", "promt"),
-    ("llama_dpo", "--columns good=a", "good"),
-    ("t5", "--columns question=source", "source=question"),
-    ("llama", "--columns prompt=", "prompt="),
-    ("llama", "--columns prompt=a prompt=b", "twice"),
     ("bert", "--columns text_pair=b", "text=COLUMN"),
-    ("bert", "--columns text=a label=b --label_column c", "--label_column"),
 ]
 
 

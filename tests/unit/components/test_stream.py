@@ -59,7 +59,7 @@ def corpus(tmp_path_factory):
 
 
 def opened(path, args):
-    documents, _ = open_documents(replace(args, dataset_name=str(path)), evaluate=False)
+    documents, _ = open_documents(replace(args, dataset_name=str(path)))
     return documents
 
 

@@ -1,19 +1,194 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A row tells which of its columns were read, and is read under other names of its columns."""
+"""Every bad row is named, rows are prepared once, and what is held out is never trained on.
 
+tests/launch/test_golden_rows.py has what comes of each file of row_files.py.
+"""
+
+import json
+from collections import Counter
+from dataclasses import dataclass, field, replace
+from functools import partial
+
+import datasets
 import pytest
+from datasets import ClassLabel, Dataset, Features, List, Value
+from transformers import AutoTokenizer
 
-from core.data import TrackedRow, is_empty, rename_columns
+from core.chat import ChatTemplate, read_conversation, tokenize_conversation
+from core.data import (
+    TrackedRow,
+    describe_rows,
+    divide,
+    hold_out_and_mix,
+    is_empty,
+    longest_row,
+    read_rows,
+    rename_columns,
+)
+from row_files import GOOD, row
 
 
-# ---- What nothing reads ----
+@dataclass(frozen=True)
+class Arguments:
+    """What reading rows asks of a recipe's arguments."""
+
+    dataset_name: list[str]
+    dataset_config: str | None = None
+    dataset_train_split: str = "train"
+    dataset_test_split: str = "test"
+    dataset_num_proc: int | None = None
+    dataset_weights: tuple = ()
+    eval_dataset_name: str | None = None
+    eval_strategy: str = "no"
+    eval_split: float = 0
+    load_best_model_at_end: bool = False
+    skip_bad_rows: bool = False
+    seed: int = 42
+    columns_by_role: dict = field(default_factory=dict)
+    COLUMN_ROLES = ("text",)
+    COLUMN_ARGUMENTS = ()
+
+
+def take(row):
+    """Prepare a row as simply as can be."""
+    if not row["text"]:
+        raise ValueError("has no text")
+    return {"text": row["text"], "length": len(row["text"]), "hash": hash(row["text"]) >> 1}
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    """The folder of datasets' cache, empty at first."""
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def read(tmp_path):
+    """A function that writes files, {name: texts of its rows or content}, and reads those named."""
+
+    def read_files(files, *names, prepare=take, **changes):
+        for name, content in files.items():
+            if isinstance(content, list):
+                content = "\n".join(json.dumps({"text": text}) for text in content)
+            (tmp_path / name).parent.mkdir(exist_ok=True)
+            (tmp_path / name).write_text(content)
+        args = Arguments([str(tmp_path / name) for name in names or files])
+        args = replace(args, **changes)
+        return hold_out_and_mix(args, *read_rows(args, prepare))
+
+    return read_files
+
+
+@pytest.fixture
+def problem_of(read, capsys):
+    """A function that does the same, expects this exit code, and returns the message."""
+
+    def stops(code, *arguments, **options):
+        with pytest.raises(SystemExit) as stopped:
+            read(*arguments, **options)
+        assert stopped.value.code == code
+        return capsys.readouterr().err
+
+    return stops
+
+
+def texts_of(rows):
+    return rows.dataset["text"][:].tolist()
+
+
+def numbers_of(rows):
+    return rows.dataset["row"][:].tolist()
+
+
+# ---- Bad rows ----
+@pytest.mark.parametrize(
+    ("content", "places"),
+    [
+        ('{"text": "a"}\n{\n\n{"text": ""}', ["rows.jsonl, line 2: is not JSON", "line 4: has no"]),
+        ("{\n" * 7, ["line 1", "line 3", "7 of these 7 rows", "--skip_bad_rows"]),
+        ("", ["rows.jsonl: is empty"]),
+    ],
+    ids=str,
+)
+def test_a_bad_row_or_file_is_named(content, places, problem_of):
+    told = problem_of(65, {"rows.jsonl": content})
+    assert all(place in told for place in places), told
+
+
+def test_a_bad_row_of_one_of_several_data_sets_or_to_evaluate_on_is_named(problem_of, tmp_path):
+    told = problem_of(65, {"good.jsonl": ["a"], "bad.jsonl": ["a", ""]})
+    assert f"{tmp_path / 'bad.jsonl'}, line 2: has no text" in told
+    files = {"data/train.jsonl": ["a"], "data/test.jsonl": ["a", ""]}
+    assert "test.jsonl, line 2: " in problem_of(65, files, "data", eval_strategy="steps")
+    missing = {"eval_strategy": "steps", "eval_dataset_name": str(tmp_path / "none.jsonl")}
+    assert "none.jsonl: no such file" in problem_of(65, files, "data", **missing)
+
+
+def test_bad_rows_are_left_out_on_request(read, problem_of):
+    rows, _ = read({"rows.jsonl": ["", "a", "", "b"]}, skip_bad_rows=True)
+    assert numbers_of(rows) == [2, 4] and rows.notes == "2, 2 left out"
+    assert "none of its rows" in problem_of(65, {"rows.jsonl": [""]}, skip_bad_rows=True)
+
+
+@pytest.mark.parametrize("skip_bad_rows", [False, True])
+@pytest.mark.parametrize("num_proc", [None, 2])
+def test_a_fault_of_what_prepares_is_no_bad_row_and_names_its_place(read, skip_bad_rows, num_proc):
+    """Else an edit with a misspelt name would leave out every row that reaches it."""
+
+    def misspelt(row):
+        return take(row) if row["text"] == "a" else row["txet"]
+
+    options = {"skip_bad_rows": skip_bad_rows, "dataset_num_proc": num_proc}
+    with pytest.raises(KeyError) as raised:
+        read({"rows.jsonl": ["a", "b"]}, prepare=misspelt, **options)
+    assert raised.value.__notes__[0].endswith("rows.jsonl, line 2")
+
+
+# ---- Columns ----
 def test_a_row_knows_which_columns_were_read():
     row = TrackedRow({"text": "a", "label": 1, "source": "web"})
     assert row["text"] == "a" and row.get("missing") is None and "label" in row
     assert row.unread() == ["label", "source"]
 
 
-# ---- Values in messages ----
+def test_columns_that_nothing_reads_are_told_of_all_rows(read):
+    lines = [{"text": "a"}, {"text": "b", "url": "c"}, {"text": "b", "id, old": 1}]
+    rows, _ = read({"rows.jsonl": "\n".join(map(json.dumps, lines))})
+    assert rows.notes == "3; not read: url, id, old"
+
+
+def test_a_role_that_is_none_is_refused(problem_of):
+    told = problem_of(64, {"rows.jsonl": ["a"]}, columns_by_role={"txet": "text"})
+    assert "--columns txet=text: has to be ROLE=COLUMN, and the roles are text" in told
+
+
+def test_a_row_is_read_under_the_names_of_roles():
+    row = TrackedRow({"question": "a", "answer": "b", "input": "c", "url": "d"})
+    renamed = rename_columns(row, {"prompt": "question", "completion": "answer"})
+    assert renamed["prompt"] == "a" and renamed.get("completion") == "b"
+    assert set(renamed) == {"prompt", "completion", "input", "url"} and "question" not in renamed
+    assert row.unread() == ["input", "url"]  # to look for a column is not to read it
+    swapped = rename_columns(
+        {"prompt": "a", "completion": "b"}, {"prompt": "completion", "completion": "prompt"}
+    )
+    assert dict(swapped) == {"prompt": "b", "completion": "a"}
+
+
+def test_classes_are_read_by_their_names(read, tmp_path):
+    classes = ClassLabel(names=["no", "yes"])
+    features = Features({"text": Value("string"), "label": classes, "tags": List(classes)})
+    table = {"text": ["a", "b"], "label": [1, -1], "tags": [[0, 1], []]}
+    Dataset.from_dict(table, features=features).to_parquet(tmp_path / "rows.parquet")
+
+    def labels(row):
+        return {"found": str([row["label"], row["tags"]])}
+
+    rows, _ = read({}, "rows.parquet", prepare=labels)
+    assert rows.dataset["found"][:].tolist() == ["['yes', ['no', 'yes']]", "[None, []]"]
+    assert rows.sources[0].class_names == {"label": ["no", "yes"], "tags": ["no", "yes"]}
+
+
 @pytest.mark.parametrize("value", [None, "", " ", [], {}, "null", "[]", " {} "], ids=repr)
 def test_empty_values(value):
     assert is_empty(value)
@@ -24,16 +199,136 @@ def test_values_that_are_not_empty(value):
     assert not is_empty(value)
 
 
-# ---- Columns under other names ----
-def test_a_row_is_read_under_the_names_of_roles():
-    row = TrackedRow({"question": "a", "answer": "b", "input": "c", "url": "d"})
-    renamed = rename_columns(row, {"prompt": "question", "completion": "answer"})
-    assert renamed["prompt"] == "a" and renamed.get("completion") == "b"
-    assert set(renamed) == {"prompt", "completion", "input", "url"} and "question" not in renamed
-    assert row.unread() == ["input", "url"]  # to look for a column is not to read it
+def test_texts_that_look_like_numbers_stay_texts(read):
+    def kinds(row):
+        return {"kinds": str(dict(row))}
+
+    rows, _ = read({"rows.csv": "text,other,label\n007,1e3,2\n"}, prepare=kinds)
+    assert rows.dataset[0]["kinds"] == "{'text': '007', 'other': 1000.0, 'label': 2}"
 
 
-def test_columns_may_swap_their_names():
-    row = {"prompt": "a", "completion": "b"}
-    swapped = rename_columns(row, {"prompt": "completion", "completion": "prompt"})
-    assert dict(swapped) == {"prompt": "b", "completion": "a"}
+# ---- The cache ----
+def tokenize(row, template, max_length):
+    conversation = read_conversation(row, {"prompt": "completion"})
+    return tokenize_conversation(row, conversation, template, max_length, True)
+
+
+def test_rows_are_prepared_once(read, cache, tiny):
+    def read_with(max_length, files):
+        # Loaded again, as another process would
+        template = ChatTemplate(AutoTokenizer.from_pretrained(tiny / "model"))
+        prepare = partial(tokenize, template=template, max_length=max_length)
+        found = read(files, "data", eval_strategy="steps", prepare=prepare)
+        return found, len(list(cache.rglob("cache-*.arrow")))
+
+    content = {"data/train.jsonl": GOOD, "data/test.jsonl": f"{GOOD}\n{row('a', 'b')}"}
+    (rows, eval_rows), files = read_with(99, content)
+    assert files == 2 and longest_row(rows, eval_rows) == max(rows.lengths)
+    assert "1 of the 2 held-out rows" in describe_rows(rows, eval_rows)["warning"]
+    assert read_with(99, {})[1] == 2
+    (rows, _), files = read_with(int(rows.lengths[0]) - 1, {})
+    assert files == 4 and rows.notes == "1, 1 truncated to --max_length"
+
+
+# ---- Held out ----
+NUMBERS = {"rows.jsonl": [str(number) for number in range(1, 21)]}
+
+
+@pytest.fixture
+def held_out(read):
+    """A function that returns the numbers trained on and those held out of the rows 1 to 20."""
+
+    def split(share, eval_strategy="steps", **changes):
+        rows, eval_rows = read(NUMBERS, eval_strategy=eval_strategy, eval_split=share, **changes)
+        return numbers_of(rows), numbers_of(eval_rows) if eval_rows else None
+
+    return split
+
+
+@pytest.mark.parametrize(("share", "number"), [(0.1, 2), (0.001, 1), (0.5, 10), (1, 1), (7, 7)])
+def test_each_row_is_trained_on_or_held_out(share, number, held_out):
+    trained_on, evaluated_on = held_out(share)
+    assert len(evaluated_on) == number
+    assert sorted(trained_on + evaluated_on) == list(range(1, 21))
+    assert trained_on == sorted(trained_on) and evaluated_on == sorted(evaluated_on)
+
+
+def test_the_rows_held_out_follow_from_the_seed(held_out):
+    assert held_out(3)[1] == [10, 15, 16]  # as ever, so that a run that began earlier continues
+    assert held_out(0.25) == held_out(5) == held_out(0.25)
+    assert held_out(0.25, seed=1) != held_out(0.25)
+    # Whether a run evaluates may change when it is resumed, what it trains on may not
+    assert held_out(0.25, eval_strategy="no") == (held_out(0.25)[0], None)
+
+
+def test_a_test_split_is_not_read_beside_rows_that_are_held_out(read):
+    files = {"data/train.jsonl": NUMBERS["rows.jsonl"], "data/test.jsonl": ["a"]}
+    _, eval_rows = read(files, "data", eval_strategy="steps", eval_split=3)
+    assert len(eval_rows) == 3
+    _, eval_rows = read(files, "data", eval_strategy="steps")
+    assert len(eval_rows) == 1
+
+
+def test_a_row_has_to_be_left_to_train_on_and_one_to_choose_a_model_by(problem_of):
+    assert "--eval_split 20" in problem_of(65, NUMBERS, eval_split=20)
+    told = problem_of(64, NUMBERS, eval_strategy="steps", load_best_model_at_end=True)
+    assert "--load_best_model_at_end needs rows" in told
+
+
+# ---- Several data sets ----
+def sizes(**number_of):
+    """Files with as many rows, each with another text."""
+    return {
+        f"{name}.jsonl": [f"{name}{i}" for i in range(1, n + 1)] for name, n in number_of.items()
+    }
+
+
+def test_rows_are_numbered_as_one_and_found_in_their_files(read, tmp_path):
+    rows, _ = read(sizes(a=3, b=2), dataset_weights=[1, 3])
+    assert f"{tmp_path / 'b.jsonl'} (numbered from 4): 2" in rows.notes
+    for index, text in enumerate(texts_of(rows)):
+        assert rows.place(index) == f"{tmp_path / text[0]}.jsonl, line {text[1:]}"
+
+
+def test_weights_are_shares_of_as_many_rows_as_there_are(read):
+    rows, _ = read(sizes(a=10, b=90), dataset_weights=[3, 1])
+    assert Counter(text[0] for text in texts_of(rows)) == {"a": 75, "b": 25}
+    times = Counter(texts_of(rows))
+    assert {times[text] for text in times if text[0] == "a"} == {7, 8}
+    assert {times[text] for text in times if text[0] == "b"} == {1}
+    assert "mixed 3 : 1: 75 from the 10 rows of" in rows.notes
+
+
+def test_the_mixture_is_a_function_of_the_seed(read):
+    rows, _ = read(sizes(a=4, b=6), dataset_weights=[1, 1])
+    # As ever, so that a run that began earlier continues
+    assert " ".join(texts_of(rows)) == "b5 b1 a1 b2 a4 a3 a4 b4 a2 b3"
+    other, _ = read(sizes(a=4, b=6), dataset_weights=[1, 1], seed=7)
+    assert texts_of(rows) != texts_of(other) and rows.fingerprint != other.fingerprint
+
+
+def test_rows_that_are_held_out_are_never_trained_on_even_where_rows_are_repeated(read):
+    options = {"dataset_weights": [3, 1], "eval_split": 0.2, "eval_strategy": "steps"}
+    rows, held_out = read(sizes(a=10, b=90), **options)
+    assert len(held_out) == 20 and len(rows) == 80
+    assert not set(texts_of(rows)) & set(texts_of(held_out))
+
+
+def test_a_data_set_that_is_held_out_as_a_whole_is_named(problem_of):
+    """With nothing to draw from, rows of another data set would be trained on in its place."""
+    told = problem_of(65, sizes(a=1, b=3), dataset_weights=[1, 1], eval_split=3)
+    assert "--eval_split leaves none of its rows" in told
+
+
+def test_each_data_set_brings_its_test_split(read):
+    files = {"a/train.jsonl": ["a"], "a/test.jsonl": ["x"], "b/train.jsonl": ["b"]}
+    rows, eval_rows = read(files, "a", "b", eval_strategy="steps")
+    assert texts_of(rows) == ["a", "b"] and texts_of(eval_rows) == ["x"]
+
+
+@pytest.mark.parametrize(
+    ("total", "weights", "shares"),
+    [(10, [1, 1, 1], [4, 3, 3]), (100, [3, 1], [75, 25]), (5, [0.1, 0.9], [1, 4]), (0, [1], [0])],
+)
+def test_shares_add_up(total, weights, shares):
+    assert divide(total, weights) == shares
