@@ -193,9 +193,9 @@ FAULTS = [
     ),
     fault(
         "a misspelt key of a YAML is accepted",
-        f"{C}/config_rules_keys.py",
-        ("if len(path) == 1 or not is_comment(path[-1]):", "if len(path) == 1:"),
-        test=f"{GOLDEN} config",
+        f"{CORE}/config_names.py",
+        ("elif key.name not in names and", "elif False and"),
+        test="test_refusals.py -k run_something_else",
     ),
     fault(
         "evaluations have dropout",

@@ -17,7 +17,7 @@ from dataclasses import replace
 
 import pytest
 
-from components.config_strategy import strategy_of
+from config_strategy import strategy_of
 from job import (
     CONFIGS,
     CUT,
@@ -103,8 +103,7 @@ LAYERS_OF_PIPELINES = 8  # two stages for each of four ranks
 
 def ranks_per_row(config: str, sizes: tuple[str, ...] = ()) -> int:
     """Return how many ranks share each row under a shipped YAML, with these sizes of its mesh."""
-    requested = strategy_of(content_of(config, sizes))
-    return requested.tp * requested.cp * requested.sp
+    return strategy_of(content_of(config, sizes)).ranks_per_row
 
 
 def configs() -> list[str]:

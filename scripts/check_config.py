@@ -1,30 +1,30 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Describe in plain words what an accelerate config really does, and find what is wrong with it.
+"""Find what is wrong with an accelerate config: keys that are ignored, and settings without effect.
 
     python scripts/check_config.py accelerate_configs/fsdp.yaml --num_processes 8
     python scripts/check_config.py accelerate_configs/fsdp.yaml accelerate_configs/ddp.yaml --json
     python scripts/check_config.py default_config.yaml --recipes
 
 FILE is any accelerate config, which is checked together with the DeepSpeed JSON that it points to,
-or such a JSON by itself. Files are only read: torch and accelerate are not loaded. The rules are in
-recipes/components/config_rules.py, and a recipe checks its launcher's file by the same rules when
-it starts.
+or such a JSON by itself. The names of keys are asked of the installed packages; the rules are in
+recipes/extras/configs/, and a recipe refuses its launcher's file by the same ones when it starts.
 
 error      accelerate or DeepSpeed would stop, or would silently run something other than what is
            written
 warning    it works, but it is slow, wasteful or surprising
-info       advice, and what only the recipes here refuse or have not been tested with; with
-           --recipes the former is an error and the latter a warning, as when a recipe starts
+info       what only the recipes here refuse; with --recipes an error, as when a recipe starts
 
 Exit codes: 0 no error, 64 usage, 65 an error in a file, or with --strict a warning.
 """
 
 import argparse
+import contextlib
+import dataclasses
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
-from configs.reports import report_on, show
 from exits import Exit, run_command
 from usage import Parser
 
@@ -46,32 +46,55 @@ def parse_args() -> tuple[Parser, argparse.Namespace]:
     return parser, parser.parse_args()
 
 
-def check_call(parser: Parser, args: argparse.Namespace) -> None:
-    """Exit with 64 if the arguments do not fit together, or do not name files."""
-    if args.num_processes is not None and args.num_processes < 1:
-        parser.error("--num_processes must be at least 1")
-    for path in args.files:
-        if not Path(path).is_file():
-            parser.error(f"{path} is not a file")
+def find_faults(path: str, num_processes: int | None, for_recipes: bool) -> list[Any]:
+    """Return the faults of a file, errors first."""
+    # Only here, since they load accelerate, which takes seconds
+    import yaml
 
+    from core.config_names import Fault, find_unknown_keys, read_command
+    from extras.configs.deepspeed_json import check_json
+    from extras.configs.rules import check
 
-def is_bad(report: dict, refused: tuple[str, ...]) -> bool:
-    """Return whether a report has a finding of one of the refused severities."""
-    return any(item["severity"] in refused for item in report["findings"])
+    words = ["--config_file", path, "train.py"]
+    if num_processes is not None:
+        words = ["--num_processes", str(num_processes), *words]
+    try:
+        content = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+        if isinstance(content, dict) and "zero_optimization" in content:
+            found = list(check_json(path, for_recipes))
+        else:
+            launch = read_command(words, ".")
+            found = [*find_unknown_keys(path), *check(path, launch, for_recipes)]
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        reason = f"cannot be read: {' '.join(str(error).split())}"
+        found = [Fault(path, None, "file", reason, "the file that accelerate launch gets")]
+    severities = ("error", "warning", "info")
+    return sorted(found, key=lambda fault: severities.index(fault.severity))
 
 
 def main() -> None:
     """Check the files, and exit with 65 if one of them has an error."""
     parser, args = parse_args()
-    check_call(parser, args)
-    reports = [report_on(path, args.num_processes, args.recipes) for path in args.files]
+    reports = []
+    for path in args.files:
+        if not Path(path).is_file():
+            parser.error(f"{path} is not a file")
+        with contextlib.redirect_stdout(sys.stderr):  # where DeepSpeed's log is no part of JSON
+            faults = find_faults(path, args.num_processes, args.recipes)
+        reports.append((path, faults))
     if args.json:
-        print(json.dumps(reports, indent=2))
+        objects = []
+        for path, faults in reports:
+            objects.append({"file": path, "findings": list(map(dataclasses.asdict, faults))})
+        print(json.dumps(objects, indent=2))
     else:
-        for report in reports:
-            show(report)
+        for path, faults in reports:
+            print(f"{path}: {'nothing found' if not faults else f'{len(faults)} found'}")
+            for fault in faults:
+                print(f"{fault.severity}: {fault}")
     refused = ("error", "warning") if args.strict else ("error",)
-    sys.exit(Exit.DATA if any(is_bad(report, refused) for report in reports) else 0)
+    found = {fault.severity for _, faults in reports for fault in faults}
+    sys.exit(Exit.DATA if found.intersection(refused) else 0)
 
 
 if __name__ == "__main__":

@@ -1,11 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Configs that are wrong in one way each, and what their author meant.
-
-tests/golden/configs.json has what is found in each of them.
-"""
+"""Configs that are wrong in one way each."""
 
 from dataclasses import dataclass
-from typing import Any
 
 FSDP = (
     "distributed_type: FSDP\nnum_processes: 8\nmixed_precision: bf16\nfsdp_config:\n"
@@ -53,98 +49,63 @@ class Broken:
     Attributes:
         text: of the file.
         key: that is wrong.
-        fixed: {key: value} of the fixed file; None where a person has to choose.
     """
 
     text: str
     key: str
-    fixed: dict[str, Any] | None = None
 
 
 BROKEN = {
     "no distributed_type": Broken("num_processes: 8\n", "distributed_type"),
     "no distributed_type, but a section": Broken(
-        FULL2.replace("distributed_type: FSDP\n", ""),
-        "distributed_type",
-        {"distributed_type": "FSDP"},
+        FULL2.replace("distributed_type: FSDP\n", ""), "distributed_type"
     ),
-    "bare NO": Broken(
-        "distributed_type: NO\nnum_processes: 1\n", "distributed_type", {"distributed_type": "NO"}
-    ),
-    "bare no precision": Broken(
-        DDP.replace("bf16", "no"), "mixed_precision", {"mixed_precision": "no"}
-    ),
-    "misspelt engine": Broken(
-        FULL2.replace("FSDP\n", "FDSP\n", 1), "distributed_type", {"distributed_type": "FSDP"}
-    ),
-    "engine in small letters": Broken(
-        DDP.lower(), "distributed_type", {"distributed_type": "MULTI_GPU"}
-    ),
-    "DDP as an engine": Broken(
-        DDP.replace("MULTI_GPU", "DDP"), "distributed_type", {"distributed_type": "MULTI_GPU"}
-    ),
-    "unknown precision": Broken(
-        DDP.replace("bf16", "fp32"), "mixed_precision", {"mixed_precision": "no"}
-    ),
-    "misspelt top-level key": Broken(DDP + "num_machine: 1\n", "num_machine", {"num_machines": 1}),
-    "misspelt section": Broken(
-        FULL2.replace("fsdp_config", "fdsp_config"), "fdsp_config", {"fsdp_version": 2}
-    ),
+    "bare NO": Broken("distributed_type: NO\nnum_processes: 1\n", "distributed_type"),
+    "bare no precision": Broken(DDP.replace("bf16", "no"), "mixed_precision"),
+    "misspelt engine": Broken(FULL2.replace("FSDP\n", "FDSP\n", 1), "distributed_type"),
+    "engine in small letters": Broken(DDP.lower(), "distributed_type"),
+    "DDP as an engine": Broken(DDP.replace("MULTI_GPU", "DDP"), "distributed_type"),
+    "unknown precision": Broken(DDP.replace("bf16", "fp32"), "mixed_precision"),
+    "misspelt top-level key": Broken(DDP + "num_machine: 1\n", "num_machine"),
+    "misspelt section": Broken(FULL2.replace("fsdp_config", "fdsp_config"), "fdsp_config"),
     "misspelt key in a section": Broken(
-        FULL2 + "  fsdp_offload_param: true\n", "fsdp_offload_param", {"fsdp_offload_params": True}
+        FULL2 + "  fsdp_offload_param: true\n", "fsdp_offload_param"
     ),
     "misspelt value": Broken(
-        FSDP1 + "  fsdp_sharding_strategy: FULL_SHRAD\n",
-        "fsdp_sharding_strategy",
-        {"fsdp_sharding_strategy": "FULL_SHARD"},
+        FSDP1 + "  fsdp_sharding_strategy: FULL_SHRAD\n", "fsdp_sharding_strategy"
     ),
     "misspelt wrap policy": Broken(
-        FULL2.replace("TRANSFORMER_BASED", "TRANSFORMERS_BASED"),
-        "fsdp_auto_wrap_policy",
-        {"fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP"},
+        FULL2.replace("TRANSFORMER_BASED", "TRANSFORMERS_BASED"), "fsdp_auto_wrap_policy"
     ),
     "value that is no boolean": Broken(
         FULL2 + "  fsdp_offload_params: maybe\n", "fsdp_offload_params"
     ),
     "key of JSON in the YAML": Broken(
-        ZERO2 + "  stage3_max_live_parameters: 1e8\n",
-        "stage3_max_live_parameters",
-        {"zero_stage": 2},
+        ZERO2 + "  stage3_max_live_parameters: 1e8\n", "stage3_max_live_parameters"
     ),
     "section of JSON in the YAML": Broken(
         ZERO + "  zero_optimization:\n    stage: 1\n    offload_optimizer:\n      device: cpu\n",
         "zero_optimization",
-        {"zero_stage": 1, "offload_optimizer_device": "cpu", "zero_optimization": None},
     ),
     "section of JSON with more than the YAML has": Broken(
         ZERO + "  zero_optimization:\n    stage: 1\n    overlap_comm: true\n", "zero_optimization"
     ),
     "accumulation left to nobody": Broken(
-        ZERO2 + "  gradient_accumulation_steps: auto\n",
-        "gradient_accumulation_steps",
-        {"zero_stage": 2, "gradient_accumulation_steps": None},
+        ZERO2 + "  gradient_accumulation_steps: auto\n", "gradient_accumulation_steps"
     ),
     "saving left open": Broken(
-        ZERO + "  zero_stage: 3\n  zero3_save_16bit_model: auto\n",
-        "zero3_save_16bit_model",
-        {"zero3_save_16bit_model": True},
+        ZERO + "  zero_stage: 3\n  zero3_save_16bit_model: auto\n", "zero3_save_16bit_model"
     ),
     "former name of prefetching": Broken(
-        FULL1 + "  fsdp_backward_prefetch_policy: BACKWARD_PRE\n",
-        "fsdp_backward_prefetch_policy",
-        {"fsdp_backward_prefetch": "BACKWARD_PRE"},
+        FULL1 + "  fsdp_backward_prefetch_policy: BACKWARD_PRE\n", "fsdp_backward_prefetch_policy"
     ),
     "former name with a value that is none of the new one": Broken(
-        FULL1 + "  fsdp_backward_prefetch_policy: NONE\n",
-        "fsdp_backward_prefetch_policy",
-        {"fsdp_version": 1, "fsdp_backward_prefetch": None},
+        FULL1 + "  fsdp_backward_prefetch_policy: NONE\n", "fsdp_backward_prefetch_policy"
     ),
     "processes in a section, and others at the top": Broken(
-        ZERO2 + "  num_processes: 2\n", "num_processes", {"num_processes": 2}
+        ZERO2 + "  num_processes: 2\n", "num_processes"
     ),
-    "port in a section": Broken(
-        ZERO2 + "  main_process_port: 29501\n", "main_process_port", {"main_process_port": 29501}
-    ),
+    "port in a section": Broken(ZERO2 + "  main_process_port: 29501\n", "main_process_port"),
     "engine as a flag in a section": Broken(
         DDP + "parallelism_config:\n  use_fsdp: true\n", "use_fsdp"
     ),
@@ -153,20 +114,14 @@ BROKEN = {
         "fsdp_reshard_after_forward",
     ),
     "compiler under DeepSpeed": Broken(
-        ZERO2 + "dynamo_config:\n  dynamo_backend: INDUCTOR\n",
-        "dynamo_config",
-        {"zero_stage": 2, "dynamo_config": None},
+        ZERO2 + "dynamo_config:\n  dynamo_backend: INDUCTOR\n", "dynamo_config"
     ),
     "CPUs without mpirun": Broken(DDP.replace("MULTI_GPU", "MULTI_CPU"), "distributed_type"),
     "machines left empty": Broken(DDP + "num_machines:\n", "num_machines"),
-    "machines in quotes": Broken(DDP + 'num_machines: "1"\n', "num_machines", {"num_machines": 1}),
-    "port in quotes": Broken(
-        DDP + 'main_process_port: "29501"\n', "main_process_port", {"main_process_port": 29501}
-    ),
-    "debug in quotes": Broken(DDP + 'debug: "false"\n', "debug", {"debug": False}),
-    "old compiler key, a bare no": Broken(
-        DDP + "dynamo_backend: no\n", "dynamo_backend", {"dynamo_backend": "NO"}
-    ),
+    "machines in quotes": Broken(DDP + 'num_machines: "1"\n', "num_machines"),
+    "port in quotes": Broken(DDP + 'main_process_port: "29501"\n', "main_process_port"),
+    "debug in quotes": Broken(DDP + 'debug: "false"\n', "debug"),
+    "old compiler key, a bare no": Broken(DDP + "dynamo_backend: no\n", "dynamo_backend"),
     "replicas of DDP that are not the processes": Broken(
         DDP + "parallelism_config:\n  parallelism_config_dp_replicate_size: 4\n",
         "parallelism_config",
@@ -181,27 +136,19 @@ BROKEN = {
         FULL2.replace("bf16", "'no'") + "  mixed_precision: bf16\n", "mixed_precision"
     ),
     "misplaced, and again in its place": Broken(
-        FULL2 + "  fsdp_offload_params: true\nfsdp_offload_params: true\n",
-        "fsdp_offload_params",
-        {"fsdp_offload_params": True},
+        FULL2 + "  fsdp_offload_params: true\nfsdp_offload_params: true\n", "fsdp_offload_params"
     ),
     "no boolean for FSDP2": Broken(
-        FSDP2 + "  fsdp_reshard_after_forward: ture\n",
-        "fsdp_reshard_after_forward",
-        {"fsdp_reshard_after_forward": True},
+        FSDP2 + "  fsdp_reshard_after_forward: ture\n", "fsdp_reshard_after_forward"
     ),
     "processes in words": Broken(
         FULL2.replace("num_processes: 8", "num_processes: two"), "num_processes"
     ),
     "section of accelerate 1.12": Broken(
-        DDP + "ipex_config:\n  ipex: true\n  use_xpu: false\n",
-        "ipex_config",
-        {"num_processes": 8, "fp8_config": None, "ipex": None},
+        DDP + "ipex_config:\n  ipex: true\n  use_xpu: false\n", "ipex_config"
     ),
     "key of accelerate 1.12": Broken(
-        DDP + "mpirun_config: {mpirun_ccl: '1', mpirun_hostfile: /h}\n",
-        "mpirun_ccl",
-        {"mpirun_hostfile": "/h", "mpirun_ccl": None},
+        DDP + "mpirun_config: {mpirun_ccl: '1', mpirun_hostfile: /h}\n", "mpirun_ccl"
     ),
     "section of accelerate 1.6": Broken(DDP + "tp_config:\n  tp_size: 2\n", "tp_config"),
     "section of another tool": Broken(DDP + "my_config:\n  a: 1\n", "my_config"),
@@ -209,130 +156,90 @@ BROKEN = {
         FULL2.replace("fsdp_config:", "fsdp_config: true\nother:"), "fsdp_config"
     ),
     "prefetch that FSDP2 does not know": Broken(
-        FULL2 + "  fsdp_forward_prefetch: true\n",
-        "fsdp_forward_prefetch",
-        {"fsdp_forward_prefetch": None},
+        FULL2 + "  fsdp_forward_prefetch: true\n", "fsdp_forward_prefetch"
     ),
     "number for FULL_SHARD under FSDP2": Broken(
-        FSDP2 + "  fsdp_sharding_strategy: 1\n",
-        "fsdp_sharding_strategy",
-        {"fsdp_reshard_after_forward": True},
+        FSDP2 + "  fsdp_sharding_strategy: 1\n", "fsdp_sharding_strategy"
     ),
     "HYBRID_SHARD on a mesh": Broken(
         FSDP2.replace("8", "4") + "  fsdp_sharding_strategy: HYBRID_SHARD\n" + MESH + "2\n",
         "fsdp_sharding_strategy",
-        {"fsdp_reshard_after_forward": True},
     ),
     "FULL_SHARD on a mesh": Broken(
         FSDP2.replace("8", "4") + "  fsdp_sharding_strategy: FULL_SHARD\n" + MESH + "2\n",
         "fsdp_sharding_strategy",
-        {"fsdp_reshard_after_forward": True},
     ),
     "empty value": Broken(FULL2 + "  fsdp_offload_params:\n", "fsdp_offload_params"),
     "layers as a list": Broken(
         FULL2 + "  fsdp_transformer_layer_cls_to_wrap: [LlamaDecoderLayer]\n",
         "fsdp_transformer_layer_cls_to_wrap",
-        {"fsdp_transformer_layer_cls_to_wrap": "LlamaDecoderLayer"},
     ),
-    "key of another place": Broken(
-        FULL2 + "  num_machines: 1\n", "num_machines", {"num_machines": 1}
-    ),
+    "key of another place": Broken(FULL2 + "  num_machines: 1\n", "num_machines"),
     "section key at the top level": Broken(
-        FULL2 + "fsdp_offload_params: true\n", "fsdp_offload_params", {"fsdp_offload_params": True}
+        FULL2 + "fsdp_offload_params: true\n", "fsdp_offload_params"
     ),
-    "DeepSpeed key for FSDP": Broken(
-        FULL2 + "  zero_stage: 3\n", "zero_stage", {"fsdp_version": 2}
-    ),
+    "DeepSpeed key for FSDP": Broken(FULL2 + "  zero_stage: 3\n", "zero_stage"),
     "mesh without the long prefix": Broken(
         FULL2.replace("8", "4") + MESH.replace("parallelism_config_dp_r", "dp_r") + "2\n",
         "dp_replicate_size",
-        {"parallelism_config_dp_replicate_size": 2},
     ),
     "accumulation in the file": Broken(
-        ZERO2 + "  gradient_accumulation_steps: 4\n",
-        "gradient_accumulation_steps",
-        {"zero_stage": 2},
+        ZERO2 + "  gradient_accumulation_steps: 4\n", "gradient_accumulation_steps"
     ),
-    "clipping at the top level": Broken(
-        DDP + "gradient_clipping: 1.0\n", "gradient_clipping", {"num_processes": 8}
-    ),
+    "clipping at the top level": Broken(DDP + "gradient_clipping: 1.0\n", "gradient_clipping"),
     "FSDP1 NO_SHARD under FSDP2's key": Broken(
-        FSDP1 + "  fsdp_reshard_after_forward: NO_SHARD\n",
-        "fsdp_reshard_after_forward",
-        {"fsdp_sharding_strategy": "NO_SHARD"},
+        FSDP1 + "  fsdp_reshard_after_forward: NO_SHARD\n", "fsdp_reshard_after_forward"
     ),
     "FSDP1 SHARD_GRAD_OP under FSDP2's key": Broken(
-        FSDP1 + "  fsdp_reshard_after_forward: SHARD_GRAD_OP\n",
-        "fsdp_reshard_after_forward",
-        {"fsdp_sharding_strategy": "SHARD_GRAD_OP"},
+        FSDP1 + "  fsdp_reshard_after_forward: SHARD_GRAD_OP\n", "fsdp_reshard_after_forward"
     ),
     "FSDP1 FULL_SHARD under FSDP2's key": Broken(
-        FSDP1 + "  fsdp_reshard_after_forward: FULL_SHARD\n",
-        "fsdp_reshard_after_forward",
-        {"fsdp_sharding_strategy": "FULL_SHARD"},
+        FSDP1 + "  fsdp_reshard_after_forward: FULL_SHARD\n", "fsdp_reshard_after_forward"
     ),
     "FSDP2 NO_SHARD under FSDP1's key": Broken(
-        FSDP2 + "  fsdp_sharding_strategy: NO_SHARD\n",
-        "fsdp_sharding_strategy",
-        {"distributed_type": "MULTI_GPU", "fsdp_config": None},
+        FSDP2 + "  fsdp_sharding_strategy: NO_SHARD\n", "fsdp_sharding_strategy"
     ),
     "FSDP2 SHARD_GRAD_OP under FSDP1's key": Broken(
-        FSDP2 + "  fsdp_sharding_strategy: SHARD_GRAD_OP\n",
-        "fsdp_sharding_strategy",
-        {"fsdp_reshard_after_forward": False},
+        FSDP2 + "  fsdp_sharding_strategy: SHARD_GRAD_OP\n", "fsdp_sharding_strategy"
     ),
     "FSDP2 HYBRID_SHARD without a mesh": Broken(
         FSDP2 + "  fsdp_sharding_strategy: HYBRID_SHARD\n", "fsdp_sharding_strategy"
     ),
     "FSDP2 with a value of the key of FSDP1": Broken(
-        FSDP2 + "  fsdp_reshard_after_forward: NO_SHARD\n",
-        "fsdp_reshard_after_forward",
-        {"distributed_type": "MULTI_GPU", "fsdp_config": None},
+        FSDP2 + "  fsdp_reshard_after_forward: NO_SHARD\n", "fsdp_reshard_after_forward"
     ),
     "FSDP1 with a value of the key of FSDP2": Broken(
-        FSDP1 + "  fsdp_sharding_strategy: true\n",
-        "fsdp_sharding_strategy",
-        {"fsdp_sharding_strategy": "FULL_SHARD"},
+        FSDP1 + "  fsdp_sharding_strategy: true\n", "fsdp_sharding_strategy"
     ),
     "both sharding keys, apart": Broken(
         FULL2 + "  fsdp_sharding_strategy: NO_SHARD\n", "fsdp_sharding_strategy"
     ),
     "FSDP2 meant, no version": Broken(
-        FSDP + "  fsdp_reshard_after_forward: false\n",
-        "fsdp_version",
-        {"fsdp_version": 2, "fsdp_reshard_after_forward": False},
+        FSDP + "  fsdp_reshard_after_forward: false\n", "fsdp_version"
     ),
     "FSDP1 meant, no version": Broken(
-        FSDP + "  fsdp_sharding_strategy: FULL_SHARD\n", "fsdp_version", {"fsdp_version": 1}
+        FSDP + "  fsdp_sharding_strategy: FULL_SHARD\n", "fsdp_version"
     ),
     "no such version": Broken(FSDP + "  fsdp_version: 3\n", "fsdp_version"),
     "no wrap policy": Broken(
         FULL2.replace("  fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP\n", ""),
         "fsdp_auto_wrap_policy",
-        {"fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP"},
     ),
     "shards of NO_SHARD": Broken(
         FSDP1 + "  fsdp_sharding_strategy: NO_SHARD\n  fsdp_state_dict_type: SHARDED_STATE_DICT\n",
         "fsdp_state_dict_type",
-        {"fsdp_state_dict_type": "FULL_STATE_DICT"},
     ),
     "FSDP2 LOCAL_STATE_DICT": Broken(
-        FULL2 + "  fsdp_state_dict_type: LOCAL_STATE_DICT\n",
-        "fsdp_state_dict_type",
-        {"fsdp_state_dict_type": "SHARDED_STATE_DICT"},
+        FULL2 + "  fsdp_state_dict_type: LOCAL_STATE_DICT\n", "fsdp_state_dict_type"
     ),
     "FSDP1 without sync": Broken(
-        FULL1 + "  fsdp_sync_module_states: false\n",
-        "fsdp_sync_module_states",
-        {"fsdp_cpu_ram_efficient_loading": False},
+        FULL1 + "  fsdp_sync_module_states: false\n", "fsdp_sync_module_states"
     ),
     "FSDP2 without sync": Broken(
-        FULL2 + "  fsdp_sync_module_states: false\n", "fsdp_sync_module_states", {"fsdp_version": 2}
+        FULL2 + "  fsdp_sync_module_states: false\n", "fsdp_sync_module_states"
     ),
     "FSDP1 with flat parameters": Broken(
-        FULL1 + "  fsdp_use_orig_params: false\n",
-        "fsdp_use_orig_params",
-        {"fsdp_use_orig_params": True},
+        FULL1 + "  fsdp_use_orig_params: false\n", "fsdp_use_orig_params"
     ),
     "offloaded checkpoints of FSDP1": Broken(
         FULL1 + "  fsdp_activation_checkpointing_offload: true\n",
@@ -340,18 +247,16 @@ BROKEN = {
     ),
     "FSDP section under DDP": Broken(FULL2.replace("FSDP", "MULTI_GPU", 1), "distributed_type"),
     "DeepSpeed section under FSDP": Broken(
-        FULL2 + "deepspeed_config:\n  zero_stage: 3\n",
-        "deepspeed_config",
-        {"deepspeed_config": None, "distributed_type": "FSDP"},
+        FULL2 + "deepspeed_config:\n  zero_stage: 3\n", "deepspeed_config"
     ),
     "many processes under NO": Broken(DDP.replace("MULTI_GPU", '"NO"'), "distributed_type"),
     "no number of processes": Broken("distributed_type: MULTI_GPU\n", "num_processes"),
     "processes that do not spread": Broken(
         DDP + "num_machines: 3\nmain_process_ip: a\nmain_process_port: 1\n", "num_processes"
     ),
-    "number in quotes": Broken(DDP.replace("8", '"8"'), "num_processes", {"num_processes": 8}),
+    "number in quotes": Broken(DDP.replace("8", '"8"'), "num_processes"),
     "machines without an address": Broken(DDP + "num_machines: 2\n", "num_machines"),
-    "no machine": Broken(DDP + "num_machines: 0\n", "num_machines", {"num_machines": 1}),
+    "no machine": Broken(DDP + "num_machines: 0\n", "num_machines"),
     "no machine, no processes": Broken(
         "distributed_type: MULTI_GPU\nnum_machines: 0\nnum_processes: many\n", "num_processes"
     ),
@@ -379,7 +284,6 @@ BROKEN = {
     "tensor parallel shards that rank 0 would load": Broken(
         FULL2.replace("8", "4") + MESH_OF.format(first="dp_shard", second="tp"),
         "fsdp_cpu_ram_efficient_loading",
-        {"fsdp_cpu_ram_efficient_loading": False},
     ),
     "replicas of tensor parallel groups": Broken(
         DDP.replace("8", "4") + MESH_OF.format(first="dp_replicate", second="tp"),
@@ -390,9 +294,7 @@ BROKEN = {
         "parallelism_config_dp_shard_size",
     ),
     "a step of no micro-batch": Broken(
-        ZERO2 + "  gradient_accumulation_steps: 0\n",
-        "gradient_accumulation_steps",
-        {"zero_stage": 2},
+        ZERO2 + "  gradient_accumulation_steps: 0\n", "gradient_accumulation_steps"
     ),
     "a row split in two ways": Broken(
         FULL2.replace("8", "4") + MESH_OF.format(first="cp", second="sp"),
@@ -410,28 +312,16 @@ BROKEN = {
         ZERO2.replace("8", "3") + "parallelism_config:\n  parallelism_config_sp_size: 2\n",
         "parallelism_config",
     ),
-    "fp16 as it was": Broken(
-        "distributed_type: MULTI_GPU\nnum_processes: 8\nfp16: true\n",
-        "fp16",
-        {"mixed_precision": "fp16", "fp16": None},
-    ),
+    "fp16 as it was": Broken("distributed_type: MULTI_GPU\nnum_processes: 8\nfp16: true\n", "fp16"),
     "fp8 of no backend": Broken(DDP.replace("bf16", "fp8"), "mixed_precision"),
-    "no ZeRO stage": Broken(ZERO + "  zero3_init_flag: false\n", "zero_stage", {"zero_stage": 2}),
+    "no ZeRO stage": Broken(ZERO + "  zero3_init_flag: false\n", "zero_stage"),
     "no such ZeRO stage": Broken(ZERO + "  zero_stage: 4\n", "zero_stage"),
-    "ZeRO-3 that cannot save": Broken(
-        ZERO + "  zero_stage: 3\n", "zero3_save_16bit_model", {"zero3_save_16bit_model": True}
-    ),
-    "ZeRO-3 loaded whole": Broken(
-        ZERO3 + "  zero3_init_flag: false\n", "zero3_init_flag", {"zero3_init_flag": True}
-    ),
+    "ZeRO-3 that cannot save": Broken(ZERO + "  zero_stage: 3\n", "zero3_save_16bit_model"),
+    "ZeRO-3 loaded whole": Broken(ZERO3 + "  zero3_init_flag: false\n", "zero3_init_flag"),
     "ZeRO-2 with parameters offloaded": Broken(
         ZERO2 + "  offload_param_device: cpu\n", "offload_param_device"
     ),
-    "no such device": Broken(
-        ZERO3 + "  offload_param_device: gpu\n",
-        "offload_param_device",
-        {"offload_param_device": "none"},
-    ),
+    "no such device": Broken(ZERO3 + "  offload_param_device: gpu\n", "offload_param_device"),
     "nvme, whose path is lost": Broken(
         ZERO3 + "  offload_param_device: nvme\n  offload_param_nvme_path: /fast\n",
         "offload_param_device",
@@ -454,16 +344,10 @@ BROKEN = {
     "version of FSDP left empty": Broken(
         FSDP + "  fsdp_version:\n  fsdp_reshard_after_forward: false\n", "fsdp_version"
     ),
-    "tensor parallelism as an engine": Broken(
-        DDP.replace("MULTI_GPU", "TP"), "distributed_type", {"distributed_type": "MULTI_GPU"}
-    ),
-    "Trainer's flag of FSDP": Broken(
-        FULL2 + "fsdp: full_shard auto_wrap\n", "fsdp", {"fsdp": None, "fsdp_version": 2}
-    ),
+    "tensor parallelism as an engine": Broken(DDP.replace("MULTI_GPU", "TP"), "distributed_type"),
+    "Trainer's flag of FSDP": Broken(FULL2 + "fsdp: full_shard auto_wrap\n", "fsdp"),
     "classes in a list, under a short name": Broken(
-        FULL2 + "  transformer_layer_cls_to_wrap: [A, B]\n",
-        "fsdp_transformer_layer_cls_to_wrap",
-        {"transformer_layer_cls_to_wrap": "A,B", "fsdp_transformer_layer_cls_to_wrap": None},
+        FULL2 + "  transformer_layer_cls_to_wrap: [A, B]\n", "fsdp_transformer_layer_cls_to_wrap"
     ),
     "a config inside a section": Broken(
         "accelerate:\n  distributed_type: FSDP\n  num_processes: 8\n", "accelerate"

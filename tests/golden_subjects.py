@@ -77,11 +77,3 @@ def packed(lengths, width):
     from core.batches import pack
 
     return sorted(pack(np.array(lengths), width), key=min)
-
-
-def findings(path):
-    """[path, severity] of what is found in a config for the recipes, in order."""
-    from components.config_files import find_faults, load
-
-    found, _ = find_faults(load(path), for_recipes=True)
-    return [[one.dotted_path, one.severity] for one in found]

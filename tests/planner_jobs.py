@@ -15,7 +15,6 @@ from typing import NamedTuple
 import yaml
 from transformers import AutoConfig
 
-from components.config_reading import as_read
 from planner import yaml_files
 from planner.autograd import FP32
 from planner.closed_form import closed_form
@@ -331,7 +330,7 @@ def plan_of_row(row):
     args = parsed(("--eval_strategy", "no", *job.words_under(mesh)), mesh.recipe)
     config = yaml_files.read(CONFIGS / f"{row['config']}.yaml")
     if mesh.sizes:
-        config = as_read(content_of(mesh.config, mesh.sizes))
+        config = content_of(mesh.config, mesh.sizes)
     machines = 1
     if row["config"] == "fsdp1_hybrid_shard":
         machines = 2  # The rehearsal simulates them.

@@ -20,7 +20,6 @@ from components.arguments import (
     PredictionArguments,
     QuantizationArguments,
 )
-from components.config_strategy import MESH_KINDS, how_to_fit_mesh
 from components.mesh import Mesh
 from components.plugins import deepspeed_config
 from core.batches import takes_one_line
@@ -46,11 +45,9 @@ def find_mesh_misfits(
         return
     places = mesh.data_ranks * mesh.copies
     if places != accelerator.num_processes:  # accelerate checks it for all engines but DeepSpeed
-        sizes = {kind: getattr(mesh, kind) for kind in MESH_KINDS}
         yield (
             f"the sizes in parallelism_config multiply to {places}, and "
-            f"{accelerator.num_processes} processes run: "
-            f"{how_to_fit_mesh(sizes, accelerator.num_processes)}"
+            f"{accelerator.num_processes} processes run: launch {places}, or change the sizes"
         )
     for kind, name in NAMES.items():
         if getattr(mesh, kind) > 1 and kind not in args.MESH:

@@ -6,7 +6,6 @@ accelerate made of YAML and command line. They cannot see what accelerate has ig
 for that `check_launch` of checks.py reads the file.
 """
 
-import contextlib
 import os
 import shlex
 import shutil
@@ -16,7 +15,6 @@ from collections.abc import Iterator
 import torch
 from accelerate import Accelerator
 
-from components.accelerate_keys import OWNED_BY_THE_RECIPE, read_strategy
 from components.arguments import (
     CommonArguments,
     CompileArguments,
@@ -24,7 +22,6 @@ from components.arguments import (
     LoraVariantArguments,
     QuantizationArguments,
 )
-from components.config_strategy import OTHER_VERSION, SHARDING_KEY
 from components.deepspeed_builds import find_locked_builds
 from components.launch_command import started_one_of_several_processes
 from components.mesh import Mesh
@@ -33,6 +30,19 @@ from components.plugins import deepspeed_config
 from components.strategy import Strategy, compute_dtype
 from core.config_names import find_launch
 from core.workarounds import fsdp_plugin
+
+# The sharding key that each version of FSDP ignores, and its forms that are no names
+IGNORED_KEY = {1: "fsdp_reshard_after_forward", 2: "fsdp_sharding_strategy"}
+FORMS = {"TRUE": "FULL_SHARD", "FALSE": "SHARD_GRAD_OP", "1": "FULL_SHARD", "2": "SHARD_GRAD_OP"}
+# What the command line of a recipe owns of DeepSpeed's config
+OWNED = (
+    "train_batch_size",
+    "train_micro_batch_size_per_gpu",
+    "gradient_accumulation_steps",
+    "gradient_clipping",
+    "optimizer",
+    "scheduler",
+)
 
 
 def find_strategy_problems(args: CommonArguments, accelerator: Accelerator) -> Iterator[str]:
@@ -94,10 +104,9 @@ def find_ignored_sharding(strategy: Strategy) -> Iterator[str]:
 
     FULL_SHARD, the default of that key, does no harm.
     """
-    key = SHARDING_KEY[OTHER_VERSION[strategy.fsdp_version]]
+    key = IGNORED_KEY[strategy.fsdp_version]
     requested = os.environ.get(key.upper(), "FULL_SHARD").upper()
-    with contextlib.suppress(ValueError):  # It is no form of a strategy, and is named as it is.
-        requested = read_strategy(key, requested)
+    requested = FORMS.get(requested, requested)
     if requested not in ("FULL_SHARD", strategy.sharding):
         yield f"{key} {requested} has no effect, accelerate runs {strategy.name}; {what_it_does()}"
 
@@ -261,7 +270,7 @@ def find_deepspeed_misfits(accelerator: Accelerator, strategy: Strategy) -> Iter
             "all ranks of a group, and each rank has rows of its own: delete it from the DeepSpeed "
             "config, and use fsdp2_tp.yaml"
         )
-    doubled = [key for key in OWNED_BY_THE_RECIPE if config.get(key, "auto") != "auto"]
+    doubled = [key for key in OWNED if config.get(key, "auto") != "auto"]
     if doubled:
         yield (
             f"the command line owns {', '.join(doubled)}: delete that from the YAML, or set it to "

@@ -242,7 +242,7 @@ def configs_on(ranks: int, machines: int) -> Iterator[tuple[Path, Config]]:
 
 def candidates_under(launch: Launch, path: Path, config: Config) -> Iterator[Candidate]:
     """Yield every candidate under a config."""
-    precision = launch.request.mixed_precision or config["mixed_precision"]
+    precision = launch.request.mixed_precision or config.get("mixed_precision", "no")
     checkpointing = [False, True]
     if launch.args.gradient_checkpointing:
         checkpointing = [True]

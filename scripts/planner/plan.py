@@ -6,10 +6,12 @@
 
 from dataclasses import dataclass, replace
 
+from config_strategy import ConfigStrategy, misfit_of_mesh, strategy_of
+
 from . import recipe
 from .errors import UnplannableError
 from .recipe import Mesh, RecipeArguments, StagesArguments
-from .yaml_files import Config, Strategy, misfit_of_mesh, strategy_of
+from .yaml_files import Config
 
 ITEMSIZES = {"bf16": 2, "fp16": 2}  # bytes per element of each mixed precision
 DTYPES = {"bf16": "bfloat16", "fp16": "float16"}  # their names in torch
@@ -101,18 +103,19 @@ def plan_of(
     on, and for keys whose effect on memory is not known here.
     """
     strategy = strategy_of(config)
+    offload = set(strategy.offload)
     ranks, machines = ranks_and_machines(config, strategy, num_processes, num_machines)
     if isinstance(args, StagesArguments):
         return pipeline_plan(args, config, strategy, ranks, machines, mixed_precision)
     plan = Plan(
         args,
         engine=engine_on(strategy, ranks),
-        stage=strategy.stage,
+        stage=strategy.stage or 0,
         ranks=ranks,
         shards=ranks // strategy.tp,
         mixed_precision=mixed_precision or config.get("mixed_precision", "no"),
-        offloads_parameters=strategy.offloads_parameters,
-        offloads_optimizer=strategy.offloads_optimizer,
+        offloads_parameters=bool({"fsdp_offload_params", "offload_param_device"} & offload),
+        offloads_optimizer=bool({"fsdp_offload_params", "offload_optimizer_device"} & offload),
         tp=strategy.tp,
         cp=strategy.cp,
         sp=strategy.sp,
@@ -132,7 +135,7 @@ def plan_of(
 def pipeline_plan(
     args: StagesArguments,
     config: Config,
-    strategy: Strategy,
+    strategy: ConfigStrategy,
     ranks: int,
     machines: int,
     mixed_precision: str | None,
@@ -178,7 +181,7 @@ def name_of_pipelines(args: StagesArguments, ranks: int) -> str:
 
 
 def ranks_and_machines(
-    config: Config, strategy: Strategy, num_processes: int | None, num_machines: int | None
+    config: Config, strategy: ConfigStrategy, num_processes: int | None, num_machines: int | None
 ) -> tuple[int, int]:
     """Return (ranks, machines). Raises UnplannableError if the config cannot run on them."""
     mesh = strategy.places
@@ -194,7 +197,7 @@ def ranks_and_machines(
             "must be at least 1, and the same number on each"
         )
     if mesh and ranks != mesh:
-        raise UnplannableError(misfit_of_mesh(config, mesh, ranks))
+        raise UnplannableError(misfit_of_mesh(config, ranks))
     if strategy.engine == "single" and ranks > 1:
         raise UnplannableError(
             f"the config is for one process: --num_processes {ranks} needs ddp.yaml or another"
@@ -202,7 +205,7 @@ def ranks_and_machines(
     return ranks, machines
 
 
-def engine_on(strategy: Strategy, ranks: int) -> str:
+def engine_on(strategy: ConfigStrategy, ranks: int) -> str:
     """Return the engine that runs: DDP on one rank is one plain process.
 
     accelerate does not wrap a model in DDP whose matrices are split.
@@ -221,9 +224,11 @@ def name_of(plan: Plan) -> str:
     return plan.mesh.describe(f"DeepSpeed ZeRO-{plan.stage}")
 
 
-def with_sharding(plan: Plan, config: Config, strategy: Strategy, ranks_per_machine: int) -> Plan:
+def with_sharding(
+    plan: Plan, config: Config, strategy: ConfigStrategy, ranks_per_machine: int
+) -> Plan:
     """Return the plan with FSDP's settings: how many shards, of which units, and prefetching."""
-    settings = config["fsdp_config"]
+    settings = config.get("fsdp_config", {})
     shards = shards_of(plan, strategy, ranks_per_machine)
     name = f"{plan.engine.upper()} {strategy.in_force}"
     if plan.engine == "fsdp1" and shards == 1:
@@ -244,7 +249,7 @@ def with_sharding(plan: Plan, config: Config, strategy: Strategy, ranks_per_mach
     )
 
 
-def shards_of(plan: Plan, strategy: Strategy, ranks_per_machine: int) -> int:
+def shards_of(plan: Plan, strategy: ConfigStrategy, ranks_per_machine: int) -> int:
     """Return how many ranks share one copy of the state.
 
     FSDP1 forms groups by machine, FSDP2 by the mesh.

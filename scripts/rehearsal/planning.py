@@ -7,16 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from components.config_files import find_faults, load
-from components.config_findings import IGNORED, STOPS
-from components.config_reading import as_read
-from components.config_strategy import (
-    ConfigStrategy,
-    how_to_fit_mesh,
-    mesh_sizes,
-    strategy_of,
-    words_of_mesh,
-)
+from config_strategy import ConfigStrategy, misfit_of_mesh, read, strategy_of
 
 PROGRAM = Path(__file__).with_name("cpu_ranks.py")  # starts each rank
 
@@ -92,7 +83,7 @@ class Rehearsal:
         notes = []
         engine = self.facts.engine
         offload = self.facts.offload
-        if self.facts.strategy == "HYBRID_SHARD":
+        if self.facts.groups_are_machines:
             notes.append(
                 f"nodes are simulated, {self.ranks_per_node} ranks each: "
                 "FSDP1 shards over the devices of a node"
@@ -134,9 +125,10 @@ def plan(config_file: str, wishes: Wishes, device: str) -> Rehearsal:
     """Plan the rehearsal of a YAML.
 
     Raises:
-        ValueError: if accelerate would not do what the YAML says, or the ranks do not fit it.
+        ValueError: if the file is no config, or the ranks do not fit it. Whether accelerate does
+            what it says is checked by the recipe that is launched with it.
     """
-    config = read_config(config_file)
+    config = read(config_file)
     facts = strategy_of(config)
     ranks, ranks_per_node = choose_ranks(config_file, wishes, config, facts, device)
     overrides = find_overrides(wishes, config, device, ranks)
@@ -147,26 +139,6 @@ def plan(config_file: str, wishes: Wishes, device: str) -> Rehearsal:
             f"it has to be a multiple of --num_machines {machines}"
         )
     return Rehearsal(config_file, facts, device, ranks, ranks_per_node, overrides, machines)
-
-
-def read_config(path: str | Path) -> dict:
-    """Return the YAML as accelerate reads it.
-
-    Raises:
-        ValueError: if accelerate would stop, or run something other than what is written.
-    """
-    file = load(path)
-    if "distributed_type" not in file.content:
-        raise ValueError(f"{path} is not an accelerate config: it has no distributed_type")
-    wrong = []
-    for item in find_faults(file)[0]:
-        if item.kind in (STOPS, IGNORED):
-            place = ".".join(str(key) for key in item.path)
-            wrong.append(f"  {place}: {item.reason}; fix: {item.fix}")
-    if wrong:
-        raise ValueError("\n".join([f"{path} would not do what it says:", *wrong]))
-    deepspeed = None if file.deepspeed is None else file.deepspeed.content
-    return as_read(file.content, deepspeed)
 
 
 def choose_ranks(
@@ -184,18 +156,14 @@ def choose_ranks(
         )
     mesh = facts.places
     if mesh and ranks != mesh:
-        sizes = mesh_sizes(config)
-        raise ValueError(
-            f"the mesh of {config_file} is {words_of_mesh(sizes)}: it needs {mesh} processes, "
-            f"not {ranks}: {how_to_fit_mesh(sizes, ranks)}"
-        )
+        raise ValueError(f"{config_file}: {misfit_of_mesh(config, ranks)}")
     if device != "cpu":
         return ranks, ranks
     if facts.engine != "single" and ranks < 2:
         raise ValueError(f"{config_file} needs at least 2 ranks to shard or replicate, not {ranks}")
     machines = wishes.num_machines or 1
     ranks_per_node = wishes.ranks_per_node or ranks // max(machines, 2)
-    if facts.strategy == "HYBRID_SHARD":
+    if facts.groups_are_machines:
         check_nodes(ranks, ranks_per_node)
     return ranks, ranks_per_node
 
@@ -207,7 +175,7 @@ def default_ranks(config: dict, facts: ConfigStrategy, device: str) -> int:
     mesh = facts.places
     if mesh:
         return mesh
-    if facts.strategy == "HYBRID_SHARD":
+    if facts.groups_are_machines:
         return 4
     return 1 if facts.engine == "single" else 2
 

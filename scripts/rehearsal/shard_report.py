@@ -9,7 +9,7 @@ stored.
 
 from dataclasses import dataclass
 
-from components.config_strategy import ConfigStrategy
+from config_strategy import ConfigStrategy
 
 CLASSES = ("parameters", "gradients", "optimizer", "master")
 # The lowest ZeRO stage that splits a class. FSDP splits all of them, as stage 3 does.
@@ -74,9 +74,9 @@ def shards_of(facts: ConfigStrategy, ranks: int, ranks_per_node: int) -> dict[st
 
 def number_of_shards(facts: ConfigStrategy, ranks: int, ranks_per_node: int) -> int:
     """Return the number of shards of a class that is split."""
-    if facts.engine in ("single", "ddp") or facts.strategy == "NO_SHARD":
+    if facts.engine in ("single", "ddp") or facts.in_force == "NO_SHARD":
         return 1
-    if facts.strategy == "HYBRID_SHARD":
+    if facts.groups_are_machines:
         return ranks_per_node
     if facts.places and facts.engine == "fsdp2":
         return max(facts.shards, 1) * facts.cp

@@ -11,7 +11,6 @@ import pytest
 import trl
 
 import golden_subjects
-from broken_configs import BROKEN
 from chat_templates import CONVERSATIONS, said_by
 
 TEMPLATES = sorted((Path(trl.__file__).parent / "chat_templates").glob("*.jinja"))
@@ -54,19 +53,3 @@ def test_which_rows_form_a_batch(sampling, number, golden):
 def test_which_rows_are_packed_together(width, golden):
     found = golden_subjects.packed(LENGTHS, width)
     golden.check("plans", f"packed {width}", [len(found), zlib.crc32(repr(found).encode())])
-
-
-@pytest.mark.usefixtures("pretended_gpu")
-@pytest.mark.parametrize("name", BROKEN)
-def test_what_is_found_in_a_broken_config(name, golden, tmp_path):
-    path = tmp_path / "config.yaml"
-    path.write_text(BROKEN[name].text)
-    golden.check("configs", name, golden_subjects.findings(path))
-
-
-@pytest.mark.usefixtures("pretended_gpu")
-@pytest.mark.parametrize(
-    "path", sorted(Path("accelerate_configs").glob("*.yaml")), ids=lambda path: path.stem
-)
-def test_what_is_found_in_a_shipped_config(path, golden):
-    golden.check("configs", f"shipped: {path.stem}", golden_subjects.findings(path))

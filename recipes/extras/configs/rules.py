@@ -142,15 +142,17 @@ def what_it_has_to_be(name: str, value: Any) -> str:
         return f"one of {', '.join(words)}"
     if option is None:
         return ""
-    if option.nargs == 0 and isinstance(value, str):  # accelerate takes any text for true
-        return "true or false, without quotes"
+    if option.nargs == 0 and option.default is None and isinstance(value, str):
+        return "true or false, without quotes"  # accelerate takes any text for true
     if option.default in ("true", "false"):
         try:
             str_to_bool(str(value))
         except ValueError:
             return "true or false"
-    counts_itself = name == "num_processes" and value in ("auto", "gpu", "cpu")  # torchrun does
-    if option.type is int and type(value) is not int and not counts_itself:
+    # These two are compared with numbers; of processes torchrun can count what there is
+    is_compared = name == "num_machines" or (name == "main_process_port" and value is not None)
+    can_count = value in (None, "auto", "gpu", "cpu") or str(value).lstrip("-").isdigit()
+    if (is_compared and type(value) is not int) or (name == "num_processes" and not can_count):
         return "a number, without quotes"
     return ""
 

@@ -3,7 +3,6 @@
 
 import pytest
 
-from components import config_reading
 from launching import CONFIGS
 from planner import yaml_files
 from planner.errors import UnplannableError
@@ -104,4 +103,4 @@ def test_keys_that_change_memory_are_not_passed_over(key):
     fsdp = {"fsdp_version": 1, "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP"}
     content = {"distributed_type": "FSDP", "fsdp_config": fsdp | {key: UNPLANNED[key]}}
     with pytest.raises(UnplannableError, match=key):
-        plan_of(training_arguments([]), config_reading.as_read(content), 4)
+        plan_of(training_arguments([]), content, 4)

@@ -32,7 +32,7 @@ REFUSED = {
     "{model} --config_file {ddp} --num_processes 0": "--num_processes 0",
     "{model} --config_file {ddp} --gpu sheep": "neither a size",
     "{model} --config_file {single} --num_processes 2": "one process",
-    "{model} --config_file {fsdp2_hybrid_shard} --num_processes 8": "_replicate_size to 4",
+    "{model} --config_file {fsdp2_hybrid_shard} --num_processes 8": "needs 4 processes, not 8",
     "{model} --config_file {fsdp} --load_in_8bit --use_peft": "int8",
     "{model} --config_file {ddp} --max_lenght 3": "did you mean --max_length?",
     "{model} --config_file {ddp} --supervised_share 2": "--supervised_share 2",

@@ -1,36 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """A rehearsal does what the YAML says, or refuses, and reports what it changes and why."""
 
-import json
 import sys
 
 import pytest
-import yaml
 
 import rehearse
-from components.config_strategy import strategy_of
 from launching import CONFIGS
-from rehearsal.planning import Override, Wishes, plan, read_config
+from rehearsal.planning import Override, Wishes, plan
 
 SHIPPED = sorted(CONFIGS.glob("*.yaml"))
-IGNORED_KEY = """\
-distributed_type: FSDP
-fsdp_config:
-  fsdp_version: 1
-  fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP
-  fsdp_reshard_after_forward: NO_SHARD
-"""
-WRITTEN_TWICE = """\
-distributed_type: MULTI_GPU
-num_processes: 8
-num_processes: 4
-"""
-BESIDE_A_FILE = """\
-distributed_type: DEEPSPEED
-num_processes: 8
-deepspeed_config:
-  deepspeed_config_file: ds.json
-"""
 
 
 def write(folder, text, name="config.yaml"):
@@ -42,36 +21,9 @@ def rehearse_shipped(name, device="cpu", **wishes):
     return plan(str(CONFIGS / f"{name}.yaml"), Wishes(**wishes), device)
 
 
-def test_what_accelerate_would_ignore_is_refused_with_64(tmp_path, monkeypatch, capsys):
-    path = write(tmp_path, IGNORED_KEY)
-    command = ["rehearse.py", "--device", "cpu", "--config_file", str(path), __file__]
-    monkeypatch.setattr(sys, "argv", command)
-    with pytest.raises(SystemExit) as stopped:
-        rehearse.main()
-    assert stopped.value.code == 64
-    assert "FULL_SHARD runs, not NO_SHARD" in capsys.readouterr().err
-
-
-def test_a_key_that_is_written_twice_is_refused(tmp_path):
-    with pytest.raises(ValueError, match="written twice"):
-        read_config(write(tmp_path, WRITTEN_TWICE))
-
-
-def test_a_deepspeed_json_that_is_named_from_elsewhere_is_refused(tmp_path):
-    write(tmp_path, json.dumps({"zero_optimization": {"stage": 3}}), "ds.json")
-    with pytest.raises(ValueError, match="beside this file"):
-        read_config(write(tmp_path, BESIDE_A_FILE))
-
-
 def test_a_file_that_is_no_accelerate_config_is_refused(tmp_path):
     with pytest.raises(ValueError, match="it has no distributed_type"):
-        read_config(write(tmp_path, "learning_rate: 1\n"))
-
-
-@pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
-def test_a_shipped_yaml_is_taken_for_what_it_says(path):
-    written = yaml.safe_load(path.read_text())
-    assert strategy_of(read_config(path)) == strategy_of(written)
+        plan(str(write(tmp_path, "learning_rate: 1\n")), Wishes(), "cpu")
 
 
 @pytest.mark.parametrize(
@@ -98,12 +50,7 @@ def test_on_cpu_it_starts_the_fewest_ranks_that_show_the_strategy(name, ranks, r
         (
             "fsdp2_hybrid_shard",
             {"num_processes": 8},
-            "it needs 4 processes, not 8: set parallelism_config_dp_replicate_size to 4",
-        ),
-        (
-            "fsdp2_hybrid_shard",
-            {"num_processes": 3},
-            "not 3: launch 4 processes",
+            "mesh is 2 replicas x 2 shards: it needs 4 processes, not 8: launch 4",
         ),
         ("fsdp1_hybrid_shard", {"ranks_per_node": 1}, "not 4 ranks with 1 per node"),
         ("fsdp1_hybrid_shard", {"ranks_per_node": 3}, "not 4 ranks with 3 per node"),

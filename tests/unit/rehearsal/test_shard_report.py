@@ -6,7 +6,7 @@ import copy
 import pytest
 import yaml
 
-from components.config_strategy import strategy_of
+from config_strategy import strategy_of
 from launching import CONFIGS
 from rehearsal.shard_report import judge, table
 

@@ -1,0 +1,47 @@
+# SPDX-License-Identifier: Apache-2.0
+"""scripts/check_config.py: its exit codes, and what it prints for people and programs."""
+
+import json
+import sys
+
+import pytest
+
+import check_config
+from broken_configs import DDP, FSDP1, FULL2, ZERO
+from launching import CONFIGS
+
+
+@pytest.mark.parametrize(
+    ("text", "flags", "code"),
+    [
+        (FULL2, "--recipes --strict", 0),
+        (FSDP1 + "  fsdp_versoin: 2\n", "", 65),
+        (ZERO, "", 0),  # no stage is a warning
+        (ZERO, "--strict", 65),
+        (ZERO + "  gradient_clipping: 1.0\n", "", 0),
+        (ZERO + "  gradient_clipping: 1.0\n", "--recipes", 65),
+        (DDP.replace("MULTI_GPU", '"NO"').replace("8", "1"), "--num_processes 4", 65),
+        ("{}", "", 0),
+        ("[1", "", 65),
+        ('{"zero_optimization": {"stage": 2}, "gradient_cliping": 1}', "", 65),
+        (FULL2, "--no_such_flag", 64),
+    ],
+)
+def test_exit_codes(text, flags, code, tmp_path, monkeypatch, capsys):
+    path = tmp_path / "config.yaml"
+    path.write_text(text)
+    monkeypatch.setattr(sys, "argv", ["check_config.py", str(path), *flags.split(), "--json"])
+    with pytest.raises(SystemExit) as stopped:
+        check_config.main()
+    assert stopped.value.code == code
+    if code == 65:
+        [report] = json.loads(capsys.readouterr().out)
+        assert report["file"] == str(path) and report["findings"]
+
+
+def test_every_shipped_file_has_no_fault_for_anybody(monkeypatch, capsys):
+    files = map(str, sorted(CONFIGS.glob("*.yaml")))
+    monkeypatch.setattr(sys, "argv", ["check_config.py", *files, "--strict"])
+    with pytest.raises(SystemExit) as stopped:
+        check_config.main()
+    assert stopped.value.code == 0 and "error" not in capsys.readouterr().out
