@@ -243,7 +243,7 @@ def main() -> None:
         fault = Fault(**fields)
         if fault.rank in (None, rank):
             PlantedFault(fault, *find_target(fault.at, module), rank, runs)
-    module.main(module.start(module.Arguments, module.__doc__))
+    module.main()
 
 
 if __name__ == "__main__":

@@ -100,8 +100,8 @@ def cpu_seconds():
 def of_recipe(label, home):
     """The recipe's function from a file to its prepared rows."""
     import llama
-    from components.cli import parse_arguments
     from components.tokens import load_tokenizer
+    from core.cli import parse
 
     flags = {"model_name_or_path": home / "model", "dataset_name": home / "few.jsonl"}
     flags |= {"max_length": MAX_LENGTH, "eval_strategy": "no"}
@@ -109,7 +109,7 @@ def of_recipe(label, home):
         template = load_tokenizer(str(home / "model")).chat_template
         flags["chat_template"] = home / "unmarked.jinja"
         flags["chat_template"].write_text(MARK.sub("", template))
-    args = parse_arguments(llama.Arguments, words=contestants.words_of(flags))
+    args = parse(llama.Arguments, words=contestants.words_of(flags))
     tokenizer = load_tokenizer(args.model_name_or_path, chat_template=args.chat_template)
 
     def prepare(file):

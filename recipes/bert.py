@@ -14,11 +14,37 @@ continues from the newest checkpoint. Exit codes: core/exits.py. To make it your
 python scripts/copy_recipe.py bert my_project, then look for EDIT.
 """
 
-from collections.abc import Iterator, Mapping
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from functools import partial
+from typing import Any, ClassVar
 
-from components.arguments import (
+import numpy as np
+import torch
+from accelerate.utils import set_seed
+from transformers import AutoModelForSequenceClassification
+
+from components.accelerator import make_accelerator
+from components.classifier import evaluate_classifier, load_classifier, weighted_row_losses
+from components.export import save_model
+from components.labels import (
+    Classes,
+    add_labels,
+    find_classes,
+    label_tensors,
+    read_label,
+    validate_texts,
+)
+from components.mesh import Mesh, sum_over_rows
+from components.mesh_checks import read_model_config
+from components.model_checks import base_model_of, check_model
+from components.padding import pad_texts
+from components.run import Run
+from components.strategy import backward_of_sum
+from components.tokens import load_text_tokenizer, without_lone_surrogates
+from core.arguments import (
+    CommonArguments,
     DenseModelArguments,
     EvalOnStartArguments,
     LabelArguments,
@@ -26,23 +52,38 @@ from components.arguments import (
     RowArguments,
     SamplingArguments,
 )
-from components.cli import arg
-from components.startup import start
+from core.batches import Line, Plan, describe_batch, rows_of_lines
+from core.cli import arg, parse
+from core.data import Rows, describe_rows, hash_of_row, hold_out_and_mix, longest_row, read_rows
+from core.model import make_optimizer
+
+# EDIT: your columns, of a text or of a pair of texts
+TEXT_COLUMNS = [
+    ["text", "text_pair"],
+    ["text"],
+    ["text1", "text2"],
+    ["sentence1", "sentence2"],
+    ["premise", "hypothesis"],
+    ["question1", "question2"],
+    ["question", "sentence"],
+    ["question", "passage"],
+    ["sentence"],
+]
 
 
 @dataclass(kw_only=True)
 class Arguments(
-    EvalOnStartArguments,
+    CommonArguments,
+    DenseModelArguments,
     LabelArguments,
     LengthArguments,
-    SamplingArguments,
     RowArguments,
-    DenseModelArguments,
+    SamplingArguments,
+    EvalOnStartArguments,
 ):
     """Text classification."""
 
     EXTRAS: ClassVar[tuple[str, ...]] = ("configs", "object_store")
-    GROUP: ClassVar[str] = "Data"
     LOSS_UNIT: ClassVar[str] = "per row"
     model_name_or_path: str = "google-bert/bert-base-uncased"  # Apache-2.0
     # EDIT: your data set. Default: 10,003 rows, 77 intents (CC-BY-4.0 license)
@@ -68,62 +109,11 @@ class Arguments(
         "column of the label: text or whole numbers are classes, other numbers a regression target",
     )
 
-    def find_own_conflicts(self) -> Iterator[str]:
+    def conflicts(self) -> Iterator[str]:
         if "text_pair" in self.columns_by_role and "text" not in self.columns_by_role:
             yield "--columns text_pair: name the first text too, as text=COLUMN"
         if len(self.text_columns or []) > 2:
             yield "--text_columns: name one column, or both columns of a pair"
-
-
-if __name__ == "__main__":
-    # Here and not at the end, since the imports below (torch, transformers) take seconds: a wrong
-    # flag is refused before them
-    args = start(Arguments, __doc__)
-
-import math
-from collections.abc import Sequence
-from functools import partial
-from typing import Any
-
-import numpy as np
-import torch
-from accelerate.utils import set_seed
-from transformers import AutoModelForSequenceClassification
-
-from components.accelerator import make_accelerator
-from components.classifier import evaluate_classifier, load_classifier, weighted_row_losses
-from components.export import save_model
-from components.labels import (
-    Classes,
-    add_labels,
-    find_classes,
-    label_tensors,
-    read_label,
-    validate_texts,
-)
-from components.mesh import Mesh, sum_over_rows
-from components.mesh_checks import read_model_config
-from components.model_checks import base_model_of, check_model
-from components.padding import pad_texts
-from components.run import Run
-from components.strategy import backward_of_sum
-from components.tokens import load_text_tokenizer, without_lone_surrogates
-from core.batches import Line, Plan, describe_batch, rows_of_lines
-from core.data import Rows, describe_rows, hash_of_row, hold_out_and_mix, longest_row, read_rows
-from core.model import make_optimizer
-
-# EDIT: your columns, of a text or of a pair of texts
-TEXT_COLUMNS = [
-    ["text", "text_pair"],
-    ["text"],
-    ["text1", "text2"],
-    ["sentence1", "sentence2"],
-    ["premise", "hypothesis"],
-    ["question1", "question2"],
-    ["question", "sentence"],
-    ["question", "passage"],
-    ["sentence"],
-]
 
 
 # ---- Data ----
@@ -288,11 +278,12 @@ def train(args: Arguments, run: Run) -> None:
     run.finish(f"Its curve: python scripts/plot_loss.py {args.output_dir}")
 
 
-def main(args: Arguments) -> None:
+def main() -> None:
+    args = parse(Arguments, __doc__)
     # From here on a signal stops the run cleanly, and status.json records how it ends
     with Run(args) as run:
         train(args, run)
 
 
 if __name__ == "__main__":
-    main(args)  # pyrefly: ignore[unbound-name]  # bound above, before the imports
+    main()

@@ -14,70 +14,11 @@ continues from the newest checkpoint. Exit codes: core/exits.py. To make it your
 python scripts/copy_recipe.py bert_ner my_project, then look for EDIT.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Annotated, ClassVar
-
-from components.arguments import (
-    DenseModelArguments,
-    EvalOnStartArguments,
-    LengthArguments,
-    RowArguments,
-    SamplingArguments,
-)
-from components.cli import Above, arg
-from components.startup import start
-
-
-@dataclass(kw_only=True)
-class Arguments(
-    EvalOnStartArguments,
-    LengthArguments,
-    SamplingArguments,
-    RowArguments,
-    DenseModelArguments,
-):
-    """Token classification."""
-
-    EXTRAS: ClassVar[tuple[str, ...]] = ("configs", "object_store")
-    GROUP: ClassVar[str] = "Data"
-    LOSS_UNIT: ClassVar[str] = "nats per label"
-    model_name_or_path: str = "google-bert/bert-base-cased"  # Apache-2.0
-    # EDIT: your data set. Default: 14,041 sentences, 4 kinds of entities (for research only)
-    dataset_name: str = "lhoestq/conll2003"
-    output_dir: str = "runs/bert_ner"
-    COLUMN_ARGUMENTS: ClassVar[Mapping[str, str]] = {
-        "tokens": "text_column_name",
-        "tags": "label_column_name",
-    }
-    columns: list[str] = arg(
-        [],
-        "your columns as ROLE=COLUMN, as in tokens=words tags=entities, the same as "
-        "--text_column_name and --label_column_name",
-    )
-    max_length: Annotated[int, Above(0)] = arg(
-        512, "tokens per row; longer rows cannot be used, since their tags would be lost"
-    )
-    text_column_name: str = arg("tokens", "column of the words, a list of texts")
-    label_column_name: str | None = arg(
-        None, "column of the tags, a list of names or numbers [the first of TAG_COLUMNS in a row]"
-    )
-    label_all_tokens: bool = arg(
-        False,
-        "train on the tag at all tokens of a word, with I in place of B after the first one, "
-        "instead of only at the first one; evaluation looks only at the first one",
-    )
-
-
-if __name__ == "__main__":
-    # Here and not at the end, since the imports below (torch, transformers) take seconds: a wrong
-    # flag is refused before them
-    args = start(Arguments, __doc__)
-
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -107,7 +48,16 @@ from components.tags import (
     without_unknown_tags,
 )
 from components.tokens import load_text_tokenizer
+from core.arguments import (
+    CommonArguments,
+    DenseModelArguments,
+    EvalOnStartArguments,
+    LengthArguments,
+    RowArguments,
+    SamplingArguments,
+)
 from core.batches import Line, Plan, describe_batch, rows_of_lines
+from core.cli import POSITIVE, arg, parse
 from core.data import (
     IGNORED,
     Rows,
@@ -121,6 +71,46 @@ from core.model import make_optimizer
 
 # EDIT: your columns of tags
 TAG_COLUMNS = ["ner_tags", "labels", "tags"]
+
+
+@dataclass(kw_only=True)
+class Arguments(
+    CommonArguments,
+    DenseModelArguments,
+    LengthArguments,
+    RowArguments,
+    SamplingArguments,
+    EvalOnStartArguments,
+):
+    """Token classification."""
+
+    EXTRAS: ClassVar[tuple[str, ...]] = ("configs", "object_store")
+    LOSS_UNIT: ClassVar[str] = "nats per label"
+    model_name_or_path: str = "google-bert/bert-base-cased"  # Apache-2.0
+    # EDIT: your data set. Default: 14,041 sentences, 4 kinds of entities (for research only)
+    dataset_name: str = "lhoestq/conll2003"
+    output_dir: str = "runs/bert_ner"
+    COLUMN_ARGUMENTS: ClassVar[Mapping[str, str]] = {
+        "tokens": "text_column_name",
+        "tags": "label_column_name",
+    }
+    columns: list[str] = arg(
+        [],
+        "your columns as ROLE=COLUMN, as in tokens=words tags=entities, the same as "
+        "--text_column_name and --label_column_name",
+    )
+    max_length: int = arg(
+        512, "tokens per row; longer rows cannot be used, since their tags would be lost", POSITIVE
+    )
+    text_column_name: str = arg("tokens", "column of the words, a list of texts")
+    label_column_name: str | None = arg(
+        None, "column of the tags, a list of names or numbers [the first of TAG_COLUMNS in a row]"
+    )
+    label_all_tokens: bool = arg(
+        False,
+        "train on the tag at all tokens of a word, with I in place of B after the first one, "
+        "instead of only at the first one; evaluation looks only at the first one",
+    )
 
 
 # ---- Data ----
@@ -314,11 +304,12 @@ def train(args: Arguments, run: Run) -> None:
     run.finish(f"Its curve: python scripts/plot_loss.py {args.output_dir}")
 
 
-def main(args: Arguments) -> None:
+def main() -> None:
+    args = parse(Arguments, __doc__)
     # From here on a signal stops the run cleanly, and status.json records how it ends
     with Run(args) as run:
         train(args, run)
 
 
 if __name__ == "__main__":
-    main(args)  # pyrefly: ignore[unbound-name]  # bound above, before the imports
+    main()

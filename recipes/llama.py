@@ -16,93 +16,12 @@ codes: core/exits.py. To make it yours: python scripts/copy_recipe.py llama my_p
 look for EDIT.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Annotated, ClassVar
-
-from components.arguments import (
-    CausalLMArguments,
-    InstructionTuningArguments,
-    MixtureArguments,
-    PredictionArguments,
-    RowArguments,
-    SamplingArguments,
-)
-from components.cli import MAY_CHANGE, arg
-from components.startup import start
-
-
-@dataclass(kw_only=True)
-class Arguments(
-    MixtureArguments,
-    InstructionTuningArguments,
-    PredictionArguments,
-    SamplingArguments,
-    RowArguments,
-    CausalLMArguments,
-):
-    """Instruction tuning."""
-
-    EXTRAS: ClassVar[tuple[str, ...]] = ("configs", "object_store")
-    GROUP: ClassVar[str] = "Batches of rows"
-    MESH: ClassVar[Sequence[str]] = ("tp", "cp", "sp")
-    model_name_or_path: str = "HuggingFaceTB/SmolLM2-135M"
-    # EDIT: your data set. Default: 2,260 rows (Apache-2.0 license)
-    dataset_name: list[str] = field(default_factory=lambda: ["HuggingFaceTB/smoltalk"])
-    output_dir: str = "runs/llama"
-    # Columns of PROMPT_AND_ANSWER, which is after the imports below, and those that go with them
-    COLUMN_ROLES: ClassVar[Sequence[str]] = (
-        "messages",
-        "prompt",
-        "completion",
-        "instruction",
-        "input",
-        "output",
-        "question",
-        "answer",
-        "system",
-        "tools",
-    )
-    columns: list[str] = arg(
-        [],
-        "your columns as ROLE=COLUMN, as in prompt=question completion=answer; roles are "
-        "messages, or prompt and completion, or instruction, input and output, or question and "
-        "answer; with any of these, system and tools",
-    )
-    packing: bool = arg(
-        False,
-        "pack whole rows into sequences of --max_length tokens, without attention between rows; "
-        "batch sizes then count packed sequences",
-    )
-    padding_free: Annotated[bool, MAY_CHANGE] = arg(
-        False, "concatenate the rows of each batch instead of padding them; the loss stays the same"
-    )
-
-    def find_own_conflicts(self) -> Iterator[str]:
-        if self.packing and self.padding_free:
-            yield "--packing and --padding_free: choose one; packed rows have almost no padding"
-        if self.packing and self.train_sampling_strategy == "group_by_length":
-            yield (
-                "--train_sampling_strategy group_by_length is for padded rows, and packed "
-                "sequences all have one length: use random"
-            )
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.dataset_name == ["HuggingFaceTB/smoltalk"] and self.dataset_config is None:
-            self.dataset_config = "everyday-conversations"
-
-
-if __name__ == "__main__":
-    # Here and not at the end, since the imports below (torch, transformers) take seconds: a wrong
-    # flag is refused before them
-    args = start(Arguments, __doc__)
-
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from accelerate import Accelerator
@@ -120,6 +39,19 @@ from components.perplexity import evaluate_perplexity
 from components.run import Run
 from components.strategy import backward_of_sum
 from components.tokens import load_tokenizer
+from core.arguments import (
+    ChatArguments,
+    CommonArguments,
+    DenseModelArguments,
+    InstructionTuningArguments,
+    LengthArguments,
+    LigerArguments,
+    LossInHeadArguments,
+    MixtureArguments,
+    PredictionArguments,
+    RowArguments,
+    SamplingArguments,
+)
 from core.batches import Plan, TokenCollator, describe_batch, describe_packing, pack, takes_one_line
 from core.chat import (
     ChatTemplate,
@@ -128,12 +60,73 @@ from core.chat import (
     show_trained_tokens,
     tokenize_conversation,
 )
+from core.cli import arg, free, parse
 from core.data import Rows, describe_rows, hold_out_and_mix, longest_row, read_rows
 from core.loss import LossInHead
 from core.model import add_neftune, make_optimizer
 
 # EDIT: your columns, {prompt: answer}; a column named messages needs no entry
 PROMPT_AND_ANSWER = {"prompt": "completion", "instruction": "output", "question": "answer"}
+
+
+@dataclass(kw_only=True)
+class Arguments(
+    CommonArguments,
+    DenseModelArguments,
+    LossInHeadArguments,
+    LigerArguments,
+    MixtureArguments,
+    LengthArguments,
+    RowArguments,
+    SamplingArguments,
+    ChatArguments,
+    InstructionTuningArguments,
+    PredictionArguments,
+):
+    """Instruction tuning."""
+
+    EXTRAS: ClassVar[tuple[str, ...]] = ("configs", "object_store")
+    MESH: ClassVar[Sequence[str]] = ("tp", "cp", "sp")
+    model_name_or_path: str = "HuggingFaceTB/SmolLM2-135M"
+    # EDIT: your data set. Default: 2,260 rows (Apache-2.0 license)
+    dataset_name: list[str] = arg(["HuggingFaceTB/smoltalk"])
+    output_dir: str = "runs/llama"
+    COLUMN_ROLES: ClassVar[Sequence[str]] = (
+        "messages",
+        *PROMPT_AND_ANSWER,
+        *PROMPT_AND_ANSWER.values(),
+        "input",
+        "system",
+        "tools",
+    )
+    columns: list[str] = arg(
+        [],
+        "your columns as ROLE=COLUMN, as in prompt=question completion=answer; roles are "
+        "messages, or prompt and completion, or instruction, input and output, or question and "
+        "answer; with any of these, system and tools",
+    )
+    packing: bool = arg(
+        False,
+        "pack whole rows into sequences of --max_length tokens, without attention between rows; "
+        "batch sizes then count packed sequences",
+    )
+    padding_free: bool = free(
+        False, "concatenate the rows of each batch instead of padding them; the loss stays the same"
+    )
+
+    def conflicts(self) -> Iterator[str]:
+        if self.packing and self.padding_free:
+            yield "--packing and --padding_free: choose one; packed rows have almost no padding"
+        if self.packing and self.train_sampling_strategy == "group_by_length":
+            yield (
+                "--train_sampling_strategy group_by_length is for padded rows, and packed "
+                "sequences all have one length: use random"
+            )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.dataset_name == ["HuggingFaceTB/smoltalk"] and self.dataset_config is None:
+            self.dataset_config = "everyday-conversations"
 
 
 # ---- Data ----
@@ -298,11 +291,12 @@ def train(args: Arguments, run: Run) -> None:
     run.finish(f'Ask it: python scripts/generate.py {args.output_dir} --prompt "..."')
 
 
-def main(args: Arguments) -> None:
+def main() -> None:
+    args = parse(Arguments, __doc__)
     # From here on a signal stops the run cleanly, and status.json records how it ends
     with Run(args) as run:
         train(args, run)
 
 
 if __name__ == "__main__":
-    main(args)  # pyrefly: ignore[unbound-name]  # bound above, before the imports
+    main()

@@ -16,74 +16,12 @@ newest checkpoint. Exit codes: core/exits.py. To make it yours:
 python scripts/copy_recipe.py llama_dpo my_project, then look for EDIT.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Annotated, ClassVar, Literal
-
-from components.arguments import (
-    CausalLMArguments,
-    ChatArguments,
-    MixtureArguments,
-    RowArguments,
-    SamplingArguments,
-)
-from components.cli import MAY_CHANGE, Above, arg
-from components.startup import start
-
-
-@dataclass(kw_only=True)
-class Arguments(
-    MixtureArguments, ChatArguments, SamplingArguments, RowArguments, CausalLMArguments
-):
-    """Preference tuning."""
-
-    EXTRAS: ClassVar[tuple[str, ...]] = ("configs", "object_store")
-    GROUP: ClassVar[str] = "Preferences"
-    LOSS_UNIT: ClassVar[str] = "per pair"
-    MESH: ClassVar[Sequence[str]] = ("tp", "cp", "sp")
-    model_name_or_path: str = "Qwen/Qwen2.5-0.5B-Instruct"  # Apache-2.0
-    # EDIT: your data set. Default: about 62,100 rows of UltraFeedback (MIT license); some of
-    # its prompts are too long, so use --skip_bad_rows
-    dataset_name: list[str] = field(default_factory=lambda: ["trl-lib/ultrafeedback_binarized"])
-    output_dir: str = "runs/llama_dpo"
-    COLUMN_ROLES: ClassVar[Sequence[str]] = ("prompt", "chosen", "rejected", "tools")
-    columns: list[str] = arg(
-        [],
-        "your columns as ROLE=COLUMN, as in chosen=better rejected=worse; roles are prompt, "
-        "chosen, rejected and tools",
-    )
-    max_length: int = arg(1024, "tokens of a prompt with one answer; longer ones lose their end")
-    learning_rate: float = 1e-6
-    loss_type: Literal["sigmoid", "sigmoid_norm", "ipo", "hinge", "orpo"] = arg(
-        "sigmoid",
-        "sigmoid: DPO; sigmoid_norm: the same per token; orpo: no reference, plus the negative "
-        "log-likelihood of chosen answers",
-    )
-    beta: Annotated[float, Above(0)] = arg(
-        0.1, "how close to the reference the model stays; tau of ipo, lambda of orpo"
-    )
-    precompute_ref_log_probs: Annotated[bool, MAY_CHANGE] = arg(
-        False,
-        "run the reference once before training, not in each step; always so without adapters",
-    )
-
-    @property
-    def runs_reference_before_training(self) -> bool:
-        """Whether the log-probabilities of the reference are computed once, for all rows."""
-        if self.loss_type == "orpo":
-            return False
-        return self.precompute_ref_log_probs or not self.use_peft
-
-
-if __name__ == "__main__":
-    # Here and not at the end, since the imports below (torch, transformers) take seconds: a wrong
-    # flag is refused before them
-    args = start(Arguments, __doc__)
-
 import copy
 import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
 from accelerate import Accelerator
@@ -111,8 +49,20 @@ from components.pairs import (
 from components.run import Run
 from components.strategy import backward_of_sum
 from components.tokens import load_tokenizer
+from core.arguments import (
+    ChatArguments,
+    CommonArguments,
+    DenseModelArguments,
+    LengthArguments,
+    LigerArguments,
+    LossInHeadArguments,
+    MixtureArguments,
+    RowArguments,
+    SamplingArguments,
+)
 from core.batches import Plan, describe_batch, takes_one_line
 from core.chat import ChatTemplate, find_tools
+from core.cli import POSITIVE, arg, free, parse
 from core.data import (
     Rows,
     describe_rows,
@@ -132,6 +82,57 @@ METRICS = [  # TRL's names
     "logps/chosen",
     "logps/rejected",
 ]
+
+
+@dataclass(kw_only=True)
+class Arguments(
+    CommonArguments,
+    DenseModelArguments,
+    LossInHeadArguments,
+    LigerArguments,
+    MixtureArguments,
+    LengthArguments,
+    RowArguments,
+    SamplingArguments,
+    ChatArguments,
+):
+    """Preference tuning."""
+
+    EXTRAS: ClassVar[tuple[str, ...]] = ("configs", "object_store")
+    LOSS_UNIT: ClassVar[str] = "per pair"
+    MESH: ClassVar[Sequence[str]] = ("tp", "cp", "sp")
+    model_name_or_path: str = "Qwen/Qwen2.5-0.5B-Instruct"  # Apache-2.0
+    # EDIT: your data set. Default: about 62,100 rows of UltraFeedback (MIT license); some of
+    # its prompts are too long, so use --skip_bad_rows
+    dataset_name: list[str] = arg(["trl-lib/ultrafeedback_binarized"])
+    output_dir: str = "runs/llama_dpo"
+    COLUMN_ROLES: ClassVar[Sequence[str]] = ("prompt", "chosen", "rejected", "tools")
+    columns: list[str] = arg(
+        [],
+        "your columns as ROLE=COLUMN, as in chosen=better rejected=worse; roles are prompt, "
+        "chosen, rejected and tools",
+    )
+    max_length: int = arg(1024, "tokens of a prompt with one answer; longer ones lose their end")
+    learning_rate: float = 1e-6
+    loss_type: Literal["sigmoid", "sigmoid_norm", "ipo", "hinge", "orpo"] = arg(
+        "sigmoid",
+        "sigmoid: DPO; sigmoid_norm: the same per token; orpo: no reference, plus the negative "
+        "log-likelihood of chosen answers",
+    )
+    beta: float = arg(
+        0.1, "how close to the reference the model stays; tau of ipo, lambda of orpo", POSITIVE
+    )
+    precompute_ref_log_probs: bool = free(
+        False,
+        "run the reference once before training, not in each step; always so without adapters",
+    )
+
+    @property
+    def runs_reference_before_training(self) -> bool:
+        """Whether the log-probabilities of the reference are computed once, for all rows."""
+        if self.loss_type == "orpo":
+            return False
+        return self.precompute_ref_log_probs or not self.use_peft
 
 
 # ---- Data ----
@@ -539,11 +540,12 @@ def train(args: Arguments, run: Run) -> None:
     run.finish(f'Ask it: python scripts/generate.py {args.output_dir} --prompt "..."')
 
 
-def main(args: Arguments) -> None:
+def main() -> None:
+    args = parse(Arguments, __doc__)
     # From here on a signal stops the run cleanly, and status.json records how it ends
     with Run(args, shows="rewards/accuracies") as run:
         train(args, run)
 
 
 if __name__ == "__main__":
-    main(args)  # pyrefly: ignore[unbound-name]  # bound above, before the imports
+    main()

@@ -18,92 +18,12 @@ recipes/llama.py can continue too, and the other way round. Exit codes: core/exi
 To make it yours: python scripts/copy_recipe.py llama_pipeline my_project, then look for EDIT.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import ClassVar
-
-from components.arguments import (
-    InstructionTuningArguments,
-    LengthArguments,
-    MixtureArguments,
-    PipelineTrainingArguments,
-    RowArguments,
-    SamplingArguments,
-)
-from components.cli import arg
-from components.startup import start
-
-
-@dataclass(kw_only=True)
-class Arguments(
-    MixtureArguments,
-    InstructionTuningArguments,
-    SamplingArguments,
-    RowArguments,
-    LengthArguments,
-    PipelineTrainingArguments,
-):
-    """Instruction tuning over a pipeline."""
-
-    EXTRAS: ClassVar[tuple[str, ...]] = ("configs", "object_store")
-    GROUP: ClassVar[str] = "Batches of rows"
-    MESH: ClassVar[Sequence[str]] = ()
-    model_name_or_path: str = "HuggingFaceTB/SmolLM2-135M"
-    # EDIT: your data set. Default: 2,260 rows (Apache-2.0 license)
-    dataset_name: list[str] = field(default_factory=lambda: ["HuggingFaceTB/smoltalk"])
-    output_dir: str = "runs/llama_pipeline"
-    # Columns of PROMPT_AND_ANSWER, which is after the imports below, and those that go with them
-    COLUMN_ROLES: ClassVar[Sequence[str]] = (
-        "messages",
-        "prompt",
-        "completion",
-        "instruction",
-        "input",
-        "output",
-        "question",
-        "answer",
-        "system",
-        "tools",
-    )
-    columns: list[str] = arg(
-        [],
-        "your columns as ROLE=COLUMN, as in prompt=question completion=answer; roles are "
-        "messages, or prompt and completion, or instruction, input and output, or question and "
-        "answer; with any of these, system and tools",
-    )
-    packing: bool = arg(
-        False,
-        "pack whole rows into sequences of --max_length tokens, without attention between rows; "
-        "batch sizes then count packed sequences",
-    )
-
-    def find_own_conflicts(self) -> Iterator[str]:
-        if self.use_peft:
-            yield (
-                "--use_peft: this recipe trains all weights: for adapters use recipes/llama.py, "
-                "with fsdp2_full_shard.yaml to split their base"
-            )
-        if self.packing and self.train_sampling_strategy == "group_by_length":
-            yield (
-                "--train_sampling_strategy group_by_length is for padded rows, and packed "
-                "sequences all have one length: use random"
-            )
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.dataset_name == ["HuggingFaceTB/smoltalk"] and self.dataset_config is None:
-            self.dataset_config = "everyday-conversations"
-
-
-if __name__ == "__main__":
-    # Here and not at the end, since the imports below (torch, transformers) take seconds: a wrong
-    # flag is refused before them
-    args = start(Arguments, __doc__)
-
 import dataclasses
 import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from accelerate import Accelerator
@@ -119,11 +39,19 @@ from components.model_checks import check_model
 from components.perplexity import log_perplexity
 from components.pipeline import Pipeline
 from components.pipeline_batches import PipelineCollator
-from components.pipeline_kinds import num_microbatches
+from components.pipeline_kinds import PipelineTrainingArguments, num_microbatches
 from components.pipeline_mesh import PipelineMesh
 from components.pipeline_stages import PartOfModel, Stage, check_stages, describe_pipeline
 from components.run import Run
 from components.tokens import load_tokenizer
+from core.arguments import (
+    ChatArguments,
+    InstructionTuningArguments,
+    LengthArguments,
+    MixtureArguments,
+    RowArguments,
+    SamplingArguments,
+)
 from core.batches import Plan, TokenCollator, describe_batch, describe_packing, pack
 from core.chat import (
     ChatTemplate,
@@ -132,11 +60,68 @@ from core.chat import (
     show_trained_tokens,
     tokenize_conversation,
 )
+from core.cli import arg, parse
 from core.data import Rows, describe_rows, hold_out_and_mix, longest_row, read_rows
 from core.model import add_neftune, make_optimizer
 
 # EDIT: your columns, {prompt: answer}; a column named messages needs no entry
 PROMPT_AND_ANSWER = {"prompt": "completion", "instruction": "output", "question": "answer"}
+
+
+@dataclass(kw_only=True)
+class Arguments(
+    PipelineTrainingArguments,
+    MixtureArguments,
+    LengthArguments,
+    RowArguments,
+    SamplingArguments,
+    ChatArguments,
+    InstructionTuningArguments,
+):
+    """Instruction tuning over a pipeline."""
+
+    EXTRAS: ClassVar[tuple[str, ...]] = ("configs", "object_store")
+    MESH: ClassVar[Sequence[str]] = ()
+    model_name_or_path: str = "HuggingFaceTB/SmolLM2-135M"
+    # EDIT: your data set. Default: 2,260 rows (Apache-2.0 license)
+    dataset_name: list[str] = arg(["HuggingFaceTB/smoltalk"])
+    output_dir: str = "runs/llama_pipeline"
+    COLUMN_ROLES: ClassVar[Sequence[str]] = (
+        "messages",
+        *PROMPT_AND_ANSWER,
+        *PROMPT_AND_ANSWER.values(),
+        "input",
+        "system",
+        "tools",
+    )
+    columns: list[str] = arg(
+        [],
+        "your columns as ROLE=COLUMN, as in prompt=question completion=answer; roles are "
+        "messages, or prompt and completion, or instruction, input and output, or question and "
+        "answer; with any of these, system and tools",
+    )
+    packing: bool = arg(
+        False,
+        "pack whole rows into sequences of --max_length tokens, without attention between rows; "
+        "batch sizes then count packed sequences",
+    )
+
+    def conflicts(self) -> Iterator[str]:
+        if self.use_peft:
+            yield (
+                "--use_peft: this recipe trains all weights: for adapters use recipes/llama.py, "
+                "with fsdp2_full_shard.yaml to split their base"
+            )
+        if self.packing and self.train_sampling_strategy == "group_by_length":
+            yield (
+                "--train_sampling_strategy group_by_length is for padded rows, and packed "
+                "sequences all have one length: use random"
+            )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.dataset_name == ["HuggingFaceTB/smoltalk"] and self.dataset_config is None:
+            self.dataset_config = "everyday-conversations"
 
 
 # ---- Data ----
@@ -330,11 +315,12 @@ def train(args: Arguments, run: Run) -> None:
     run.finish(f'Ask it: python scripts/generate.py {args.output_dir} --prompt "..."')
 
 
-def main(args: Arguments) -> None:
+def main() -> None:
+    args = parse(Arguments, __doc__)
     # From here on a signal stops the run cleanly, and status.json records how it ends
     with Run(args) as run:
         train(args, run)
 
 
 if __name__ == "__main__":
-    main(args)  # pyrefly: ignore[unbound-name]  # bound above, before the imports
+    main()

@@ -20,88 +20,11 @@ loads. The same command again continues from the newest checkpoint. Exit codes: 
 To make it yours: python scripts/copy_recipe.py mistral_pretrain my_project, then look for EDIT.
 """
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, Literal
-
-from components.arguments import CausalLMArguments, EvalOnStartArguments
-from components.cli import MAY_CHANGE, Above, AtLeast, arg
-from components.startup import start
-
-
-@dataclass(kw_only=True)
-class Arguments(EvalOnStartArguments, CausalLMArguments):
-    """Continued pretraining."""
-
-    EXTRAS: ClassVar[tuple[str, ...]] = ("configs", "object_store")
-    GROUP: ClassVar[str] = "Text"
-    MESH: ClassVar[Sequence[str]] = ("tp", "cp", "sp")
-    model_name_or_path: str = "HuggingFaceTB/SmolLM2-135M"
-    # EDIT: your data set. Default: 100,000 synthetic texts without a test split (Apache-2.0
-    # license on its hub page)
-    dataset_name: str = arg(
-        "HuggingFaceTB/cosmopedia-100k",
-        "hub id, folder, or .txt (one document per file), .jsonl, .json, .csv or .parquet file",
-    )
-    output_dir: str = "runs/mistral_pretrain"
-    COLUMN_ARGUMENTS: ClassVar[Mapping[str, str]] = {"text": "text_column"}
-    columns: list[str] = arg(
-        [],
-        "your columns as ROLE=COLUMN, as in text=body, the same as --text_column body",
-    )
-    text_column: str = arg("text", "column of the text; .txt files have none")
-    streaming: bool = arg(
-        False,
-        "read the data in order, without a copy on this disk; without it each pass is shuffled as "
-        "a whole, and a resumed run finds its place at once",
-    )
-    shuffle_buffer_size: Annotated[int, Above(0)] = arg(
-        1000, "documents that --streaming holds in memory and shuffles at a time"
-    )
-    eval_split: Annotated[float, AtLeast(0)] = arg(
-        0, "for rows; documents are held out with --num_eval_documents"
-    )
-    num_eval_documents: Annotated[int, AtLeast(0)] = arg(
-        0, "hold out this many documents from the start of the data and evaluate on them"
-    )
-    max_eval_tokens: Annotated[int, Above(0), MAY_CHANGE] = arg(
-        1_000_000, "evaluate on at most this many tokens, from the start of the evaluation text"
-    )
-    max_length: int = arg(1024, "tokens per block; a batch counts blocks")
-    max_train_tokens: Annotated[float, Above(0)] = arg(
-        1e7,
-        "the budget, rounded up to whole steps; data that end before it is spent are read again in "
-        "another order",
-    )
-    # pyrefly: ignore[bad-override-mutable-attribute]  # narrower: arguments are only read
-    num_train_epochs: int | None = arg(
-        None,
-        "passes over the data instead of that budget; to count their tokens, each rank tokenizes "
-        "all data first, so prefer the budget for much more than 1e9 tokens",
-    )
-    # pyrefly: ignore[bad-override-mutable-attribute]  # narrower: arguments are only read
-    eval_strategy: Annotated[Literal["no", "steps"], MAY_CHANGE] = arg(
-        "steps", "whether to evaluate: every --eval_steps, and after the last step"
-    )
-
-    def find_own_conflicts(self) -> Iterator[str]:
-        if self.eval_split:
-            yield (
-                "--eval_split: documents are too many to be drawn from, so they are held out from "
-                "the start of the data: use --num_eval_documents"
-            )
-        if self.num_eval_documents and self.eval_dataset_name:
-            yield "--num_eval_documents and --eval_dataset_name: choose one"
-
-
-if __name__ == "__main__":
-    # Here and not at the end, since the imports below (torch, transformers) take seconds: a wrong
-    # flag is refused before them
-    args = start(Arguments, __doc__)
-
-import math
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar, Literal
 
 import torch
 from accelerate import Accelerator
@@ -130,12 +53,97 @@ from components.stream import (
     read_documents,
 )
 from components.tokens import load_text_tokenizer
+from core.arguments import (
+    CommonArguments,
+    DenseModelArguments,
+    EvalOnStartArguments,
+    LengthArguments,
+    LigerArguments,
+    LossInHeadArguments,
+)
 from core.batches import describe_batch, evaluation_steps, takes_one_line
+from core.cli import NOT_NEGATIVE, POSITIVE, arg, free, parse
 from core.exits import Exit, fail
 from core.loss import LossInHead
 from core.model import make_optimizer
 
 SHOWN_TOKENS = 200  # tokens of the first block that the start summary shows
+
+
+@dataclass(kw_only=True)
+class Arguments(
+    CommonArguments,
+    DenseModelArguments,
+    LossInHeadArguments,
+    LigerArguments,
+    LengthArguments,
+    EvalOnStartArguments,
+):
+    """Continued pretraining."""
+
+    EXTRAS: ClassVar[tuple[str, ...]] = ("configs", "object_store")
+    MESH: ClassVar[Sequence[str]] = ("tp", "cp", "sp")
+    model_name_or_path: str = "HuggingFaceTB/SmolLM2-135M"
+    # EDIT: your data set. Default: 100,000 synthetic texts without a test split (Apache-2.0
+    # license on its hub page)
+    dataset_name: str = arg(
+        "HuggingFaceTB/cosmopedia-100k",
+        "hub id, folder, or .txt (one document per file), .jsonl, .json, .csv or .parquet file",
+    )
+    output_dir: str = "runs/mistral_pretrain"
+    COLUMN_ARGUMENTS: ClassVar[Mapping[str, str]] = {"text": "text_column"}
+    columns: list[str] = arg(
+        [],
+        "your columns as ROLE=COLUMN, as in text=body, the same as --text_column body",
+    )
+    text_column: str = arg("text", "column of the text; .txt files have none")
+    streaming: bool = arg(
+        False,
+        "read the data in order, without a copy on this disk; without it each pass is shuffled as "
+        "a whole, and a resumed run finds its place at once",
+    )
+    shuffle_buffer_size: int = arg(
+        1000, "documents that --streaming holds in memory and shuffles at a time", POSITIVE
+    )
+    eval_split: float = arg(
+        0, "for rows; documents are held out with --num_eval_documents", NOT_NEGATIVE
+    )
+    num_eval_documents: int = arg(
+        0,
+        "hold out this many documents from the start of the data and evaluate on them",
+        NOT_NEGATIVE,
+    )
+    max_eval_tokens: int = free(
+        1_000_000,
+        "evaluate on at most this many tokens, from the start of the evaluation text",
+        POSITIVE,
+    )
+    max_length: int = arg(1024, "tokens per block; a batch counts blocks")
+    max_train_tokens: float = arg(
+        1e7,
+        "the budget, rounded up to whole steps; data that end before it is spent are read again in "
+        "another order",
+        POSITIVE,
+    )
+    # pyrefly: ignore[bad-override-mutable-attribute]  # narrower: arguments are only read
+    num_train_epochs: int | None = arg(
+        None,
+        "passes over the data instead of that budget; to count their tokens, each rank tokenizes "
+        "all data first, so prefer the budget for much more than 1e9 tokens",
+    )
+    # pyrefly: ignore[bad-override-mutable-attribute]  # narrower: arguments are only read
+    eval_strategy: Literal["no", "steps"] = free(
+        "steps", "whether to evaluate: every --eval_steps, and after the last step"
+    )
+
+    def conflicts(self) -> Iterator[str]:
+        if self.eval_split:
+            yield (
+                "--eval_split: documents are too many to be drawn from, so they are held out from "
+                "the start of the data: use --num_eval_documents"
+            )
+        if self.num_eval_documents and self.eval_dataset_name:
+            yield "--num_eval_documents and --eval_dataset_name: choose one"
 
 
 # ---- Data ----
@@ -411,11 +419,12 @@ def train(args: Arguments, run: Run) -> None:
     run.finish(f'Try it: python scripts/continue_text.py {args.output_dir} --prompt "..."')
 
 
-def main(args: Arguments) -> None:
+def main() -> None:
+    args = parse(Arguments, __doc__)
     # From here on a signal stops the run cleanly, and status.json records how it ends
     with Run(args) as run:
         train(args, run)
 
 
 if __name__ == "__main__":
-    main(args)  # pyrefly: ignore[unbound-name]  # bound above, before the imports
+    main()

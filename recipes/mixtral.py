@@ -14,86 +14,12 @@ continues from the newest checkpoint. Exit codes: core/exits.py. To make it your
 python scripts/copy_recipe.py mixtral my_project, then look for EDIT.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Annotated, ClassVar
-
-from components.arguments import (
-    CommonArguments,
-    ExpertAdapterArguments,
-    ExpertParallelArguments,
-    InstructionTuningArguments,
-    LengthArguments,
-    LossInHeadArguments,
-    MixtureArguments,
-    RowArguments,
-    SamplingArguments,
-)
-from components.cli import AtLeast, arg
-from components.startup import start
-
-
-@dataclass(kw_only=True)
-class Arguments(
-    MixtureArguments,
-    InstructionTuningArguments,
-    LengthArguments,
-    SamplingArguments,
-    RowArguments,
-    LossInHeadArguments,
-    ExpertAdapterArguments,
-    ExpertParallelArguments,
-    CommonArguments,
-):
-    """Instruction tuning of mixtures of experts."""
-
-    EXTRAS: ClassVar[tuple[str, ...]] = ("configs", "object_store")
-    GROUP: ClassVar[str] = "Mixture of experts"
-    MESH: ClassVar[Sequence[str]] = ("tp", "cp", "sp")
-    model_name_or_path: str = "allenai/OLMoE-1B-7B-0924"  # Apache-2.0
-    # EDIT: your data set. Default: 2,260 rows (Apache-2.0 license)
-    dataset_name: list[str] = field(default_factory=lambda: ["HuggingFaceTB/smoltalk"])
-    output_dir: str = "runs/mixtral"
-    # Columns of PROMPT_AND_ANSWER, which is after the imports below, and those that go with them
-    COLUMN_ROLES: ClassVar[Sequence[str]] = (
-        "messages",
-        "prompt",
-        "completion",
-        "instruction",
-        "input",
-        "output",
-        "question",
-        "answer",
-        "system",
-        "tools",
-    )
-    columns: list[str] = arg(
-        [],
-        "your columns as ROLE=COLUMN, as in prompt=question completion=answer; roles are "
-        "messages, or prompt and completion, or instruction, input and output, or question and "
-        "answer; with any of these, system and tools",
-    )
-    router_aux_loss_coef: Annotated[float | None, AtLeast(0)] = arg(
-        None,
-        "weight of the router's loss; 0 leaves it out of training [that of the model's config]",
-    )
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.dataset_name == ["HuggingFaceTB/smoltalk"] and self.dataset_config is None:
-            self.dataset_config = "everyday-conversations"
-
-
-if __name__ == "__main__":
-    # Here and not at the end, since the imports below (torch, transformers) take seconds: a wrong
-    # flag is refused before them
-    args = start(Arguments, __doc__)
-
 import math
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from accelerate import Accelerator
@@ -112,6 +38,18 @@ from components.perplexity import perplexity_of
 from components.run import Run
 from components.strategy import backward_of_sum
 from components.tokens import load_tokenizer
+from core.arguments import (
+    ChatArguments,
+    CommonArguments,
+    ExpertAdapterArguments,
+    ExpertParallelArguments,
+    InstructionTuningArguments,
+    LengthArguments,
+    LossInHeadArguments,
+    MixtureArguments,
+    RowArguments,
+    SamplingArguments,
+)
 from core.batches import Line, Plan, TokenCollator, describe_batch, takes_one_line
 from core.chat import (
     ChatTemplate,
@@ -120,6 +58,7 @@ from core.chat import (
     show_trained_tokens,
     tokenize_conversation,
 )
+from core.cli import NOT_NEGATIVE, arg, parse
 from core.data import Rows, describe_rows, hold_out_and_mix, longest_row, read_rows
 from core.exits import Exit, fail
 from core.loss import LossInHead
@@ -127,6 +66,53 @@ from core.model import add_neftune, make_optimizer
 
 # EDIT: your columns, {prompt: answer}; a column named messages needs no entry
 PROMPT_AND_ANSWER = {"prompt": "completion", "instruction": "output", "question": "answer"}
+
+
+@dataclass(kw_only=True)
+class Arguments(
+    CommonArguments,
+    LossInHeadArguments,
+    ExpertAdapterArguments,
+    ExpertParallelArguments,
+    MixtureArguments,
+    LengthArguments,
+    RowArguments,
+    SamplingArguments,
+    ChatArguments,
+    InstructionTuningArguments,
+):
+    """Instruction tuning of mixtures of experts."""
+
+    EXTRAS: ClassVar[tuple[str, ...]] = ("configs", "object_store")
+    MESH: ClassVar[Sequence[str]] = ("tp", "cp", "sp")
+    model_name_or_path: str = "allenai/OLMoE-1B-7B-0924"  # Apache-2.0
+    # EDIT: your data set. Default: 2,260 rows (Apache-2.0 license)
+    dataset_name: list[str] = arg(["HuggingFaceTB/smoltalk"])
+    output_dir: str = "runs/mixtral"
+    COLUMN_ROLES: ClassVar[Sequence[str]] = (
+        "messages",
+        *PROMPT_AND_ANSWER,
+        *PROMPT_AND_ANSWER.values(),
+        "input",
+        "system",
+        "tools",
+    )
+    columns: list[str] = arg(
+        [],
+        "your columns as ROLE=COLUMN, as in prompt=question completion=answer; roles are "
+        "messages, or prompt and completion, or instruction, input and output, or question and "
+        "answer; with any of these, system and tools",
+    )
+    router_aux_loss_coef: float | None = arg(
+        None,
+        "weight of the router's loss; 0 leaves it out of training [that of the model's config]",
+        NOT_NEGATIVE,
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.dataset_name == ["HuggingFaceTB/smoltalk"] and self.dataset_config is None:
+            self.dataset_config = "everyday-conversations"
 
 
 # ---- Data ----
@@ -508,11 +494,12 @@ def train(args: Arguments, run: Run) -> None:
     run.finish(f'Ask it: python scripts/generate.py {args.output_dir} --prompt "..."')
 
 
-def main(args: Arguments) -> None:
+def main() -> None:
+    args = parse(Arguments, __doc__)
     # From here on a signal stops the run cleanly, and status.json records how it ends
     with Run(args) as run:
         train(args, run)
 
 
 if __name__ == "__main__":
-    main(args)  # pyrefly: ignore[unbound-name]  # bound above, before the imports
+    main()

@@ -17,33 +17,92 @@ newest checkpoint. Exit codes: core/exits.py. To make it yours:
 python scripts/copy_recipe.py t5 my_project, then look for EDIT.
 """
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
-from typing import Annotated, ClassVar
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from typing import Any, ClassVar
 
-from components.arguments import (
+import numpy as np
+import sacrebleu
+import torch
+from accelerate import Accelerator
+from accelerate.utils import set_seed
+from rouge_score.rouge_scorer import RougeScorer
+from torch.nn.functional import cross_entropy
+from torch.utils.data import DataLoader
+from transformers import AutoModelForSeq2SeqLM
+
+from components.accelerator import make_accelerator
+from components.export import save_model
+from components.generation import generate, greedy_options, stop_tokens_of_texts
+from components.mesh import Mesh, gather_rows, sum_over_rows
+from components.model import add_adapters, load_pretrained, set_up_layers
+from components.model_checks import check_model
+from components.predictions import NUM_SHOWN, SHOWN_LETTERS, show_prediction, write_predictions
+from components.run import Run
+from components.seq2seq import (
+    Seq2SeqCollator,
+    cut_tokens,
+    share_embedding_modules,
+    turn_off_layerdrop,
+)
+from components.strategy import backward_of_sum
+from components.tokens import load_text_tokenizer, without_lone_surrogates
+from core.arguments import (
+    CommonArguments,
     DenseModelArguments,
     EvalOnStartArguments,
     MixtureArguments,
     RowArguments,
     SamplingArguments,
 )
-from components.cli import MAY_CHANGE, Above, arg
-from components.startup import start
+from core.batches import Plan, describe_batch
+from core.cli import POSITIVE, arg, free, parse
+from core.data import (
+    MAX_SHOWN,
+    Rows,
+    describe_rows,
+    hash_of_row,
+    hold_out_and_mix,
+    longest_row,
+    missing_columns,
+    read_rows,
+)
+from core.exits import Exit, fail
+from core.model import make_optimizer
+
+# EDIT: your columns, {source: target}; a column named translation needs --source_lang instead
+SOURCE_AND_TARGET = {
+    "document": "summary",
+    "article": "highlights",
+    "text": "summary",
+    "dialogue": "summary",
+    "question": "answer",
+    "prompt": "completion",
+    "source": "target",
+}
+START_OF_TARGET = -1  # separates source and target in the hash of a row; no token has this id
 
 
 @dataclass(kw_only=True)
 class Arguments(
-    MixtureArguments, EvalOnStartArguments, SamplingArguments, RowArguments, DenseModelArguments
+    CommonArguments,
+    DenseModelArguments,
+    MixtureArguments,
+    RowArguments,
+    SamplingArguments,
+    EvalOnStartArguments,
 ):
     """Sequence to sequence."""
 
     EXTRAS: ClassVar[tuple[str, ...]] = ("configs", "object_store")
-    GROUP: ClassVar[str] = "Sources and targets"
     model_name_or_path: str = "google/flan-t5-small"  # Apache-2.0
     # EDIT: your data set. Default: 18,949 bills of the US Congress and their summaries (CC0
     # license)
-    dataset_name: list[str] = field(default_factory=lambda: ["FiscalNote/billsum"])
+    dataset_name: list[str] = arg(["FiscalNote/billsum"])
     output_dir: str = "runs/t5"
     COLUMN_ARGUMENTS: ClassVar[Mapping[str, str]] = {
         "source": "source_column",
@@ -78,97 +137,31 @@ class Arguments(
         "text put before every source: T5 tells its tasks apart by 'summarize: ', 'translate "
         "English to German: ' and the like",
     )
-    max_source_length: Annotated[int, Above(0)] = arg(
-        1024, "tokens of a source, prefix included; longer ones lose their end"
+    max_source_length: int = arg(
+        1024, "tokens of a source, prefix included; longer ones lose their end", POSITIVE
     )
-    max_target_length: Annotated[int, Above(0)] = arg(
+    max_target_length: int = arg(
         128,
         "tokens of a target; longer ones lose their end in the loss, though not in ROUGE and BLEU",
+        POSITIVE,
     )
-    predict_with_generate: Annotated[bool, MAY_CHANGE] = arg(
+    predict_with_generate: bool = free(
         True,
         "generate texts in evaluations, for ROUGE, BLEU and exact match; without it, evaluations "
         "compute the loss only, which is faster (the default of transformers)",
     )
-    generation_max_length: Annotated[int | None, Above(0), MAY_CHANGE] = arg(
-        None, "most tokens to generate per text [--max_target_length]"
+    generation_max_length: int | None = free(
+        None, "most tokens to generate per text [--max_target_length]", POSITIVE
     )
-    generation_num_beams: Annotated[int, Above(0), MAY_CHANGE] = arg(
-        1, "beams of the search; 1 is greedy"
-    )
+    generation_num_beams: int = free(1, "beams of the search; 1 is greedy", POSITIVE)
     forced_bos_token: str | None = arg(
         None,
         "token that every generated text begins with: for mBART and NLLB, the target language's",
     )
 
-    def find_own_conflicts(self) -> Iterator[str]:
+    def conflicts(self) -> Iterator[str]:
         if bool(self.source_lang) != bool(self.target_lang):
             yield "--source_lang and --target_lang: give both or neither"
-
-
-if __name__ == "__main__":
-    # Here and not at the end, since the imports below (torch, transformers) take seconds: a wrong
-    # flag is refused before them
-    args = start(Arguments, __doc__)
-
-import math
-from collections.abc import Sequence
-from functools import partial
-from itertools import islice
-from pathlib import Path
-from typing import Any
-
-import numpy as np
-import sacrebleu
-import torch
-from accelerate import Accelerator
-from accelerate.utils import set_seed
-from rouge_score.rouge_scorer import RougeScorer
-from torch.nn.functional import cross_entropy
-from torch.utils.data import DataLoader
-from transformers import AutoModelForSeq2SeqLM
-
-from components.accelerator import make_accelerator
-from components.export import save_model
-from components.generation import generate, greedy_options, stop_tokens_of_texts
-from components.mesh import Mesh, gather_rows, sum_over_rows
-from components.model import add_adapters, load_pretrained, set_up_layers
-from components.model_checks import check_model
-from components.predictions import NUM_SHOWN, SHOWN_LETTERS, show_prediction, write_predictions
-from components.run import Run
-from components.seq2seq import (
-    Seq2SeqCollator,
-    cut_tokens,
-    share_embedding_modules,
-    turn_off_layerdrop,
-)
-from components.strategy import backward_of_sum
-from components.tokens import load_text_tokenizer, without_lone_surrogates
-from core.batches import Plan, describe_batch
-from core.data import (
-    MAX_SHOWN,
-    Rows,
-    describe_rows,
-    hash_of_row,
-    hold_out_and_mix,
-    longest_row,
-    missing_columns,
-    read_rows,
-)
-from core.exits import Exit, fail
-from core.model import make_optimizer
-
-# EDIT: your columns, {source: target}; a column named translation needs --source_lang instead
-SOURCE_AND_TARGET = {
-    "document": "summary",
-    "article": "highlights",
-    "text": "summary",
-    "dialogue": "summary",
-    "question": "answer",
-    "prompt": "completion",
-    "source": "target",
-}
-START_OF_TARGET = -1  # separates source and target in the hash of a row; no token has this id
 
 
 # ---- Data ----
@@ -480,11 +473,12 @@ def train(args: Arguments, run: Run) -> None:
     run.finish(f"Its curve: python scripts/plot_loss.py {args.output_dir}")
 
 
-def main(args: Arguments) -> None:
+def main() -> None:
+    args = parse(Arguments, __doc__)
     # From here on a signal stops the run cleanly, and status.json records how it ends
     with Run(args) as run:
         train(args, run)
 
 
 if __name__ == "__main__":
-    main(args)  # pyrefly: ignore[unbound-name]  # bound above, before the imports
+    main()

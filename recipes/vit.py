@@ -15,69 +15,13 @@ core/exits.py. To make it yours: python scripts/copy_recipe.py vit my_project, t
 EDIT.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import Annotated, ClassVar, Literal
-
-from components.arguments import (
-    DenseModelArguments,
-    EvalOnStartArguments,
-    LabelArguments,
-    PreparationArguments,
-)
-from components.cli import MAY_CHANGE, AtLeast, arg
-from components.startup import start
-
-
-@dataclass(kw_only=True)
-class Arguments(EvalOnStartArguments, LabelArguments, PreparationArguments, DenseModelArguments):
-    """Image classification."""
-
-    EXTRAS: ClassVar[tuple[str, ...]] = ("configs", "object_store")
-    GROUP: ClassVar[str] = "Data"
-    LOSS_UNIT: ClassVar[str] = "nats per image"
-    model_name_or_path: str = "google/vit-base-patch16-224-in21k"  # Apache-2.0
-    # EDIT: your data set. Default: 1,034 photos of leaves, 3 classes (MIT license)
-    dataset_name: str = arg(
-        "AI-Lab-Makerere/beans",
-        "hub id, .parquet file, or folder of CLASS/IMAGE, which may be inside train/ and test/",
-    )
-    output_dir: str = "runs/vit"
-    COLUMN_ARGUMENTS: ClassVar[Mapping[str, str]] = {
-        "image": "image_column_name",
-        "label": "label_column_name",
-    }
-    columns: list[str] = arg(
-        [],
-        "your columns as ROLE=COLUMN, as in image=photo label=species, the same as "
-        "--image_column_name and --label_column_name",
-    )
-    image_column_name: str = arg("image", "column of the image; folders of images have none")
-    label_column_name: str | None = arg(
-        None,
-        "column of the label: text or whole numbers are classes, other numbers a regression target "
-        "[label, or labels]",
-    )
-    augmentation: Literal["crop_flip", "flip", "none"] = arg(
-        "crop_flip",
-        "random resized crop and horizontal flip of training images, different in each epoch",
-    )
-    dataloader_num_workers: Annotated[int | None, AtLeast(0), MAY_CHANGE] = arg(
-        None, "processes per GPU that decode images [what the cores and the shared memory allow]"
-    )
-
-
-if __name__ == "__main__":
-    # Here and not at the end, since the imports below (torch, transformers) take seconds: a wrong
-    # flag is refused before them
-    args = start(Arguments, __doc__)
-
 import math
 import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -109,7 +53,15 @@ from components.mesh import Mesh, sum_over_rows
 from components.mesh_checks import read_model_config
 from components.run import Run
 from components.strategy import backward_of_sum
+from core.arguments import (
+    CommonArguments,
+    DenseModelArguments,
+    EvalOnStartArguments,
+    LabelArguments,
+    RowArguments,
+)
 from core.batches import Line, Plan, describe_batch, rows_of_lines
+from core.cli import NOT_NEGATIVE, arg, free, parse
 from core.data import (
     Rows,
     describe_rows,
@@ -124,6 +76,48 @@ from core.model import make_optimizer
 MOST_WORKERS = 16
 BATCHES_PER_WORKER = 3  # two are ready at most, and a third is being made
 FP32_BYTES = 4
+
+
+@dataclass(kw_only=True)
+class Arguments(
+    CommonArguments, DenseModelArguments, LabelArguments, RowArguments, EvalOnStartArguments
+):
+    """Image classification."""
+
+    EXTRAS: ClassVar[tuple[str, ...]] = ("configs", "object_store")
+    LOSS_UNIT: ClassVar[str] = "nats per image"
+    model_name_or_path: str = "google/vit-base-patch16-224-in21k"  # Apache-2.0
+    # EDIT: your data set. Default: 1,034 photos of leaves, 3 classes (MIT license)
+    dataset_name: str = arg(
+        "AI-Lab-Makerere/beans",
+        "hub id, .parquet file, or folder of CLASS/IMAGE, which may be inside train/ and test/",
+    )
+    output_dir: str = "runs/vit"
+    COLUMN_ARGUMENTS: ClassVar[Mapping[str, str]] = {
+        "image": "image_column_name",
+        "label": "label_column_name",
+    }
+    columns: list[str] = arg(
+        [],
+        "your columns as ROLE=COLUMN, as in image=photo label=species, the same as "
+        "--image_column_name and --label_column_name",
+    )
+    image_column_name: str = arg("image", "column of the image; folders of images have none")
+    label_column_name: str | None = arg(
+        None,
+        "column of the label: text or whole numbers are classes, other numbers a regression target "
+        "[label, or labels]",
+    )
+    augmentation: Literal["crop_flip", "flip", "none"] = arg(
+        "crop_flip",
+        "random resized crop and horizontal flip of training images, different in each epoch",
+    )
+    # pyrefly: ignore[bad-override-mutable-attribute]  # wider: only this recipe reads it
+    dataloader_num_workers: int | None = free(
+        None,
+        "processes per GPU that decode images [what the cores and the shared memory allow]",
+        NOT_NEGATIVE,
+    )
 
 
 # ---- Data ----
@@ -383,11 +377,12 @@ def train(args: Arguments, run: Run) -> None:
     run.finish(f"Its curve: python scripts/plot_loss.py {args.output_dir}")
 
 
-def main(args: Arguments) -> None:
+def main() -> None:
+    args = parse(Arguments, __doc__)
     # From here on a signal stops the run cleanly, and status.json records how it ends
     with Run(args, counts="images") as run:
         train(args, run)
 
 
 if __name__ == "__main__":
-    main(args)  # pyrefly: ignore[unbound-name]  # bound above, before the imports
+    main()

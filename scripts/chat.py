@@ -21,7 +21,7 @@ import argparse
 from pathlib import Path
 
 import paths  # noqa: F401  makes recipes/ importable
-from components.arguments import read_json_object
+from core.cli import read_json_object
 from exits import run_command
 from usage import Parser, add_loading_options
 

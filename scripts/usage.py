@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import paths  # noqa: F401  makes recipes/ importable
-from components import __version__
+from core import __version__
 from exits import Exit
 
 

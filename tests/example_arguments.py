@@ -4,41 +4,36 @@
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from components.arguments import (
+from core.arguments import (
     CommonArguments,
-    CompileArguments,
+    DenseModelArguments,
     ExpertAdapterArguments,
     LengthArguments,
     LigerArguments,
-    LoraVariantArguments,
     LossInHeadArguments,
-    QuantizationArguments,
     SamplingArguments,
 )
-from components.cli import arg, parse_arguments
+from core.cli import arg, parse
 
 
 @dataclass(kw_only=True)
 class LanguageModelArguments(
     CommonArguments,
+    DenseModelArguments,
     LengthArguments,
     SamplingArguments,
-    CompileArguments,
     LigerArguments,
     LossInHeadArguments,
-    QuantizationArguments,
-    LoraVariantArguments,
 ):
     """Those of a causal language model, and two of the recipe's own with a rule."""
 
-    GROUP = "Example"
     model_name_or_path: str = "gpt2"
     dataset_name: str = ""
     output_dir: str = "runs/example"
     packing: bool = arg(False, "several rows in a line")
     padding_free: bool = arg(False, "the same within a batch")
 
-    def find_own_conflicts(self) -> Iterator[str]:
+    def conflicts(self) -> Iterator[str]:
         if self.packing and self.padding_free:
             yield "--packing and --padding_free: choose one"
 
@@ -49,17 +44,15 @@ class MixtureArguments(
 ):
     """Those of a mixture of experts."""
 
-    GROUP = "Example"
     model_name_or_path: str = "gpt2"
     dataset_name: str = ""
     output_dir: str = "runs/example"
 
 
 @dataclass(kw_only=True)
-class ClassifierArguments(CommonArguments, QuantizationArguments, LoraVariantArguments):
+class ClassifierArguments(CommonArguments, DenseModelArguments):
     """Those of a model without an output head for tokens."""
 
-    GROUP = "Example"
     model_name_or_path: str = "bert-base-cased"
     dataset_name: str = ""
     output_dir: str = "runs/example"
@@ -67,7 +60,7 @@ class ClassifierArguments(CommonArguments, QuantizationArguments, LoraVariantArg
 
 def language_model_arguments(*flags: str) -> LanguageModelArguments:
     """Return the arguments of a call with these flags."""
-    return parse_arguments(LanguageModelArguments, words=flags)
+    return parse(LanguageModelArguments, words=flags)
 
 
 @dataclass(frozen=True)

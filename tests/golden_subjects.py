@@ -32,11 +32,11 @@ def trained_text(template, messages, tools):
 def prepared_rows(folder, tokenizer, skip_bad_rows):
     """[number, tokens, tokens trained on] of each row that llama.py reads; None if it refuses."""
     import llama
-    from components.cli import parse_arguments
+    from core.cli import parse
 
     words = ["--dataset_name", str(folder), "--eval_strategy", "no", "--max_length", "200"]
     words += ["--skip_bad_rows"] if skip_bad_rows else []
-    args = parse_arguments(llama.Arguments, "", words)
+    args = parse(llama.Arguments, "", words)
     try:
         with contextlib.redirect_stderr(io.StringIO()):
             rows, _ = llama.load_data(args, tokenizer)

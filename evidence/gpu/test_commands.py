@@ -4,8 +4,8 @@
 import pytest
 
 import llama
-from components.cli import parse_arguments
 from contestants import words_of
+from core.cli import parse
 from gpu import runs, test_precisions, test_quantized, test_resume, test_side_by_side
 from gpu import test_planner as planner
 from gpu import test_strategies as strategies
@@ -44,9 +44,9 @@ def test_the_recipe_accepts_every_launch(module, name, variant, tmp_path, monkey
     assert commands
     for command in commands:
         words = command[command.index("recipes/llama.py") + 1 :]
-        parse_arguments(llama.Arguments, words=words)  # SystemExit if it refuses them
+        parse(llama.Arguments, words=words)  # SystemExit if it refuses them
 
 
 @pytest.mark.parametrize("flags", JOBS)
 def test_the_recipe_accepts_every_job(flags):
-    parse_arguments(llama.Arguments, words=[*words_of(flags), *FILES])
+    parse(llama.Arguments, words=[*words_of(flags), *FILES])

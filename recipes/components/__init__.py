@@ -6,6 +6,3 @@ puts a script's folder first on its path. `python scripts/copy_recipe.py llama m
 recipe together with the modules that it reaches. A module imports only from layers below its own
 (tests/unit/test_recipes.py holds it to that).
 """
-
-# The recipes, the commands and each copy of a recipe have this version
-__version__ = "0.1.0"

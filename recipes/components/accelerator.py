@@ -4,10 +4,10 @@
 import transformers
 from accelerate import Accelerator
 
-from components.arguments import CommonArguments
 from components.checks import check_launch, find_missing_data, find_problems
 from components.strategy import new_accelerator, set_up_engine
 from components.strategy_checks import how_to_rehearse
+from core.arguments import CommonArguments
 from core.exits import Exit, fail
 
 

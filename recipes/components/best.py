@@ -2,11 +2,11 @@
 """The best evaluation of a run, whose model --load_best_model_at_end saves at the end."""
 
 import math
-from collections.abc import Iterator, Mapping, Sized
+from collections.abc import Mapping, Sized
 from dataclasses import dataclass
 from typing import Any
 
-from components.arguments import EvaluationArguments
+from core.arguments import EvaluationArguments
 from core.exits import Exit, fail
 
 SMALLER_IS_BETTER = ("loss", "perplexity", "mse")
@@ -75,19 +75,4 @@ def require_rows_to_choose_by(args: EvaluationArguments, rows: Sized | None, fla
             Exit.USAGE,
             "--load_best_model_at_end needs rows to evaluate on: pass --eval_dataset_name, "
             f"{flag}, or a --dataset_test_split that the data set has",
-        )
-
-
-def find_best_model_conflicts(args: EvaluationArguments) -> Iterator[str]:
-    """Yield a line with the fix for each reason why no model can be chosen as the best."""
-    if args.load_best_model_at_end and args.eval_strategy == "no":
-        yield (
-            "--load_best_model_at_end compares evaluations, and --eval_strategy no makes none: use "
-            "steps or epoch"
-        )
-    chooses = args.metric_for_best_model != "loss" or args.greater_is_better is not None
-    if chooses and not args.load_best_model_at_end:
-        yield (
-            "--metric_for_best_model and --greater_is_better have no effect without "
-            "--load_best_model_at_end: add it"
         )

@@ -5,8 +5,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from components.arguments import CommonArguments
-from components.cli import may_change
+from core.arguments import CommonArguments
+from core.cli import may_change
 
 
 @dataclass(frozen=True)

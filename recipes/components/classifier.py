@@ -11,7 +11,6 @@ from accelerate.utils import set_seed
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader
 
-from components.arguments import CommonArguments
 from components.labels import compared, label_metrics, names_of_head
 from components.mesh import gather_rows, sum_over_rows
 from components.mesh_checks import read_model_config
@@ -19,6 +18,7 @@ from components.model import add_adapters, load_with_report, quantization, set_u
 from components.model_checks import check_weights_are_read, is_of_body
 from components.run import Run
 from core import workarounds
+from core.arguments import CommonArguments
 
 # Names without a number, which only layers in blocks have: a new layer must not be quantized
 OUTSIDE_OF_BLOCKS = [r"(?!.*\.\d).*"]

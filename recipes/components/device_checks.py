@@ -13,13 +13,13 @@ from accelerate import Accelerator
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from components import varlen
-from components.arguments import (
+from components.strategy import compute_dtype
+from core.arguments import (
     CommonArguments,
-    CompileArguments,
+    DenseModelArguments,
     LigerArguments,
     LossInHeadArguments,
 )
-from components.strategy import compute_dtype
 
 Capability = tuple[int, int]  # (major, minor) of an NVIDIA GPU; (0, 0) of any other device
 AMPERE = (8, 0)
@@ -62,7 +62,7 @@ def find_device_problems(args: CommonArguments, accelerator: Accelerator) -> Ite
     # On a CPU accelerate scales no loss. DeepSpeed does.
     if on_cpu and accelerator.mixed_precision == "fp16" and not accelerator.state.deepspeed_plugin:
         yield "mixed_precision: fp16 needs a GPU: pass --mixed_precision no to accelerate launch"
-    compiles = isinstance(args, CompileArguments) and args.torch_compile
+    compiles = isinstance(args, DenseModelArguments) and args.torch_compile
     if compiles and on_cpu and not shutil.which("c++"):
         yield "--torch_compile compiles C++ on a CPU: put a compiler (g++) on the PATH"
     if os.environ.get("ACCELERATE_MIXED_PRECISION") == "fp8":

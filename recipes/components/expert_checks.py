@@ -7,11 +7,11 @@ from typing import Any
 from accelerate import Accelerator
 from torch.distributed.fsdp import CPUOffloadPolicy
 
-from components.arguments import CommonArguments, ExpertAdapterArguments, ExpertParallelArguments
 from components.mesh import Mesh
 from components.mesh_checks import read_model_config
 from components.pipeline_checks import how_to_divide
 from components.strategy import Strategy
+from core.arguments import CommonArguments, ExpertAdapterArguments, ExpertParallelArguments
 from core.workarounds import fsdp_plugin
 
 # Under which of these names transformers' configs have the number of experts in a layer

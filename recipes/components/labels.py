@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from components.arguments import LabelArguments
+from core.arguments import LabelArguments
 from core.data import MAX_SHOWN, NUM_NAMED, Row, Rows, missing_columns, shorten
 from core.exits import Exit, fail
 

@@ -17,9 +17,9 @@ from transformers import core_model_loading as names
 from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.modeling_utils import load_state_dict
 
-from components.arguments import CommonArguments
 from components.base_files import PATTERN, find_folder
 from components.loading import loading
+from core.arguments import CommonArguments
 
 
 class LeftOut(NamedTuple):

@@ -10,18 +10,16 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from components.arguments import (
-    CommonArguments,
-    CompileArguments,
-    ExpertAdapterArguments,
-    InstructionTuningArguments,
-    LoraVariantArguments,
-    PipelineArguments,
-    PredictionArguments,
-    QuantizationArguments,
-)
 from components.mesh import Mesh
 from components.plugins import deepspeed_config
+from core.arguments import (
+    CommonArguments,
+    DenseModelArguments,
+    ExpertAdapterArguments,
+    InstructionTuningArguments,
+    PipelineArguments,
+    PredictionArguments,
+)
 from core.batches import takes_one_line
 from core.workarounds import fsdp_plugin
 
@@ -99,12 +97,12 @@ def find_misfits_of_tp(
             f"{strategy.name}: each rank reads its own part of the weights, and FSDP would "
             "broadcast those of rank 0: set fsdp_cpu_ram_efficient_loading: false"
         )
-    if isinstance(args, QuantizationArguments) and (args.load_in_8bit or args.load_in_4bit):
+    if isinstance(args, DenseModelArguments) and (args.load_in_8bit or args.load_in_4bit):
         yield (
             "a quantized base cannot be split by matrices: leave out --load_in_8bit and "
             "--load_in_4bit, or use ddp.yaml"
         )
-    if isinstance(args, CompileArguments) and args.torch_compile:
+    if isinstance(args, DenseModelArguments) and args.torch_compile:
         yield "--torch_compile does not work on split matrices: leave it out"
     if args.optim.endswith("bit") and not strategy.is_sharded:
         yield f"--optim {args.optim} cannot hold parts of matrices: use adamw_torch_fused"
@@ -114,7 +112,7 @@ def find_misfits_of_tp(
 
 def find_adapters_that_cannot_be_split(args: CommonArguments) -> Iterator[str]:
     """Yield a problem for each kind of adapter that cannot follow the split of a matrix."""
-    if isinstance(args, LoraVariantArguments) and args.use_dora:
+    if isinstance(args, DenseModelArguments) and args.use_dora:
         yield (
             "--use_dora takes norms over whole matrices, which tensor parallelism splits: leave "
             "it out, or use fsdp2_full_shard.yaml"
@@ -198,7 +196,7 @@ def find_misfits_of_parts(args: CommonArguments) -> Iterator[str]:
             "--neftune_noise_alpha: the noise depends on the length of a row, of which a rank has "
             "a part: leave it out"
         )
-    if isinstance(args, CompileArguments) and args.torch_compile:
+    if isinstance(args, DenseModelArguments) and args.torch_compile:
         yield "--torch_compile does not work on parts of rows: leave it out"
 
 

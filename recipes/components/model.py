@@ -12,13 +12,6 @@ from torch.distributed.tensor import DTensor
 
 from components import upstream, weights
 from components.adapter_layers import find_layers_to_skip, reads_no_text
-from components.arguments import (
-    AdapterArguments,
-    CommonArguments,
-    LigerArguments,
-    LoraVariantArguments,
-    QuantizationArguments,
-)
 from components.loading import build_without_weights, loading
 from components.mesh import Mesh
 from components.model_checks import (
@@ -30,6 +23,12 @@ from components.model_checks import (
 from components.split_adapters import split_adapters
 from components.strategy import compute_dtype
 from core import workarounds
+from core.arguments import (
+    AdapterArguments,
+    CommonArguments,
+    DenseModelArguments,
+    LigerArguments,
+)
 
 
 def load_pretrained(
@@ -98,7 +97,7 @@ def quantization(
     Args:
         skip_modules: regular expressions of modules that stay as they are.
     """
-    if not isinstance(args, QuantizationArguments):
+    if not isinstance(args, DenseModelArguments):
         return None
     if args.load_in_8bit:
         return transformers.BitsAndBytesConfig(
@@ -160,7 +159,7 @@ def add_adapters(
         model = wrap_in_adapters(model, lora_config(args, **options), accelerator)
     keep_running_statistics(model)
     split_adapters(model, accelerator)
-    use_dora = isinstance(args, LoraVariantArguments) and args.use_dora
+    use_dora = isinstance(args, DenseModelArguments) and args.use_dora
     workarounds.leave_casts_to_autocast(model, accelerator, use_dora)
     workarounds.cast_for_zero3(model, accelerator)
     workarounds.wrap_adapters_for_fsdp1(model, accelerator)
@@ -220,7 +219,7 @@ def lora_config(args: AdapterArguments, **options: Any) -> Any:
     }
     if args.lora_target_modules == ["all-linear"]:
         known["target_modules"] = "all-linear"
-    if isinstance(args, LoraVariantArguments):
+    if isinstance(args, DenseModelArguments):
         known["use_rslora"] = args.use_rslora
         known["use_dora"] = args.use_dora
     return LoraConfig(**(known | options))

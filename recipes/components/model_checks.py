@@ -15,16 +15,16 @@ from transformers.pytorch_utils import Conv1D
 
 from components import varlen
 from components.adapter_layers import OF_OTHER_INPUTS, find_unfit_layers, reads_no_text
-from components.arguments import (
-    CommonArguments,
-    ExpertAdapterArguments,
-    LigerArguments,
-    LossInHeadArguments,
-    QuantizationArguments,
-)
 from components.mesh_checks import read_model_config
 from components.model_folder import why_not_causal
 from components.strategy import Strategy
+from core.arguments import (
+    CommonArguments,
+    DenseModelArguments,
+    ExpertAdapterArguments,
+    LigerArguments,
+    LossInHeadArguments,
+)
 from core.batches import takes_one_line
 from core.exits import Exit, fail
 from core.state import running_statistics
@@ -77,7 +77,7 @@ def refuse_quantized_base(
         return
     method = stored.get("quant_method", "bitsandbytes")
     fix = "use the unquantized model"
-    if method == "bitsandbytes" and isinstance(args, QuantizationArguments) and not has_new_head:
+    if method == "bitsandbytes" and isinstance(args, DenseModelArguments) and not has_new_head:
         options: Any = BitsAndBytesConfig.from_dict(stored)
         names = ["load_in_8bit", "load_in_4bit"]
         if options.load_in_4bit:
@@ -251,7 +251,7 @@ def find_unquantized_experts(
     args: CommonArguments, model: torch.nn.Module, base: PreTrainedModel
 ) -> Iterator[str]:
     """Yield a problem if only a small part of the model would be quantized."""
-    if not isinstance(args, QuantizationArguments):
+    if not isinstance(args, DenseModelArguments):
         return
     if not args.load_in_8bit and not args.load_in_4bit:
         return

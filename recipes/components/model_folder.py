@@ -13,7 +13,7 @@ from transformers.models.auto.modeling_auto import (
     MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES,
 )
 
-from components.arguments import CommonArguments, LossInHeadArguments
+from core.arguments import CommonArguments, LossInHeadArguments
 
 ADAPTER_CONFIG = "adapter_config.json"
 

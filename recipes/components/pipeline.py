@@ -15,8 +15,8 @@ from accelerate import Accelerator
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
-from components.arguments import PipelineTrainingArguments
 from components.pipeline_batches import micro_batches_of
+from components.pipeline_kinds import PipelineTrainingArguments
 from components.pipeline_mesh import PipelineMesh
 from components.pipeline_schedules import ScheduleMaker, Shape
 from components.pipeline_stages import Stage, view_of

@@ -5,10 +5,15 @@ from collections.abc import Callable, Iterator
 
 from accelerate import Accelerator
 
-from components.arguments import CommonArguments, PipelineTrainingArguments
 from components.mesh_checks import read_model_config
-from components.pipeline_kinds import KINDS, num_microbatches, why_not_scheduled
+from components.pipeline_kinds import (
+    KINDS,
+    PipelineTrainingArguments,
+    num_microbatches,
+    why_not_scheduled,
+)
 from components.strategy import Strategy
+from core.arguments import CommonArguments
 
 
 def find_pipeline_problems(

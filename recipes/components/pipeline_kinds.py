@@ -4,7 +4,12 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from components.arguments import PipelineTrainingArguments
+from core.arguments import CommonArguments, LossInHeadArguments, PipelineArguments
+
+
+@dataclass(kw_only=True)
+class PipelineTrainingArguments(PipelineArguments, LossInHeadArguments, CommonArguments):
+    """The arguments of the recipes that train a causal language model over a pipeline."""
 
 
 @dataclass(frozen=True)

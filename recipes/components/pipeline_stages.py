@@ -16,9 +16,8 @@ from typing import Any, ClassVar
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from components.arguments import PipelineTrainingArguments
 from components.pipeline_checks import has_layers, too_few_layers
-from components.pipeline_kinds import KINDS, num_microbatches
+from components.pipeline_kinds import KINDS, PipelineTrainingArguments, num_microbatches
 from core.batches import takes_one_line
 from core.exits import Exit, fail
 

@@ -23,7 +23,6 @@ from accelerate.utils import broadcast_object_list, gather_object
 from safetensors.torch import load_file, save_file
 
 from components import folder, resuming
-from components.arguments import CommonArguments, EvalOnStartArguments
 from components.base_files import fingerprint_of_weights
 from components.best import BestEvaluation, is_better, metric_name
 from components.changes import find_changes
@@ -34,13 +33,13 @@ from components.mesh import Mesh, sum_over_tokens
 from components.metrics import Metrics, drop_lines_after, finite_or_none, peak_memory_gib
 from components.model_checks import check_under_strategy, warn_of_long_rows
 from components.resuming import require_on_every_host, verify_candidates, verify_together
-from components.startup import imports_are_done
 from components.strategy import Strategy
 from components.trackers import start_trackers
 from components.write_errors import WriteError
 from core import checkpoint, nonfinite, workarounds
+from core.arguments import CommonArguments, EvalOnStartArguments
 from core.checkpoint import Checkpoints, NotFiniteError, SavedTensor
-from core.exits import RANK, End, Exit, end_alone, end_together, fail
+from core.exits import RANK, End, Exit, end_alone, end_together, fail, print_without_failing
 from core.extras import parts_of_run
 from core.model import Schedule
 from core.state import (
@@ -94,7 +93,7 @@ class Run:
             counts: what `finish_step` counts, "tokens" or "images".
             shows: a metric of `finish_step` that the progress bar shows beside the loss.
         """
-        imports_are_done()
+        print_without_failing()
         folder.check_output_dir(args.output_dir)
         folder.check_overwrites_nothing(args)
         self._args = args

@@ -16,16 +16,16 @@ from accelerate.utils import DataLoaderConfiguration, GradientAccumulationPlugin
 from accelerate.utils.dataclasses import DynamoBackend, TorchDynamoPlugin
 
 from components import upstream
-from components.arguments import (
-    CommonArguments,
-    CompileArguments,
-    ExpertParallelArguments,
-    PipelineArguments,
-)
 from components.experts import average_under_ddp, make_expert_mesh
 from components.mesh import Mesh
 from components.row_attention import keep_rows_apart
 from core import workarounds
+from core.arguments import (
+    CommonArguments,
+    DenseModelArguments,
+    ExpertParallelArguments,
+    PipelineArguments,
+)
 from core.workarounds import fsdp_plugin, mixed_dtype
 
 FSDP2_NAMES = {  # by (hybrid, reshards after the forward pass)
@@ -166,7 +166,7 @@ def new_accelerator(args: CommonArguments) -> Accelerator:
         RuntimeError, ValueError, ImportError: if accelerate cannot run what they request.
     """
     dynamo = None
-    if isinstance(args, CompileArguments) and args.torch_compile:
+    if isinstance(args, DenseModelArguments) and args.torch_compile:
         dynamo = TorchDynamoPlugin(backend=DynamoBackend.INDUCTOR, use_regional_compilation=True)
     kind = Accelerator
     if isinstance(args, PipelineArguments):

@@ -15,19 +15,17 @@ from collections.abc import Iterator
 import torch
 from accelerate import Accelerator
 
-from components.arguments import (
-    CommonArguments,
-    CompileArguments,
-    ExpertAdapterArguments,
-    LoraVariantArguments,
-    QuantizationArguments,
-)
 from components.deepspeed_builds import find_locked_builds
 from components.launch_command import started_one_of_several_processes
 from components.mesh import Mesh
 from components.mesh_checks import find_mesh_misfits, find_model_misfits
 from components.plugins import deepspeed_config
 from components.strategy import Strategy, compute_dtype
+from core.arguments import (
+    CommonArguments,
+    DenseModelArguments,
+    ExpertAdapterArguments,
+)
 from core.config_names import find_launch
 from core.workarounds import fsdp_plugin
 
@@ -178,7 +176,7 @@ def find_misfits(
         yield (
             f"--optim {args.optim} cannot hold the shards of {strategy.name}: use adamw_torch_fused"
         )
-    if isinstance(args, CompileArguments) and args.torch_compile and strategy.fsdp_version == 1:
+    if isinstance(args, DenseModelArguments) and args.torch_compile and strategy.fsdp_version == 1:
         yield (
             f"--torch_compile: accelerate cannot compile the layers of {strategy.name}: use "
             "fsdp2_full_shard.yaml"
@@ -189,7 +187,7 @@ def find_quantization_misfits(
     args: CommonArguments, accelerator: Accelerator, strategy: Strategy
 ) -> Iterator[str]:
     """Yield a problem for each way in which a quantized base does not fit."""
-    if not isinstance(args, QuantizationArguments):
+    if not isinstance(args, DenseModelArguments):
         return
     name = strategy.name
     if args.load_in_8bit and strategy.fsdp_version > 0:
@@ -240,7 +238,7 @@ def find_adapter_misfits(
     if strategy.fsdp_version != 1:
         return
     name = strategy.name
-    if isinstance(args, LoraVariantArguments) and args.use_dora:
+    if isinstance(args, DenseModelArguments) and args.use_dora:
         yield (
             f"{name} gives DoRA flattened parts of weights, whose norms it cannot compute: use an "
             "fsdp2 YAML, or leave out --use_dora"
@@ -299,7 +297,7 @@ def find_problems_of_environment(args: CommonArguments, strategy: Strategy) -> I
             "deepspeed_ulysses.yaml"
         )
     compiles_by_yaml = env.get("ACCELERATE_DYNAMO_BACKEND", "NO").upper() != "NO"
-    if isinstance(args, CompileArguments) and args.torch_compile and compiles_by_yaml:
+    if isinstance(args, DenseModelArguments) and args.torch_compile and compiles_by_yaml:
         yield (
             "--torch_compile and dynamo_config in the YAML: the command line owns it, delete the "
             "latter"

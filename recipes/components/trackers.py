@@ -7,7 +7,7 @@ from typing import Any
 from accelerate import Accelerator
 from accelerate.tracking import get_available_trackers
 
-from components.arguments import CommonArguments
+from core.arguments import CommonArguments
 
 # What each tracker's own function calls the name of a run (accelerate/tracking.py)
 NAME_OF_RUN = {

@@ -3,3 +3,6 @@
 
 While it is built, module by module, recipes/components/ has the rest, and stands on it.
 """
+
+# The recipes, the commands and each copy of a recipe have this version
+__version__ = "0.1.0"

@@ -14,7 +14,6 @@ from transformers.utils import logging
 from chatting.history import History
 from chatting.speakers import Decoding, LoadOptions, find_wanted, load_speakers
 from chatting.terminal import Terminal
-from components.checks import RESERVED_VARIABLES
 from exits import Exit, stop
 from generation import loading
 
@@ -30,8 +29,6 @@ def find_problems(args: argparse.Namespace) -> Iterator[str]:
         yield "--temperature must be 0 (greedy) or more"
     if args.device is not None:
         yield from loading.find_device_problem(args.device)
-    for name in RESERVED_VARIABLES.intersection(args.chat_template_kwargs):
-        yield f"--chat_template_kwargs: {name} is set by the chat itself: leave it out"
     if args.save_to is not None and args.save_to.suffix != ".jsonl":
         yield f"--save_to {args.save_to}: the name of the file must end in .jsonl"
     if len(set(args.model_name_or_path)) < len(args.model_name_or_path):

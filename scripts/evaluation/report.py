@@ -12,7 +12,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from components import __version__
+from core import __version__
 from evaluation.contestants import Contestant
 from evaluation.figures import Figure
 from exits import Exit, stop

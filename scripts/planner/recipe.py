@@ -26,9 +26,7 @@ import llama
 import llama_pipeline
 import mixtral
 from components import expert_checks, experts, mesh, upstream
-from components.arguments import ExpertParallelArguments
-from components.checks import find_conflicts
-from components.cli import RecipeParser, parse_arguments, take_config
+from components.checks import find_model_problems
 from components.mesh_checks import find_misfits_of_config
 from components.model import lora_config, wrap_in_adapters
 from components.model_checks import base_model_of, find_problems_of_whole_modules
@@ -39,7 +37,9 @@ from components.split_adapters import split_adapters
 from components.strategy import Strategy
 from components.strategy_checks import find_misfits
 from core import loss, workarounds
+from core.arguments import ExpertParallelArguments
 from core.chat import ChatTemplate
+from core.cli import Parser, find_conflicts, parse, with_files_read
 from core.loss import LossInHead
 from core.model import make_adamw
 
@@ -123,13 +123,12 @@ def has_router_loss(args: RecipeArguments) -> bool:
 
 def parse_words_of(kind: type[A], words: Sequence[str]) -> A:
     """Do what `parse_words` does for a recipe with another class of arguments."""
-    return parse_arguments(kind, words=words)
+    return parse(kind, words=words)
 
 
 def with_config_read(words: Sequence[str], recipe: str = FIRST) -> list[str]:
     """Return the words of a command line with the arguments of its `--config` in its place."""
-    from_config, others = take_config(RecipeParser(RECIPES[recipe]), list(words))
-    return [*from_config, *others]
+    return with_files_read(Parser(RECIPES[recipe]), words)
 
 
 def with_values(args: RecipeArguments, **values: Any) -> RecipeArguments:
@@ -246,6 +245,7 @@ def misfits_of_model(config: PretrainedConfig, mesh: Mesh) -> list[str]:
 def problems_of(args: RecipeArguments, accelerator: Any, strategy: Strategy) -> Iterator[str]:
     """Yield conflicts between the recipe's arguments, and between them and the strategy."""
     yield from find_conflicts(args)
+    yield from find_model_problems(args)
     yield from find_misfits(args, accelerator, strategy)
     yield from find_pipeline_problems(args, accelerator)
     if accelerator.expert_ranks > 1:

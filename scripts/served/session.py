@@ -10,7 +10,7 @@ from typing import Any
 from datasets import disable_progress_bars
 from transformers.utils import logging
 
-from components import __version__
+from core import __version__
 from exits import Exit, stop
 from generation import loading, trained
 from generation.session import check_output

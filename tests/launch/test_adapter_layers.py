@@ -23,9 +23,9 @@ from transformers import (
 
 import llama
 from components.adapter_layers import find_unfit_layers
-from components.cli import parse_arguments
 from components.model import add_adapters
 from components.model_checks import check_adapters
+from core.cli import parse
 from fakes import fake_accelerator
 
 SHAPE = {
@@ -113,7 +113,7 @@ def test_every_other_linear_layer_gets_an_adapter_that_is_trained(name):
         for path, module in model.named_modules()
         if isinstance(module, torch.nn.Linear) and module is not head
     }
-    args = parse_arguments(llama.Arguments, words=["--use_peft"])
+    args = parse(llama.Arguments, words=["--use_peft"])
     adapted = add_adapters(model, args, fake_accelerator(), task_type="CAUSAL_LM").train()
     ids = torch.arange(3, 63).view(2, 30)
     adapted(input_ids=ids, labels=ids, use_cache=False).loss.backward()

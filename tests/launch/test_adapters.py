@@ -9,8 +9,8 @@ from transformers import AutoModelForCausalLM
 
 import llama
 from components.classifier import load_classifier
-from components.cli import parse_arguments
 from components.tokens import load_tokenizer
+from core.cli import parse
 from core.model import make_optimizer
 from core.summary import size_of
 from fakes import fake_accelerator
@@ -20,7 +20,7 @@ ONE_PROCESS = fake_accelerator()
 
 
 def llama_arguments(*words):
-    return parse_arguments(llama.Arguments, words=words)
+    return parse(llama.Arguments, words=words)
 
 
 def optimizer_of(model, args):
@@ -58,9 +58,7 @@ def with_adapters(recipe, folder, accelerator, *flags):
     """The model of a recipe with adapters, as its main() loads it."""
     module = importlib.import_module(recipe)
     name = str(folder / "model")
-    args = parse_arguments(
-        module.Arguments, words=["--model_name_or_path", name, "--use_peft", *flags]
-    )
+    args = parse(module.Arguments, words=["--model_name_or_path", name, "--use_peft", *flags])
     if hasattr(module, "load_classifier"):
         (kind,) = [value for key, value in vars(module).items() if key.startswith("AutoModelFor")]
         return load_classifier(kind, args, ["one", "other"], accelerator)[0]

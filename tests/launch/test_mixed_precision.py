@@ -14,7 +14,7 @@ import vit
 from components import accelerator as accelerators
 from components import strategy
 from components.accelerator import make_accelerator
-from components.cli import parse_arguments
+from core.cli import parse
 from fakes import fake_accelerator
 
 # What accelerate says of itself under single, DDP and FSDP1 with mixed precision
@@ -27,7 +27,7 @@ def accelerator_with(mixed_precision="bf16", **others):
 
 
 def arguments(recipe, *flags):
-    return parse_arguments(recipe.Arguments, words=flags)
+    return parse(recipe.Arguments, words=flags)
 
 
 class Loaded(BaseException):  # an Exception would be reported as a model that cannot be read

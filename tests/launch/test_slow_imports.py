@@ -1,19 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A wrong flag and the version are told before the imports that take seconds."""
+"""A command tells a wrong flag and the version before the imports that take seconds."""
 
 import subprocess
 import sys
 
 import pytest
 
-from components import __version__
+from core import __version__
 from launching import REPO
 
 pytestmark = pytest.mark.cold("what it imports itself is looked at")
 # The program, words that end it, its exit code
-RECIPES = sorted((REPO / "recipes").glob("*.py"))
-CALLS = [(path, ["--output_dir", "run", "--sede", "1"], 64) for path in RECIPES]
-CALLS.append((REPO / "recipes" / "vit.py", ["--columns", "imge=scan", "--output_dir", "run"], 64))
+CALLS = []
 for name, words, code in (
     ("make_tiny", ["bert", "folder", "--dropout", "2"], 64),
     ("chat", ["--help"], 0),
@@ -72,9 +70,8 @@ def outcomes_without_torch(paths, flag):
 
 
 def test_commands_print_it_and_refuse_a_wrong_flag_before_heavy_imports():
-    programs = [*COMMANDS, RECIPES[0]]
-    names = [path.name for path in programs]
-    told = outcomes_without_torch(programs, "--version")
+    names = [path.name for path in COMMANDS]
+    told = outcomes_without_torch(COMMANDS, "--version")
     assert told == {name: ["0", f"{name} {__version__}"] for name in names}
     refused = outcomes_without_torch(COMMANDS, "--no_such_flag")
     assert refused == {path.name: ["64", ""] for path in COMMANDS}

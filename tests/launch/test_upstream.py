@@ -52,11 +52,11 @@ from transformers.distributed.parallel_utils import ALL_PARALLEL_STYLES
 
 import mixtral
 from components import generation, images, pairs, seq2seq, upstream
-from components.cli import parse_arguments
 from components.experts import modules_of_experts
 from components.strategy import new_accelerator
 from components.weights import load_pretrained
 from core import workarounds
+from core.cli import parse
 from core.zero import master_weights
 from fakes import mixture_of_two
 from harm import shows_harm_without
@@ -791,7 +791,7 @@ def folder(tmp_path):
 
 def spread(folder):
     """An Accelerator of two ranks that share experts, and the mixture as they load it."""
-    args = parse_arguments(mixtral.Arguments, words=["--ep_size", "2", "--report_to", "none"])
+    args = parse(mixtral.Arguments, words=["--ep_size", "2", "--report_to", "none"])
     accelerator = new_accelerator(args)
     options = {"dtype": torch.float32, "attn_implementation": "sdpa", "output_loading_info": True}
     model, _ = load_pretrained(AutoModelForCausalLM, accelerator, folder, **options)

@@ -72,8 +72,8 @@ def test_a_copy_is_rehearsed_with_its_own_components(config, project, tiny):
         ("ddp", "core/loss", False),
         ("fsdp", "core/loss", False),
         ("deepspeed_zero3", "core/loss", False),
-        ("fsdp", "components/startup", True),
-        ("deepspeed_zero3", "components/startup", True),
+        ("fsdp", "core/cli", True),
+        ("deepspeed_zero3", "core/cli", True),
     ],
 )
 def test_a_broken_copy_fails_its_rehearsal(config, module, cold, project, tiny):

@@ -8,7 +8,7 @@ from datasets import Dataset, Value
 from transformers import AutoTokenizer
 
 import bert
-from components.cli import parse_arguments
+from core.cli import parse
 from core.data import describe_rows
 
 TEXTS = {
@@ -45,7 +45,7 @@ def test_a_long_text_loses_its_end_and_says_so(tokenizer):
 # ---- Data sets ----
 def load(tokenizer, train, *flags):
     words = ["--dataset_name", str(train), *map(str, flags)]
-    return bert.load_data(parse_arguments(bert.Arguments, words=words), tokenizer)
+    return bert.load_data(parse(bert.Arguments, words=words), tokenizer)
 
 
 def test_rows_and_labels_that_do_not_fit_are_left_out_and_counted(tokenizer, tmp_path):

@@ -21,9 +21,9 @@ from transformers import (
 )
 
 import bert_ner
-from components.cli import parse_arguments
 from components.tagger import summed_tag_loss
 from components.tags import NO_WORD, label_tokens, tag_words
+from core.cli import parse
 
 NAMES = ["O", "B-PER", "I-PER"]
 NUMBER_OF = {name: number for number, name in enumerate(NAMES)}
@@ -55,7 +55,7 @@ def load(tiny_of, tokenizer, tmp_path, monkeypatch):
             if found is not None:
                 words += [flag, path]
         words += ["--output_dir", tmp_path / "run", *flags]
-        args = parse_arguments(bert_ner.Arguments, words=[str(word) for word in words])
+        args = parse(bert_ner.Arguments, words=[str(word) for word in words])
         return bert_ner.load_data(args, tokenizer)
 
     return load

@@ -13,7 +13,7 @@ from accelerate.commands.launch import launch_command_parser
 
 import plan_memory
 import rehearse
-from components.cli import parse_arguments
+from core.cli import parse
 from launching import REPO
 from planner import answer
 
@@ -110,7 +110,7 @@ COMMANDS = sorted({*commands_of_documents(), *commands_of_docstrings(), *command
 def parse_with(script, arguments, monkeypatch):
     program = PARSERS[script]
     if hasattr(program, "Arguments"):  # a recipe
-        parse_arguments(program.Arguments, words=arguments)  # SystemExit if it refuses them
+        parse(program.Arguments, words=arguments)  # SystemExit if it refuses them
         return
     monkeypatch.setattr(sys, "argv", [script, *arguments])
     program.parse_args()

@@ -9,8 +9,8 @@ from transformers import AutoTokenizer
 
 import llama
 import mixtral
-from components.cli import parse_arguments
 from core.chat import ChatTemplate
+from core.cli import parse
 
 QUESTION = "Spell the word lamp."
 ANSWER = "l-a-m-p"
@@ -62,7 +62,7 @@ def load(recipe, tokenizer, tmp_path, monkeypatch):
         words = ["--dataset_name", str(file)]
         if columns:
             words += ["--columns", *columns]
-        rows, _ = recipe.load_data(parse_arguments(recipe.Arguments, words=words), tokenizer)
+        rows, _ = recipe.load_data(parse(recipe.Arguments, words=words), tokenizer)
         return tokenizer.decode(rows.dataset[0]["input_ids"]), rows.notes
 
     return load_row

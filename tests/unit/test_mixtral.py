@@ -12,8 +12,8 @@ import torch
 from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_func
 
 import mixtral
-from components.cli import parse_arguments
 from components.mesh import part_of
+from core.cli import parse
 from core.loss import LossInHead
 from fakes import fake_accelerator, sharing_rows
 
@@ -157,7 +157,7 @@ def load(tiny_of):
 
     def load(*flags, model=None):
         words = ["--model_name_or_path", str(model or tiny_of("mixtral") / "model"), *flags]
-        args = parse_arguments(mixtral.Arguments, words=words)
+        args = parse(mixtral.Arguments, words=words)
         return args, mixtral.load_model(args, ONE_PROCESS)
 
     return load

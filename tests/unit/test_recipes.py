@@ -11,7 +11,7 @@ from collections import Counter
 
 import pytest
 
-from components.cli import RecipeParser, help_of, may_change
+from core.cli import Parser, may_change, settings_of
 from jobs import RECIPES as LISTED
 from jobs import SAME_AS
 from launching import REPO
@@ -180,10 +180,11 @@ class TestRecipe:
 
     def test_every_argument_is_explained_and_used(self, path):
         module = importlib.import_module(path.stem)
-        shown = RecipeParser(module.Arguments, module.__doc__).format_help()
+        shown = Parser(module.Arguments, module.__doc__).format_help()
         assert module.__doc__.strip() in shown
         fields = {field.name for field in dataclasses.fields(module.Arguments)}
-        assert all(help_of(module.Arguments, name) for name in fields)
+        settings = settings_of(module.Arguments)
+        assert all(settings[name]["help"] for name in fields)
         extras = (REPO / "recipes" / "extras").rglob("*.py")
         assert fields <= set().union(*map(values_read_by, [path, *COMPONENTS, *extras]))
 
@@ -193,7 +194,7 @@ class TestRecipe:
         kind = importlib.import_module(path.stem).Arguments
         free = may_change(kind)
         row = {}
-        for action in RecipeParser(kind)._actions:
+        for action in Parser(kind)._actions:
             for flag in action.option_strings:
                 if flag.startswith("--") and "-" not in flag.removeprefix("--"):
                     choices = list(action.choices) if action.choices else None

@@ -17,7 +17,7 @@ from rouge_score import rouge_scorer
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, BartConfig, M2M100Config
 
 import t5
-from components.cli import parse_arguments
+from core.cli import parse
 from fakes import fake_accelerator
 
 SOURCE, TARGET = "the dog sees a ship", "nuka zovo pizu"
@@ -174,7 +174,7 @@ def test_one_module_holds_the_embedding_and_the_model_computes_and_saves_the_sam
     for name, model in models(tiny_of("t5")):
         model.save_pretrained(tmp_path / name)
         words = ["--model_name_or_path", str(tmp_path / name), "--forced_bos_token", "dog"]
-        args = parse_arguments(t5.Arguments, words=[*words, *LIMITS])
+        args = parse(t5.Arguments, words=[*words, *LIMITS])
         loaded = t5.load_model(
             args, fake_accelerator(), SimpleNamespace(get_vocab=lambda: {"dog": 7})
         )

@@ -5,7 +5,7 @@ import re
 
 import yaml
 
-from components import __version__
+from core import __version__
 from launching import REPO
 
 

@@ -7,15 +7,15 @@ import sys
 import pytest
 
 import llama
-from components.cli import parse_arguments
 from components.run import Run
 from core import stop
+from core.cli import parse
 
 
 @pytest.fixture
 def arguments(monkeypatch):
     monkeypatch.setattr(sys, "argv", ["llama.py"])
-    return parse_arguments(llama.Arguments, words=[])
+    return parse(llama.Arguments, words=[])
 
 
 @pytest.fixture

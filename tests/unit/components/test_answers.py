@@ -24,8 +24,8 @@ from components.answers import (
     length_of_answer,
     read_question,
 )
-from components.cli import parse_arguments
 from core.chat import ChatTemplate
+from core.cli import parse
 from core.data import Rows
 from fakes import fake_accelerator
 
@@ -153,7 +153,7 @@ def predictor_of(tokenizer, tmp_path, monkeypatch):
 
     def make(rows, *flags, positions=1000):
         words = ["--predict_with_generate", "--output_dir", str(tmp_path), *map(str, flags)]
-        args = parse_arguments(llama.Arguments, words=words)
+        args = parse(llama.Arguments, words=words)
         run = SimpleNamespace(step=5, interruptible=iter)
         accelerator = fake_accelerator(unwrap_model=lambda model: model, trackers=[])
 

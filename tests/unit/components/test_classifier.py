@@ -13,7 +13,7 @@ from transformers import (
 )
 
 from components.classifier import head_options, load_classifier, weighted_row_losses
-from components.cli import parse_arguments
+from core.cli import parse
 from example_arguments import ClassifierArguments
 from fakes import fake_accelerator
 
@@ -31,7 +31,7 @@ def test_a_new_head_of_two_layers_is_trained_beside_adapters(tmp_path):
     """As RoBERTa's and ELECTRA's: to peft it is one module, "classifier"."""
     RobertaModel(RobertaConfig(**SHAPE)).save_pretrained(tmp_path)
     words = ["--model_name_or_path", str(tmp_path), "--use_peft"]
-    args = parse_arguments(ClassifierArguments, words=words)
+    args = parse(ClassifierArguments, words=words)
     auto_class, alone = AutoModelForSequenceClassification, fake_accelerator()
     model, notes = load_classifier(auto_class, args, ["a", "b"], alone, task_type="SEQ_CLS")
     assert "new" in notes["head"]

@@ -26,10 +26,10 @@ from transformers import (
 
 import llama
 from components import mesh, mesh_checks, upstream
-from components.cli import parse_arguments
 from components.pairs import PairCollator
 from components.strategy import Strategy
 from core.batches import TokenCollator
+from core.cli import parse
 from example_arguments import language_model_arguments
 from fakes import fake_accelerator, mixture_of_two, parallelism, sharing_rows
 from harm import shows_harm_without
@@ -200,7 +200,7 @@ def test_rows_share_lines_under_sequence_but_not_under_context_parallelism(kind,
     handler = SimpleNamespace(sp_attn_implementation="sdpa", sp_seq_length_is_variable=True)
     ranks.parallelism_config.sp_handler = handler
     strategy = Strategy("a mesh", zero_stage=3 if kind == "sp" else None)
-    args = parse_arguments(llama.Arguments, words=[flag])
+    args = parse(llama.Arguments, words=[flag])
     found = list(mesh_checks.find_mesh_misfits(args, ranks, strategy))
     assert len(found) == refused
     assert all(line.endswith("or use deepspeed_ulysses.yaml") for line in found)

@@ -15,9 +15,9 @@ from transformers import (
 )
 
 import llama
-from components.cli import parse_arguments
 from components.model import load_pretrained
 from core import workarounds
+from core.cli import parse
 from fakes import fake_accelerator
 from harm import shows_harm_without
 
@@ -35,7 +35,7 @@ BLOOM = BloomConfig(hidden_size=64, n_head=4, n_layer=1, vocab_size=32)
 )
 def test_each_family_gets_an_attention_that_it_has(config, chosen, tmp_path):
     AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
-    args = parse_arguments(llama.Arguments, words=["--model_name_or_path", str(tmp_path)])
+    args = parse(llama.Arguments, words=["--model_name_or_path", str(tmp_path)])
     model = load_pretrained(AutoModelForCausalLM, args, fake_accelerator())
     assert model.config._attn_implementation == chosen  # As the summary says
 

@@ -16,13 +16,13 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 
 import llama_pipeline
 from components import upstream
-from components.cli import parse_arguments
 from components.pipeline import Pipeline
 from components.pipeline_batches import PipelineCollator
 from components.pipeline_mesh import PipelineMesh
 from components.pipeline_stages import cut_into_stages, keep_only
 from core import loss
 from core.batches import TokenCollator
+from core.cli import parse
 from harm import shows_harm_without
 
 SEVERAL_STAGES = ["interleaved", "interleaved_zero_bubble", "zbv"]
@@ -66,7 +66,7 @@ def batches():
 
 def make_pipeline(accelerator, whole, schedule):
     words = ["--pipeline_schedule", schedule]
-    args = parse_arguments(llama_pipeline.Arguments, words=words)
+    args = parse(llama_pipeline.Arguments, words=words)
     part = copy.deepcopy(whole)
     stages = cut_into_stages(3, 2)
     keep_only(part, stages)
@@ -152,7 +152,7 @@ def test_the_gradients_of_shards_outlive_a_new_schedule(
     if not cured:
         monkeypatch.setattr(upstream, "keep_gradients_of_shards", lambda stage: None)
     words = ["--pipeline_schedule", "interleaved", "--shard_stages"]
-    args = parse_arguments(llama_pipeline.Arguments, words=words)
+    args = parse(llama_pipeline.Arguments, words=words)
     mesh = PipelineMesh(accelerator, 60)
     stages = cut_into_stages(3, 2)
     # No two stages of a rank can have shards of one weight

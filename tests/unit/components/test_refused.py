@@ -17,9 +17,7 @@ from accelerate.utils import FullyShardedDataParallelPlugin, LoggerType
 from transformers import LlamaConfig, MixtralConfig, NllbMoeConfig
 
 from components import device_checks, strategy_checks
-from components.best import find_best_model_conflicts
-from components.checks import find_conflicts, find_missing_data, find_problems
-from components.cli import parse_arguments
+from components.checks import find_missing_data, find_model_problems, find_problems
 from components.expert_checks import (
     find_expert_problems,
     find_misfits_of_config,
@@ -36,13 +34,14 @@ from components.strategy_checks import (
     find_problems_of_environment,
 )
 from components.trackers import find_missing_tracker
+from core.cli import parse
 from example_arguments import language_model_arguments
 from fakes import fake_accelerator, parallelism
 
 
 def arguments(recipe, words):
     """The arguments of a recipe that is called with these words."""
-    return parse_arguments(importlib.import_module(recipe).Arguments, words=words.split())
+    return parse(importlib.import_module(recipe).Arguments, words=words.split())
 
 
 def assert_names(problems, word):
@@ -51,93 +50,12 @@ def assert_names(problems, word):
     assert len(found) == bool(word) and all(word in line for line in found), found
 
 
-# ---- Arguments alone ----
-CONFLICTS = [
-    ("llama", "", ""),
-    ("llama", "--packing --padding_free", "choose one"),
-    ("llama", "--load_in_4bit", "--use_peft"),
-    ("llama", "--load_in_8bit", "--use_peft"),
-    ("llama", "--load_in_8bit --load_in_4bit --use_peft", "choose one"),
-    ("llama", "--use_dora", "--use_peft"),
-    ("llama", "--use_rslora", "--use_peft"),
-    ("llama", "--lora_r 8", "--lora_r"),
-    ("llama", "--lora_r 16 --lora_target_modules all-linear", ""),
-    ("llama", "--use_peft --lora_r 8 --use_dora", ""),
-    ("llama", "--modules_to_save lm_head", "--use_peft"),
-    ("llama", "--dtype float16", "fp32"),
-    ("llama", "--dtype float16 --use_peft", ""),
-    ("llama", "--use_peft --lora_dropout 0.1", ""),
-    ("mixtral", "--use_peft --lora_dropout 0.1", "--lora_dropout"),
-    ("mixtral", "--use_peft --lora_dropout 0.1 --lora_target_parameters", ""),
-    ("llama", "--predict_with_generate --eval_strategy no", "--eval_strategy"),
-    ("llama", "--num_predictions 5", "--predict_with_generate"),
-    (
-        "llama",
-        "--load_best_model_at_end --metric_for_best_model exact_match",
-        "--predict_with_generate",
-    ),
-    ("llama", "--save_only_model --load_best_model_at_end", "choose one"),
-    ("llama", "--report_to tensorboard --run_name ../elsewhere", "--run_name"),
-    ("llama", "--report_to wandb --run_name ../elsewhere", ""),
-    ("llama", "--resume_from_checkpoint newest", "newest"),
-    ("llama", "--resume_from_checkpoint none", ""),
-    ("llama", "--allow_change data seed lora_r", ""),
-    ("llama", "--allow_change sed", "sed"),
-    ("llama", "--eval_split 0.1 --eval_dataset_name a", "choose"),
-    ("llama", "--eval_split 1.5", "1.5"),
-    ("llama", "--eval_split 20", ""),
-    ("mistral_pretrain", "--eval_split 0.1", "--num_eval_documents"),
-    ("t5", "--source_lang en", "--target_lang"),
-    ("llama_pipeline", "--use_peft", "recipes/llama.py"),
-    ("llama", "--model_name_or_path ./missing", "./missing"),
-    ("llama", "--model_name_or_path runs/missing", "runs/missing"),
-    ("llama", "--model_name_or_path owner/model", ""),
-    # Columns
-    ("bert", "--columns text_pair=b", "text=COLUMN"),
-]
-
-
-@pytest.mark.parametrize(("recipe", "words", "word"), CONFLICTS)
-def test_arguments_that_contradict_each_other(recipe, words, word):
-    assert_names(find_conflicts(arguments(recipe, words)), word)
-
-
-@pytest.mark.parametrize(
-    ("words", "word"),
-    [
-        ("", ""),
-        ("--eval_strategy no", "--eval_strategy"),
-        ("--metric_for_best_model accuracy --load_best_model_at_end false", "add it"),
-    ],
-)
-def test_a_best_model_that_nothing_would_choose(words, word):
-    args = language_model_arguments("--load_best_model_at_end", *words.split())
-    assert_names(find_best_model_conflicts(args), word)
-
-
-@pytest.mark.parametrize(
-    ("recipe", "columns", "flags"),
-    [
-        ("bert", "text=a text_pair=b label=c", "--text_columns a b --label_column c"),
-        ("bert_ner", "tokens=a tags=b", "--text_column_name a --label_column_name b"),
-        ("t5", "target=b source=a", "--source_column a --target_column b"),
-        ("mistral_pretrain", "text=a", "--text_column a"),
-        ("vit", "image=a label=b", "--image_column_name a --label_column_name b"),
-    ],
-)
-def test_columns_are_another_way_to_write_the_flags_of_columns(recipe, columns, flags):
-    both = arguments(recipe, f"--columns {columns} {flags}")
-    assert vars(both) == vars(arguments(recipe, f"--columns {columns}"))
-    assert vars(both) | {"columns": []} == vars(arguments(recipe, flags))
-    assert_names(find_conflicts(both), "")
-
-
 # ---- Folders and files ----
 def test_what_is_no_model_of_the_recipes_kind(tmp_path):
     """The folder is empty, has an adapter alone, or a model of another kind."""
 
     def problems(recipe="llama"):
-        return find_conflicts(arguments(recipe, f"--model_name_or_path {tmp_path}"))
+        return find_model_problems(arguments(recipe, f"--model_name_or_path {tmp_path}"))
 
     assert_names(problems(), "config.json")
     adapter = json.dumps({"base_model_name_or_path": "owner/base"})
@@ -186,12 +104,6 @@ def test_a_path_that_is_not_there_is_not_asked_of_the_hub(tmp_path, monkeypatch)
         ("./rwos", "no such file"),
     ):
         assert_names(find_missing_data(language_model_arguments("--dataset_name", name)), word)
-
-
-def test_an_output_folder_that_is_a_file(tmp_path):
-    (tmp_path / "run").touch()
-    args = language_model_arguments("--output_dir", str(tmp_path / "run"))
-    assert_names(find_conflicts(args), "is a file")
 
 
 # ---- What accelerate would run in place of what was asked for ----
@@ -281,11 +193,11 @@ ZERO3 = Strategy("DeepSpeed ZeRO-3", zero_stage=3)
 @pytest.mark.parametrize(
     ("recipe", "words", "strategy", "precision", "word"),
     [
-        ("llama", "--load_in_8bit", FSDP2_FULL, "no", "int8"),
-        ("llama", "--load_in_8bit", DDP, "no", ""),
-        ("llama", "--load_in_4bit", FSDP2_FULL, "bf16", "4-bit"),
-        ("llama", "--load_in_4bit --dtype bf16", FSDP2_FULL, "bf16", ""),
-        ("llama", "--load_in_4bit", GRAD_OP, "no", "4-bit"),
+        ("llama", "--use_peft --load_in_8bit", FSDP2_FULL, "no", "int8"),
+        ("llama", "--use_peft --load_in_8bit", DDP, "no", ""),
+        ("llama", "--use_peft --load_in_4bit", FSDP2_FULL, "bf16", "4-bit"),
+        ("llama", "--use_peft --load_in_4bit --dtype bf16", FSDP2_FULL, "bf16", ""),
+        ("llama", "--use_peft --load_in_4bit", GRAD_OP, "no", "4-bit"),
         ("llama", "--use_peft --use_dora", FSDP1, "no", "--use_dora"),
         ("llama", "--use_peft --use_dora", FSDP2_FULL, "no", ""),
         ("llama", "--use_peft", NO_SHARD, "no", "single.yaml"),

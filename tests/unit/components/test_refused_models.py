@@ -32,7 +32,6 @@ from transformers import (
 )
 
 from components import model_checks
-from components.cli import parse_arguments
 from components.loading import build_without_weights, loading
 from components.model_checks import (
     check_adapters,
@@ -44,6 +43,7 @@ from components.model_checks import (
 )
 from components.strategy import Strategy
 from components.tokens import load_tokenizer
+from core.cli import parse
 from core.summary import size_of
 from example_arguments import ClassifierArguments, MixtureArguments, language_model_arguments
 from fakes import fake_accelerator
@@ -141,7 +141,7 @@ def test_positions_behind_the_one_of_padding(pad_token_id, places, assert_refuse
     """RoBERTa's begin behind it, also where that is 0."""
     config = RobertaConfig(**TINY, max_position_embeddings=32, pad_token_id=pad_token_id)
     model = AutoModelForMaskedLM.from_config(config)
-    args = parse_arguments(ClassifierArguments, words=[])
+    args = parse(ClassifierArguments, words=[])
     assert_refused("", check_model, args, model, 0, places)
     assert_refused(f"--max_length {places}", check_model, args, model, 0, places + 1)
     model(torch.full((1, places), 2))
@@ -172,7 +172,7 @@ def test_an_encoder_is_not_trained_to_predict_what_it_sees(assert_refused):
     """A model from the hub, whose config nobody has read before."""
     encoder = shapes_of(BertConfig(**TINY))
     assert_refused("recipes/bert.py", check_model, language_model_arguments(), encoder, 0)
-    assert_refused("", check_model, parse_arguments(ClassifierArguments, words=[]), encoder, 0)
+    assert_refused("", check_model, parse(ClassifierArguments, words=[]), encoder, 0)
 
 
 def test_liger_that_has_left_the_model_as_it_was(assert_refused):
@@ -188,10 +188,10 @@ def test_liger_that_has_left_the_model_as_it_was(assert_refused):
 def test_experts_that_have_no_such_parameters(assert_refused):
     model = shapes_of(MixtralConfig(**TINY, num_key_value_heads=1))
     words = ["--use_peft", "--lora_target_parameters", "experts.down_proj"]
-    args = parse_arguments(MixtureArguments, words=[*words, "experts.w1"])
+    args = parse(MixtureArguments, words=[*words, "experts.w1"])
     assert_refused("experts.w1", check_model, args, model, 0)
     options = {"target_modules": ["q_proj"], "target_parameters": ["experts.down_proj"]}
-    args = parse_arguments(MixtureArguments, words=words)
+    args = parse(MixtureArguments, words=words)
     assert_refused("", check_model, args, get_peft_model(model, LoraConfig(**options)), 0)
 
 

@@ -9,7 +9,7 @@ import pytest
 
 import llama
 from components.base_files import fingerprint_of_weights
-from components.cli import may_change
+from core.cli import may_change
 from core.exits import End, fail
 from core.stop import Status
 from fakes import alone

@@ -7,10 +7,10 @@ from transformers.distributed.parallel_utils import ALL_PARALLEL_STYLES
 
 import llama
 import mixtral
-from components.cli import parse_arguments
 from components.mesh_checks import find_misfits_of_tp
 from components.split_adapters import DropoutOfPart, split_adapters_of
 from components.strategy import Strategy
+from core.cli import parse
 from fakes import fake_accelerator
 
 DDP = Strategy("DDP")
@@ -53,6 +53,6 @@ def test_adapters_of_whole_outputs_stay_whole(style):
     ],
 )
 def test_what_cannot_be_split_is_refused_in_one_line(recipe, words, word):
-    args = parse_arguments(recipe.Arguments, words=words.split())
+    args = parse(recipe.Arguments, words=words.split())
     problems = list(find_misfits_of_tp(args, fake_accelerator(), Strategy("DDP")))
     assert len(problems) == bool(word) and all(word in problem for problem in problems)

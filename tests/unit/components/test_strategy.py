@@ -7,13 +7,13 @@ from accelerate import Accelerator
 
 import llama_pipeline
 import mixtral
-from components.cli import parse_arguments
 from components.strategy import (
     PipelineAccelerator,
     Strategy,
     backward_of_sum,
     new_accelerator,
 )
+from core.cli import parse
 from fakes import fake_accelerator
 
 
@@ -52,7 +52,7 @@ def test_a_loss_that_is_not_finite_has_no_finite_gradient(loss):
 )
 def test_a_pipeline_is_named_with_what_it_is_combined_with(flags, ranks, name, monkeypatch):
     monkeypatch.setattr(PipelineAccelerator, "num_processes", ranks)
-    args = parse_arguments(llama_pipeline.Arguments, words=flags)
+    args = parse(llama_pipeline.Arguments, words=flags)
     strategy = Strategy.of(new_accelerator(args))
     assert strategy.name == name and not strategy.is_sharded
     assert strategy.pipeline == args.pp_size and strategy.shards_stages == args.shard_stages
@@ -61,7 +61,7 @@ def test_a_pipeline_is_named_with_what_it_is_combined_with(flags, ranks, name, m
 @pytest.mark.parametrize(("size", "name"), [(1, "DDP"), (2, "DDP x EP 2")])
 def test_spread_experts_are_named(size, name, monkeypatch):
     monkeypatch.setattr(Accelerator, "num_processes", 4)
-    args = parse_arguments(mixtral.Arguments, words=["--ep_size", str(size)])
+    args = parse(mixtral.Arguments, words=["--ep_size", str(size)])
     strategy = Strategy.of(new_accelerator(args))
     assert strategy.name == name and not strategy.is_sharded
     assert strategy.is_split == (size > 1)

@@ -10,8 +10,8 @@ from bitsandbytes.optim import GlobalOptimManager
 from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM, BloomConfig, GPT2Config, LlamaConfig
 
-from components.arguments import Optimizer, TrainingArguments
 from core import workarounds
+from core.arguments import Optimizer, TrainingArguments
 from core.model import (
     make_adamw,
     make_optimizer,

@@ -63,7 +63,7 @@ def test_int8_is_never_listed_with_fsdp_and_no_file_twice():
 
 
 def test_whole_modules_are_in_every_way_beside_adapters():
-    ways = listed("--modules_to_save lm_head embed_tokens", 4)
+    ways = listed("--use_peft --modules_to_save lm_head embed_tokens", 4)
     plain = {(way.file, way.weights, way.checkpoints): way for way in listed("", 4)}
     assert {way.weights for way in ways} == {"LoRA", "LoRA, int8", "LoRA, nf4", "LoRA, nf4 dq"}
     for way in ways:

@@ -1,0 +1,554 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The arguments that recipes share, in groups; names and meanings are transformers' and TRL's.
+
+A recipe's own dataclass inherits from CommonArguments and from the groups that it supports. No
+group inherits from another one or has a flag of another one; other defaults are set in the recipe
+alone. Flags made by `free` may have another value when a run is continued. Where a default is None,
+the help has in [ ] what is used then.
+"""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+from core.cli import NOT_NEGATIVE, POSITIVE, SHARE, Bounds, arg, free
+
+Optimizer = Literal[
+    "adamw_torch_fused", "adamw_torch", "adamw_8bit", "paged_adamw_8bit", "paged_adamw_32bit"
+]
+Schedule = Literal[
+    "linear",
+    "cosine",
+    "cosine_with_min_lr",
+    "constant",
+    "constant_with_warmup",
+    "inverse_sqrt",
+]
+PipelineSchedule = Literal["1f1b", "gpipe", "interleaved", "interleaved_zero_bubble", "zbv"]
+Tracker = Literal[
+    "none",
+    "all",
+    "tensorboard",
+    "wandb",
+    "trackio",
+    "comet_ml",
+    "mlflow",
+    "clearml",
+    "dvclive",
+    "swanlab",
+    "aim",
+]
+ACCELERATE_DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
+
+
+# ---- The model ----
+@dataclass(kw_only=True)
+class ModelArguments:
+    """Which model is trained, and what it computes with."""
+
+    model_name_or_path: str = arg("", "hub id or folder of the model")
+    model_revision: str = arg("main", "branch, tag or commit of a model on the hub")
+    dtype: Literal["float32", "bfloat16", "float16"] = arg(
+        "float32",
+        "type of the weights, also as fp32, bf16 or fp16; bfloat16 halves a frozen base",
+        type=lambda name: ACCELERATE_DTYPES.get(name, name),
+    )
+    no_master_weights: bool = free(
+        False,
+        "allow --dtype bfloat16 without --use_peft where the strategy keeps no fp32 copy of the "
+        "weights, as under single.yaml and ddp.yaml; this halves their memory and loses updates "
+        "below 1/256 of a weight",
+    )
+    attn_implementation: str | None = free(
+        None,
+        "eager, sdpa, flex_attention, varlen (torch's own FlashAttention), flash_attention_2, "
+        "_3, _4, or the hub id of a kernel [sdpa if the model supports it, otherwise eager]",
+    )
+    gradient_checkpointing: bool = free(
+        False, "recompute activations in the backward pass: much less memory, a third more compute"
+    )
+    tf32: bool = arg(False, "multiply fp32 matrices in TF32: faster and less exact")
+
+    def conflicts(self) -> Iterator[str]:
+        if self.dtype == "float16" and not getattr(self, "use_peft", False):
+            yield (
+                "--dtype float16 loses small updates without an fp32 copy of the weights: use "
+                "float32, with mixed_precision: fp16 in the YAML"
+            )
+
+
+@dataclass(kw_only=True)
+class DenseModelArguments:
+    """What models without experts can do: compiled layers, a quantized base, variants of LoRA."""
+
+    torch_compile: bool = free(
+        False, "compile each kind of layer once, which takes a minute at the start"
+    )
+    load_in_8bit: bool = arg(False, "load the base in int8 (LLM.int8, bitsandbytes)")
+    load_in_4bit: bool = arg(False, "load the base in 4 bits (QLoRA, bitsandbytes)")
+    bnb_4bit_quant_type: Literal["nf4", "fp4"] = arg("nf4", "4-bit number format")
+    bnb_4bit_use_double_quant: bool = arg(
+        False, "quantize the scales too, which saves 0.37 bits per parameter"
+    )
+    use_rslora: bool = arg(False, "multiply adapters by alpha / sqrt(r) (rsLoRA)")
+    use_dora: bool = arg(False, "train magnitude and direction of weights apart (DoRA)")
+
+    def conflicts(self) -> Iterator[str]:
+        if self.load_in_8bit and self.load_in_4bit:
+            yield "--load_in_8bit and --load_in_4bit: choose one"
+        for name in ("load_in_8bit", "load_in_4bit", "use_rslora", "use_dora"):
+            if getattr(self, name) and not getattr(self, "use_peft", False):
+                yield f"--{name} is for LoRA adapters: add --use_peft"
+
+
+@dataclass(kw_only=True)
+class LossInHeadArguments:
+    """The loss of causal language models, computed in pieces inside the output head."""
+
+    max_logits_mib: float | None = free(
+        None,
+        "most MiB of fp32 logits to hold at a time; a larger loss is computed in pieces "
+        "[1/64 of the GPU's memory, 256 on a CPU]",
+        POSITIVE,
+    )
+
+
+@dataclass(kw_only=True)
+class LigerArguments:
+    """Liger's kernels."""
+
+    use_liger_kernel: bool = free(
+        False, "use Liger's Triton kernels for norms, rotary positions and MLPs"
+    )
+
+
+@dataclass(kw_only=True)
+class AdapterArguments:
+    """Adapters (peft)."""
+
+    use_peft: bool = arg(False, "train LoRA adapters on a frozen base")
+    lora_r: int = arg(16, "rank of the two matrices of an adapter", POSITIVE)
+    lora_alpha: float = arg(
+        32, "adapters are multiplied by alpha / r, with --use_rslora by alpha / sqrt(r)", POSITIVE
+    )
+    lora_dropout: float = arg(0.0, "dropout on the input of the adapters", SHARE)
+    lora_target_modules: list[str] = arg(
+        ["all-linear"],
+        "names of the layers that get adapters; all-linear stands for all linear layers",
+    )
+    modules_to_save: list[str] = arg(
+        [],
+        "names of modules that are trained whole beside the adapters and saved with them, for "
+        "example lm_head; memory holds the original and the copy that is trained",
+        names=["lora_modules_to_save"],
+    )
+
+    def conflicts(self) -> Iterator[str]:
+        if self.use_peft:
+            return
+        for field in fields(AdapterArguments):
+            default = field.default
+            if isinstance(getattr(self, field.name), list):
+                default = field.default_factory()  # pyrefly: ignore[not-callable]
+            if getattr(self, field.name) != default:
+                yield f"--{field.name} is for adapters only: add --use_peft"
+
+
+@dataclass(kw_only=True)
+class ExpertAdapterArguments:
+    """LoRA of experts, which are parameters of a mixture and not layers."""
+
+    lora_target_parameters: list[str] = arg(
+        ["experts.gate_up_proj", "experts.down_proj"],
+        "ends of the names of parameters that get adapters, such as those of experts; gate.weight "
+        "also trains most routers; without a value, no parameters do",
+        nargs="*",
+    )
+
+
+@dataclass(kw_only=True)
+class ExpertParallelArguments:
+    """How experts are spread over ranks."""
+
+    ep_size: int = free(
+        1,
+        "ranks that share the experts of each layer, each with some of them whole, and with rows "
+        "of its own (ep.yaml, fsdp2_ep.yaml); 1 leaves all experts on each rank",
+        POSITIVE,
+    )
+
+
+@dataclass(kw_only=True)
+class PipelineArguments:
+    """The stages of a pipeline, and what goes through them."""
+
+    pp_size: int = free(
+        2,
+        "ranks per pipeline, each with a part of the layers; all ranks divided by it are the "
+        "pipelines, each with rows of its own",
+        Bounds(least=2),
+    )
+    pipeline_schedule: PipelineSchedule = free(
+        "1f1b",
+        "order of forward and backward passes; interleaved, interleaved_zero_bubble and zbv have "
+        "two stages per rank and idle less, the last two by computing gradients of weights later",
+    )
+    num_microbatches: int | None = free(
+        None,
+        "parts of a batch of --per_device_train_batch_size rows that are under way at a time; the "
+        "more, the less the ranks wait [one for each row]",
+        POSITIVE,
+    )
+    shard_stages: bool = free(
+        False,
+        "split the weights, gradients and optimizer state of each stage over the pipelines with "
+        "FSDP2 [each pipeline has whole stages]",
+    )
+
+
+# ---- The data ----
+@dataclass(kw_only=True)
+class DataArguments:
+    """Where the data come from.
+
+    Attributes:
+        COLUMN_ROLES: the roles in --columns that no other argument names.
+        COLUMN_ARGUMENTS: {role in --columns: the argument that also names its column}.
+    """
+
+    COLUMN_ROLES: ClassVar[Sequence[str]] = ()
+    COLUMN_ARGUMENTS: ClassVar[Mapping[str, str]] = {}
+    # Each recipe narrows the type: str, or list[str] if it takes several data sets
+    dataset_name: Any = arg("", "hub id, folder, or .json, .jsonl, .csv or .parquet file")
+    dataset_config: str | None = arg(None, "name of the configuration of a data set on the hub")
+    dataset_train_split: str = arg("train", "split to train on")
+    dataset_test_split: str = free("test", "split to evaluate on, if there is one")
+    eval_dataset_name: str | None = free(
+        None, "evaluate on this file or data set instead of a split"
+    )
+    eval_split: float = arg(
+        0,
+        "hold out this share (below 1) or number of the training rows, drawn by --seed, and "
+        "evaluate on them instead",
+        NOT_NEGATIVE,
+    )
+    columns: list[str] = arg(
+        [], "names of your columns as ROLE=COLUMN, where they differ from those of the recipe"
+    )
+    skip_bad_rows: bool = arg(False, "leave out the rows that cannot be used, and count them")
+
+    def __post_init__(self) -> None:
+        """Let --columns set the arguments that name a column too: of two roles, both columns."""
+        values: dict[str, Any] = {}
+        arguments = list(self.COLUMN_ARGUMENTS.values())
+        for role, name in self.COLUMN_ARGUMENTS.items():
+            column = self.columns_by_role.get(role)
+            if column is not None and arguments.count(name) > 1:
+                values.setdefault(name, []).append(column)
+            elif column is not None:
+                values[name] = column
+        for name, value in values.items():
+            setattr(self, name, value)
+
+    @property
+    def columns_by_role(self) -> dict[str, str]:
+        """The pairs in --columns: {role: name of a column}."""
+        pairs = [pair.partition("=") for pair in self.columns]
+        return {role: column for role, _, column in pairs}
+
+    def conflicts(self) -> Iterator[str]:
+        roles = [*self.COLUMN_ROLES, *self.COLUMN_ARGUMENTS]
+        for role, column in self.columns_by_role.items():
+            if role not in roles or not column:
+                known = ", ".join(roles)
+                yield f"--columns {role}={column}: has to be ROLE=COLUMN; the roles are {known}"
+        if self.eval_split and self.eval_dataset_name:
+            yield "--eval_split and --eval_dataset_name: choose one"
+
+
+@dataclass(kw_only=True)
+class MixtureArguments:
+    """Several data sets, which are joined."""
+
+    dataset_weights: list[float] = arg(
+        [],
+        "shares of several data sets among the rows, for example 3 1; a small data set is repeated "
+        "and a large one is cut, and the number of rows stays that of all [each row once]",
+    )
+
+    def conflicts(self) -> Iterator[str]:
+        named = getattr(self, "dataset_name", [])
+        if self.dataset_weights and len(self.dataset_weights) != len(named):
+            yield f"--dataset_weights: give one for each of the {len(named)} data sets"
+        if not all(0 < weight < math.inf for weight in self.dataset_weights):
+            yield "--dataset_weights: each must be above 0"
+
+
+@dataclass(kw_only=True)
+class LengthArguments:
+    """How long a row may be."""
+
+    max_length: int = arg(1024, "tokens per row; longer rows lose their end", POSITIVE)
+
+
+@dataclass(kw_only=True)
+class RowArguments:
+    """Processes that prepare rows before training, and read them in training."""
+
+    dataset_num_proc: int | None = free(None, "processes that prepare rows", POSITIVE)
+    dataloader_num_workers: int = free(0, "processes per GPU that make batches", NOT_NEGATIVE)
+
+
+@dataclass(kw_only=True)
+class SamplingArguments:
+    """The order of the rows."""
+
+    train_sampling_strategy: Literal["random", "sequential", "group_by_length"] = arg(
+        "random", "order of the rows; group_by_length pads less"
+    )
+
+
+@dataclass(kw_only=True)
+class LabelArguments:
+    """What the labels are, and how much each row weighs."""
+
+    problem_type: Literal["single_label_classification", "regression"] | None = arg(
+        None, "what the labels are [inferred from the labels]"
+    )
+    class_weights: Literal["none", "balanced"] = arg(
+        "none", "weights of rows in the loss; balanced gives all classes the same total weight"
+    )
+
+
+@dataclass(kw_only=True)
+class ChatArguments:
+    """How conversations become text."""
+
+    chat_template: str | None = arg(
+        None,
+        "file with a Jinja chat template to use, and to save with the model, in place of the "
+        "tokenizer's own",
+        names=["chat_template_path"],
+    )
+    chat_template_kwargs: dict[str, Any] | None = arg(
+        None, "variables of the chat template as JSON, as in '{\"enable_thinking\": false}'"
+    )
+
+
+@dataclass(kw_only=True)
+class InstructionTuningArguments:
+    """Which tokens of a conversation are trained on, and noise on all of them."""
+
+    learn: Literal["all", "last"] = arg(
+        "all", "which answers of a conversation are trained on: all of them, or only the last"
+    )
+    completion_only_loss: bool = arg(
+        True, "in rows with a prompt and its answer, train only on the answer and not on the prompt"
+    )
+    assistant_only_loss: bool = arg(
+        True, "in rows with messages, train only on what the assistant says"
+    )
+    neftune_noise_alpha: float | None = arg(
+        None,
+        "scale of the uniform noise that NEFTune adds to embeddings in training, for example 5 "
+        "[no noise]",
+        POSITIVE,
+    )
+
+    def conflicts(self) -> Iterator[str]:
+        if self.learn == "last" and not (self.completion_only_loss and self.assistant_only_loss):
+            yield (
+                "--learn last trains on the last answer only, and --no_completion_only_loss "
+                "and --no_assistant_only_loss on the prompts too: leave one out"
+            )
+
+
+# ---- Training ----
+@dataclass(kw_only=True)
+class TrainingArguments:
+    """Batches, optimizer and schedule."""
+
+    EXTRAS: ClassVar[tuple[str, ...]] = ()  # folders of extras/ that the recipe uses
+    # Dimensions of a mesh in which several ranks may share a row under a recipe: tp, cp, sp
+    MESH: ClassVar[Sequence[str]] = ("tp",)
+    per_device_train_batch_size: int = free(8, "rows per GPU and micro-batch", POSITIVE)
+    gradient_accumulation_steps: int = free(1, "micro-batches per optimizer step", POSITIVE)
+    num_train_epochs: float | None = arg(3.0, "passes over the data", POSITIVE)
+    max_steps: int = arg(-1, "if positive, optimizer steps to train, instead of epochs")
+    optim: Optimizer = arg("adamw_torch_fused", "AdamW of torch or of bitsandbytes")
+    learning_rate: float = arg(
+        2e-5, "peak of the learning rate; adapters need about ten times more", POSITIVE
+    )
+    adam_beta1: float = arg(0.9, "decay of AdamW's running mean of gradients, per step", SHARE)
+    adam_beta2: float = arg(
+        0.999, "decay of AdamW's running mean of squared gradients, per step", SHARE
+    )
+    adam_epsilon: float = arg(
+        1e-8,
+        "what AdamW adds to the root of the squared gradients, against division by 0",
+        POSITIVE,
+    )
+    lr_scheduler_type: Schedule = arg("linear", "schedule after the warmup")
+    lr_scheduler_kwargs: dict[str, Any] | None = arg(
+        None,
+        "further settings of the schedule as JSON: cosine_with_min_lr needs min_lr or min_lr_rate, "
+        "the share of the peak that is left at the end, as in '{\"min_lr_rate\": 0.1}'",
+    )
+    warmup_steps: float = arg(
+        0, "optimizer steps of warmup; a value below 1 is a share of all steps", NOT_NEGATIVE
+    )
+    weight_decay: float = arg(
+        0.0, "weight decay of AdamW, which spares biases and norms", NOT_NEGATIVE
+    )
+    max_grad_norm: float = arg(
+        1.0, "clip the global norm of the gradient to this; 0 does not clip", NOT_NEGATIVE
+    )
+    seed: int = arg(42, "seed of adapters, dropout and the order of the rows", NOT_NEGATIVE)
+
+
+@dataclass(kw_only=True)
+class EvaluationArguments:
+    """Evaluations and logs."""
+
+    # What metrics.jsonl counts the loss in, which run.json has for scripts/plot_loss.py
+    LOSS_UNIT: ClassVar[str] = "nats per token"
+    per_device_eval_batch_size: int = free(8, "rows per GPU", POSITIVE)
+    eval_strategy: Literal["no", "steps", "epoch"] = free(
+        "epoch", "when to evaluate, besides after the last step"
+    )
+    eval_steps: int = free(500, "optimizer steps between evaluations", POSITIVE)
+    load_best_model_at_end: bool = arg(
+        False,
+        "save the model of the best evaluation at the end, in place of that of the last step; its "
+        "checkpoint is kept beside the newest",
+    )
+    metric_for_best_model: str = arg(
+        "loss", "metric of an evaluation that says which model is best, with or without eval_"
+    )
+    greater_is_better: bool | None = arg(
+        None,
+        "whether a larger value of that metric is better [false for loss, perplexity and mse, "
+        "otherwise true]",
+    )
+    logging_steps: int = free(
+        1, "optimizer steps between logged steps; only a logged step waits for the GPU", POSITIVE
+    )
+    report_to: Tracker = free("none", "tracker that also gets the metrics")
+    run_name: str | None = free(None, "name of the run in the tracker [the tracker chooses]")
+
+    def conflicts(self) -> Iterator[str]:
+        if self.load_best_model_at_end and self.eval_strategy == "no":
+            yield "--load_best_model_at_end compares evaluations: --eval_strategy no makes none"
+        chooses = self.metric_for_best_model != "loss" or self.greater_is_better is not None
+        if chooses and not self.load_best_model_at_end:
+            yield (
+                "--metric_for_best_model and --greater_is_better have no effect without "
+                "--load_best_model_at_end: add it"
+            )
+
+
+@dataclass(kw_only=True)
+class EvalOnStartArguments:
+    """An evaluation before the first step."""
+
+    eval_on_start: bool = free(False, "also evaluate before the first step")
+
+
+@dataclass(kw_only=True)
+class PredictionArguments:
+    """Answers that a language model generates in evaluations."""
+
+    predict_with_generate: bool = free(
+        False,
+        "in each evaluation, generate answers to held-out rows: they are written to "
+        "predictions-STEP.jsonl, and exact match is reported for rows with a short answer",
+    )
+    num_predictions: int = free(
+        64,
+        "rows that --predict_with_generate answers, spread over the rows to evaluate on",
+        POSITIVE,
+    )
+    generation_max_new_tokens: int = free(128, "most tokens to generate per answer", POSITIVE)
+
+    def conflicts(self) -> Iterator[str]:
+        if self.predict_with_generate and getattr(self, "eval_strategy", "") == "no":
+            yield "--predict_with_generate answers in evaluations: --eval_strategy no makes none"
+
+
+# ---- The run ----
+@dataclass(kw_only=True)
+class RunArguments:
+    """The folder of the run, its checkpoints, and what happens if something fails."""
+
+    output_dir: str = free("", "folder of checkpoints, logs and result")
+    output_url: str | None = free(
+        None,
+        "copy of --output_dir in an object store, as s3://BUCKET/RUN or gs://BUCKET/RUN: each "
+        "checkpoint and the result are uploaded, and a run whose folder is lost continues from "
+        "there [no copy]",
+    )
+    save_steps: int = free(
+        500, "optimizer steps between checkpoints; 0: only when the run is stopped", NOT_NEGATIVE
+    )
+    save_only_model: bool = free(
+        False,
+        "leave optimizer state out of checkpoints, which takes a third of the space; a run cannot "
+        "be continued from these, only from the one that is written when it is stopped",
+    )
+    async_save: bool = free(
+        False,
+        "write checkpoints in the background while training continues; until one is written, each "
+        "rank needs host memory for a copy of its share, which is 12 bytes per trained parameter "
+        "divided by the number of ranks",
+    )
+    save_total_limit: int = free(2, "newest checkpoints to keep", POSITIVE)
+    resume_from_checkpoint: str = free(
+        "auto", "auto (the newest that is intact), none (start over) or a checkpoint's folder"
+    )
+    allow_change: list[str] = free(
+        [],
+        "arguments that are allowed to differ from the checkpoint's, even though they affect "
+        "training",
+    )
+    nonfinite: Literal["stop", "skip"] = free(
+        "stop",
+        "what to do if loss or gradient are not finite; such a step never changes the weights",
+    )
+    nonfinite_budget: int = free(10, "steps that --nonfinite skip may leave out", NOT_NEGATIVE)
+    ddp_timeout: int = free(
+        1800,
+        "seconds that ranks wait for each other, including while one prepares the rows; after "
+        "that, each prints its stacks and ends. A checkpoint may take longer, as its size allows. "
+        "If preparing the rows takes longer, first run the same command with --num_processes 1 and "
+        "--dry_run to fill the cache",
+        POSITIVE,
+    )
+    dry_run: bool = free(
+        False,
+        "check arguments, strategy, data and disk without loading weights, print the start summary "
+        "and how to plan the memory, and stop",
+    )
+
+    def conflicts(self) -> Iterator[str]:
+        resume = self.resume_from_checkpoint
+        if resume not in ("auto", "none") and not Path(resume).is_dir():
+            yield f"--resume_from_checkpoint {resume}: neither auto nor none nor a folder"
+        if self.save_only_model and getattr(self, "load_best_model_at_end", False):
+            yield (
+                "--save_only_model leaves out what --load_best_model_at_end restores at the end: "
+                "choose one"
+            )
+
+
+@dataclass(kw_only=True)
+class CommonArguments(
+    ModelArguments,
+    AdapterArguments,
+    DataArguments,
+    TrainingArguments,
+    EvaluationArguments,
+    RunArguments,
+):
+    """The arguments of every recipe."""

@@ -1,0 +1,253 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A recipe's command line: arguments from a file, flags as people write them, and calls refused in
+one line."""
+
+import dataclasses
+import importlib
+import json
+
+import pytest
+
+from core import arguments, cli
+from core.arguments import CommonArguments
+from core.cli import find_conflicts, may_change
+from jobs import RECIPES
+
+
+def parse(*words, recipe="llama"):
+    return cli.parse(importlib.import_module(recipe).Arguments, words=[*map(str, words)])
+
+
+def refused(capsys, *words):
+    """The lines that a wrong call prints."""
+    with pytest.raises(SystemExit) as stopped:
+        parse(*words)
+    assert stopped.value.code == 64
+    return capsys.readouterr().err.splitlines()
+
+
+def test_a_flag_may_be_written_with_dashes_or_underscores():
+    assert parse("--learning-rate", "1e-3").learning_rate == 1e-3
+    assert parse("--learning_rate=1e-3").learning_rate == 1e-3
+
+
+@pytest.mark.parametrize("name", ["lora_modules_to_save", "lora-modules-to-save"])
+def test_trls_name_of_a_flag_is_understood_too(name, tmp_path):
+    args = parse("--use_peft", f"--{name}", "lm_head", "norm")
+    assert args.modules_to_save == ["lm_head", "norm"]
+    path = tmp_path / "run.yaml"
+    path.write_text(f"use_peft: true\n{name}: [lm_head]\n")
+    assert parse("--config", path).modules_to_save == ["lm_head"]
+
+
+@pytest.mark.parametrize("form", ["--config {}", "--config={}"])
+def test_a_config_gives_arguments_and_the_command_line_overrides_them(form, tmp_path):
+    path = tmp_path / "run.yaml"
+    path.write_text("learning_rate: 2e-4\npacking: true\ncolumns: [prompt=q, completion=a]\n")
+    args = parse(*form.format(path).split(), "--learning_rate", "1e-3")
+    assert (args.learning_rate, args.packing) == (1e-3, True)
+    assert args.columns == ["prompt=q", "completion=a"]
+
+
+def test_settings_of_a_schedule_are_json_or_a_mapping_of_a_config(tmp_path, capsys):
+    settings = {"min_lr": 1e-6}
+    assert parse("--lr_scheduler_kwargs", '{"min_lr": 1e-6}').lr_scheduler_kwargs == settings
+    path = tmp_path / "run.yaml"
+    path.write_text("lr_scheduler_kwargs:\n  min_lr: 1.0e-6\n")
+    assert parse("--config", path).lr_scheduler_kwargs == settings
+    for wrong in ("min_lr=1e-6", "3"):
+        [line] = refused(capsys, "--lr_scheduler_kwargs", wrong)
+        assert f"{wrong} is not a JSON object" in line
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_a_changed_flag_wins_over_the_run_json_and_all_else_is_kept(recipe, tmp_path):
+    before = parse("--seed", 7, "--tf32", "--allow_change", "a", "b", recipe=recipe)
+    path = tmp_path / "run.json"
+    path.write_text(json.dumps({"arguments": vars(before)}))
+    changed = ["--tf32", "false", "--allow_change", "c"]
+    again = parse("--seed", 8, "--config", path, *changed, recipe=recipe)
+    wanted = {"seed": 8, "tf32": False, "allow_change": ["c"]}
+    assert again == dataclasses.replace(before, **wanted)
+
+
+def test_of_several_configs_the_last_wins(tmp_path):
+    (tmp_path / "model.yaml").write_text("seed: 8\nlearning_rate: 1e-4\n")
+    (tmp_path / "data.yaml").write_text("dataset-name: rows.jsonl\nlearning_rate: 3e-4\n")
+    args = parse("--config", tmp_path / "model.yaml", "--config", tmp_path / "data.yaml")
+    assert (args.seed, args.dataset_name, args.learning_rate) == (8, ["rows.jsonl"], 3e-4)
+
+
+def test_values_of_a_config_are_read_as_on_the_command_line(tmp_path):
+    path = tmp_path / "run.yaml"
+    path.write_text(
+        "eval_strategy: no\npacking: yes\nmax_steps: -1\neval_dataset_name: null\nseed:\n"
+    )
+    args = parse("--config", path, "--output_dir=-o")
+    assert (args.eval_strategy, args.packing, args.max_steps) == ("no", True, -1)
+    assert (args.eval_dataset_name, args.seed) == (None, 42)
+    path.write_text(json.dumps(vars(args)))
+    assert parse("--config", path) == args
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "word"),
+    [
+        ("a.yaml", "config: b.yaml", "config"),
+        ("a.yaml", "help: yes", "help"),
+        ("a.yaml", "learning_rat: 1", "learning_rate"),
+        ("a.yaml", "distributed_type: FSDP", "distributed_type"),
+        ("a.yaml", "a: [", "expected"),
+        ("a.json", "{", "Expecting"),
+        ("a.yaml", "- 1", "no arguments"),
+        ("a.yaml", "lora_r: x", "'x'"),
+    ],
+)
+def test_a_wrong_config_is_one_line(name, content, word, tmp_path, capsys):
+    (tmp_path / name).write_text(content)
+    [line] = refused(capsys, "--config", tmp_path / name)
+    assert word in line
+    [line] = refused(capsys, "--config", tmp_path / "none.yaml")
+    assert "none.yaml" in line
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        (["--learning_rat", 3], "--learning_rate"),
+        (["--num-epochs=2"], "--num_train_epochs"),
+        (["--dtype", "int8"], "int8"),
+        (["--config", "--seed", 3], "--config"),
+    ],
+)
+def test_a_flag_that_does_not_exist_ends_with_64(words, named, capsys):
+    assert named in refused(capsys, *words)[-1]
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "rule"),
+    [
+        ("learning_rate", 0.0, "above 0"),
+        ("learning_rate", float("nan"), "above 0"),
+        ("learning_rate", float("inf"), "above 0"),
+        ("save_steps", -1, "at least 0"),
+        ("lora_dropout", 1.0, "at least 0 and below 1"),
+    ],
+)
+def test_a_number_out_of_bounds_is_told_with_its_bound(field, value, rule, capsys):
+    lines = refused(capsys, "--use_peft", f"--{field}={value}")
+    assert lines == [f"error: --{field} {value}: must be {rule}"]
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_the_defaults_are_within_their_bounds_and_contradict_nothing(recipe):
+    assert list(find_conflicts(parse(recipe=recipe))) == []
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_a_default_of_a_recipe_keeps_what_its_group_says(recipe):
+    """Which arguments a resumed run may have otherwise does not change with a recipe's defaults."""
+    free = may_change(importlib.import_module(recipe).Arguments)
+    assert {"output_dir", "logging_steps", "per_device_train_batch_size"} <= free
+    assert not {"learning_rate", "seed", "dataset_name", "max_steps"} & free
+
+
+def test_only_the_first_rank_of_a_host_prints_a_refusal(monkeypatch, capsys):
+    waited = []
+    monkeypatch.setattr("core.exits.LOCAL_RANK", 1)
+    monkeypatch.setattr("core.exits.time.sleep", waited.append)
+    refused(capsys, "--sede", 1)
+    assert waited  # long enough for the launcher to end this rank
+
+
+# ---- Flags that contradict each other ----
+CONFLICTS = [
+    ("llama", "--packing --padding_free", "choose one"),
+    ("llama", "--load_in_4bit", "--use_peft"),
+    ("llama", "--load_in_8bit --load_in_4bit --use_peft", "choose one"),
+    ("llama", "--use_dora", "--use_peft"),
+    ("llama", "--lora_r 8", "--use_peft"),
+    ("llama", "--lora_r 16 --lora_target_modules all-linear", ""),
+    ("llama", "--use_peft --lora_r 8 --use_dora", ""),
+    ("llama", "--modules_to_save lm_head", "--use_peft"),
+    ("llama", "--dtype float16", "fp32"),
+    ("llama", "--dtype fp16 --use_peft", ""),
+    ("llama", "--learn last --no_assistant_only_loss", "--learn"),
+    ("llama", "--predict_with_generate --eval_strategy no", "--eval_strategy"),
+    ("llama", "--load_best_model_at_end --eval_strategy no", "--eval_strategy"),
+    ("llama", "--metric_for_best_model accuracy", "--load_best_model_at_end"),
+    ("llama", "--save_only_model --load_best_model_at_end", "choose one"),
+    ("llama", "--resume_from_checkpoint newest", "newest"),
+    ("llama", "--eval_split 0.1 --eval_dataset_name a", "choose one"),
+    ("llama", "--dataset_name a b --dataset_weights 1", "2 data sets"),
+    ("llama", "--dataset_name a b --dataset_weights 1 nan", "above 0"),
+    ("mistral_pretrain", "--eval_split 0.1", "--num_eval_documents"),
+    ("t5", "--source_lang en", "--target_lang"),
+    ("llama_pipeline", "--use_peft", "recipes/llama.py"),
+    ("llama", "--columns promt=question", "promt"),
+    ("t5", "--columns question=source", "target"),
+    ("llama", "--columns prompt=", "ROLE=COLUMN"),
+    ("bert", "--columns text_pair=b", "text=COLUMN"),
+]
+
+
+@pytest.mark.parametrize(("recipe", "words", "word"), CONFLICTS)
+def test_flags_that_contradict_each_other_are_refused_in_one_line(recipe, words, word, capsys):
+    if not word:
+        parse(*words.split(), recipe=recipe)
+        return
+    with pytest.raises(SystemExit) as stopped:
+        parse(*words.split(), recipe=recipe)
+    [line] = capsys.readouterr().err.splitlines()
+    assert stopped.value.code == 64 and word in line
+
+
+@pytest.mark.parametrize(
+    ("recipe", "columns", "flags"),
+    [
+        ("bert", "text=a text_pair=b label=c", "--text_columns a b --label_column c"),
+        ("bert_ner", "tokens=a tags=b", "--text_column_name a --label_column_name b"),
+        ("t5", "target=b source=a", "--source_column a --target_column b"),
+        ("mistral_pretrain", "text=a", "--text_column a"),
+        ("vit", "image=a label=b", "--image_column_name a --label_column_name b"),
+    ],
+)
+def test_columns_are_another_way_to_write_the_flags_of_columns(recipe, columns, flags):
+    short = parse("--columns", *columns.split(), recipe=recipe)
+    assert vars(short) | {"columns": []} == vars(parse(*flags.split(), recipe=recipe))
+
+
+# ---- Groups ----
+def test_a_group_has_no_flag_of_another_one_and_inherits_from_none():
+    owners = {}
+    for name, kind in vars(arguments).items():
+        if not name.endswith("Arguments") or kind is CommonArguments:
+            continue
+        assert kind.__bases__ == (object,)
+        for field in dataclasses.fields(kind):
+            assert owners.setdefault(field.name, name) == name
+
+
+def test_an_extra_adds_its_arguments_if_the_recipe_lists_it(tmp_path, monkeypatch, capsys):
+    (tmp_path / "extras" / "speed").mkdir(parents=True)
+    (tmp_path / "extras" / "speed" / "hooks.py").write_text(
+        "from dataclasses import dataclass\nfrom core.cli import arg\n\n"
+        '@dataclass(kw_only=True)\nclass Arguments:\n    """Speed."""\n'
+        '    speed: int = arg(1, "how fast")\n'
+    )
+    monkeypatch.setattr(importlib.import_module("extras"), "__path__", [str(tmp_path / "extras")])
+
+    @dataclasses.dataclass(kw_only=True)
+    class Arguments(CommonArguments):
+        """Those of a recipe."""
+
+        EXTRAS = ("speed",)
+        dataset_name: str = ""
+        seed: int = 3
+
+    args = cli.parse(Arguments, words=["--speed", "2"])
+    assert (args.speed, args.seed) == (2, 3) and isinstance(args, Arguments)
+    Arguments.EXTRAS = ("speed", "none")
+    with pytest.raises(SystemExit) as stopped:
+        cli.parse(Arguments, words=[])
+    assert stopped.value.code == 64 and "extras/none" in capsys.readouterr().err
