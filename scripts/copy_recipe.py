@@ -3,49 +3,76 @@
 """Copy a recipe, and only what it imports, into a new folder: a template that is yours.
 
     python scripts/copy_recipe.py llama my_project
-    cd my_project && accelerate launch --config_file accelerate_configs/fsdp.yaml llama.py --help
+    cd my_project && python test_copy.py
 
-The folder gets the recipe under its own name, the modules of recipes/ that it imports, the extras
-that it lists (or fewer: --extras), accelerate_configs/, requirements.txt, LICENSE, and ORIGIN.md,
-which names the commit. The copy runs there and needs nothing else from this repository. At its end
-the command says how large it is.
+    python scripts/copy_recipe.py llama my_project --extras mesh --engines ddp fsdp2
+    python scripts/copy_recipe.py --update my_project     # merges what has changed here since then
 
-Exit codes: 0 done, 64 usage, 73 cannot write.
+The folder gets the recipe under its own name, the modules of recipes/ that it imports, YAML files,
+requirements.txt, LICENSE, a test of its own with a tiny model, and ORIGIN.md, which names the
+commit. The copy runs there and needs nothing else from this repository. At its end the command says
+how large it is. An update marks what was changed in the copy and here as git does.
+
+Exit codes: 0 done, 64 usage, 65 an update has conflicts, 73 cannot write.
 """
 
 import argparse
 import difflib
 import shlex
+import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from exits import Exit, first_line, run_command, stop
 from paths import ROOT
-from template.copying import COMPONENTS, copy_recipe, find_recipes
-from template.imports import extras_of
+from template.copying import (
+    ENGINES,
+    ORIGIN,
+    Wish,
+    files_of_copy,
+    find_recipes,
+    origin_of,
+    unknown_extras,
+    write,
+)
+from template.updating import NotACopyError, update
+from tiny import makers
 from usage import Parser
 
 
-def parse_args() -> argparse.Namespace:
+def make_parser() -> Parser:
     parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("recipe", help="name of a recipe in recipes/, such as llama")
-    parser.add_argument("folder", type=Path, help="new or empty folder for the copy")
+    parser.add_argument("recipe", nargs="?", help="name of a recipe in recipes/, such as llama")
+    parser.add_argument("folder", nargs="?", type=Path, help="new or empty folder for the copy")
     parser.add_argument(
-        "--extras",
-        nargs="*",
-        metavar="NAME",
-        help="folders of recipes/extras/ to take along, of those that the recipe lists [all]",
+        "--extras", nargs="+", default=[], metavar="NAME", help="folders of extras/ to take along"
     )
-    return parser.parse_args()
+    parser.add_argument(
+        "--engines",
+        nargs="+",
+        default=list(ENGINES),
+        choices=list(ENGINES),
+        help="leave out the files and YAMLs that only other engines need [all]",
+    )
+    parser.add_argument("--update", type=Path, metavar="FOLDER", help="update the copy in a folder")
+    return parser
 
 
-def choose_recipe(name: str) -> Path:
-    """Return the file of a recipe; exit with 64 and a suggestion for an unknown name."""
+def parse_wish(words: Sequence[str]) -> Wish:
+    """Return what the words of a command line ask for."""
+    args = make_parser().parse_args(words)
+    return Wish(args.recipe, tuple(args.extras), tuple(args.engines))
+
+
+def check_names(wish: Wish) -> None:
+    """Exit with 64 and a suggestion for the name of a recipe or an extra that is not there."""
     recipes = find_recipes(ROOT)
-    if name in recipes:
-        return recipes[name]
-    close = difflib.get_close_matches(name, recipes, n=1)
-    suggestion = f"did you mean {close[0]}?" if close else f"choose from {', '.join(recipes)}"
-    stop(Exit.USAGE, f"there is no recipe {name}; {suggestion}")
+    if wish.recipe not in recipes:
+        close = difflib.get_close_matches(wish.recipe, recipes, n=1)
+        suggestion = f"did you mean {close[0]}?" if close else f"choose from {', '.join(recipes)}"
+        stop(Exit.USAGE, f"there is no recipe {wish.recipe}; {suggestion}")
+    for name in unknown_extras(ROOT, wish):
+        stop(Exit.USAGE, f"--extras {name}: {wish.recipe} has no such extra")
 
 
 def check_folder(folder: Path) -> None:
@@ -57,36 +84,49 @@ def check_folder(folder: Path) -> None:
         stop(Exit.USAGE, f"{folder} is not a folder")
 
 
-def describe_size(folder: Path, files: list[Path]) -> str:
-    """Return how many lines a copy has: the recipe is the first of its files."""
-    lines = [len((folder / file).read_text(encoding="utf-8").splitlines()) for file in files]
-    return (
-        f"{lines[0]:,} lines of {files[0]} to read and change, on {len(files) - 1} modules with "
-        f"{sum(lines[1:]):,} lines in {COMPONENTS}"
+def copy(wish: Wish, folder: Path) -> None:
+    """Write a copy, and say how large it is and how to start it."""
+    files = files_of_copy(ROOT, wish)
+    write(folder, files | {ORIGIN: origin_of(ROOT, wish)})
+    recipe = f"{wish.recipe}.py"
+    makers.make(
+        wish.recipe if wish.recipe in makers.MAKERS else "llama", folder / "tiny", ["--quiet"]
     )
-
-
-def main() -> None:
-    args = parse_args()
-    recipe = choose_recipe(args.recipe)
-    command = shlex.join(["python", "scripts/copy_recipe.py", args.recipe, str(args.folder)])
-    listed = extras_of(recipe)
-    if args.extras is not None:
-        command += f" --extras {shlex.join(args.extras)}"
-        if not set(args.extras) <= set(listed):
-            stop(Exit.USAGE, f"--extras: {args.recipe} lists {', '.join(listed)}")
-        listed = [name for name in listed if name in args.extras]
-    try:
-        check_folder(args.folder)
-        files = copy_recipe(ROOT, recipe, args.folder, command, listed)
-    except OSError as error:
-        stop(Exit.CANNOT_WRITE, f"cannot write to {args.folder}: {first_line(error)}")
     for path in files:
-        print(args.folder / path)
-    print(describe_size(args.folder, files))
-    print(f"To start it: cd {shlex.quote(str(args.folder))}, then")
-    config = "accelerate_configs/fsdp.yaml"
-    print(f"  accelerate launch --config_file {config} {recipe.name} --help")
+        print(folder / path)
+    lines = {name: text.count("\n") for name, text in files.items() if name.endswith(".py")}
+    rest = sum(lines.values()) - lines[recipe] - lines["test_copy.py"]
+    print(
+        f"{lines[recipe]:,} lines of {recipe} to read and change, on {len(lines) - 2} modules with "
+        f"{rest:,} lines"
+    )
+    print(f"To start it: cd {shlex.quote(str(folder))}, then")
+    print("  python test_copy.py")
+    print(f"  accelerate launch --config_file accelerate_configs/fsdp.yaml {recipe} --help")
+
+
+def main() -> int:
+    parser = make_parser()
+    args = parser.parse_args()
+    if args.update is None and args.folder is None:
+        parser.error("name a recipe and a new folder, or --update FOLDER")
+    folder = args.update or args.folder
+    try:
+        if args.update is None:
+            wish = parse_wish(sys.argv[1:])
+            check_names(wish)
+            check_folder(folder)
+            copy(wish, folder)
+            return Exit.DONE
+        conflicts = update(ROOT, folder, parse_wish)
+    except NotACopyError as error:
+        stop(Exit.USAGE, str(error))
+    except OSError as error:
+        stop(Exit.CANNOT_WRITE, f"cannot write to {folder}: {first_line(error)}")
+    for name in conflicts:
+        print(f"{folder / name}: changed in the copy and here")
+    print(f"{folder} is updated; run its test_copy.py" if not conflicts else "Resolve these first")
+    return Exit.DATA if conflicts else Exit.DONE
 
 
 if __name__ == "__main__":

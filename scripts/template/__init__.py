@@ -3,6 +3,7 @@
 
 imports    the files that a recipe reaches, read from its source
 names      the names of files in a copied text
-origin     the commit of this repository, and the text of ORIGIN.md
-copying    the folder that is written
+copying    the files of a copy
+copy_test  the copy's own test
+updating   what has changed since then, merged into a copy
 """

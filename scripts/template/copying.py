@@ -1,21 +1,69 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The folder of a copied recipe."""
+"""The files of a copied recipe."""
 
 import re
-import shutil
-from collections.abc import Sequence
+import subprocess
+from dataclasses import dataclass
+from importlib import metadata
 from pathlib import Path
 
-from template import origin
 from template.imports import extras_of, modules_needed
 from template.names import rename_files
 
-COMPONENTS = "components/"
-CONFIGS = "accelerate_configs"
-REQUIREMENTS = "requirements.txt"
-LICENSE = "LICENSE"
+# {engine: the files of the core, and the YAML files, that only it needs}
+ENGINES = {
+    "ddp": ((), ("ddp",)),
+    "fsdp1": ((), ("fsdp1_*",)),
+    "fsdp2": ((), ("fsdp", "fsdp2_*", "hsdp_*")),
+    "deepspeed": (("core/zero.py",), ("deepspeed_*",)),
+}
+LIBRARIES = "torch accelerate transformers datasets peft bitsandbytes deepspeed".split()
 ORIGIN = "ORIGIN.md"
-EXTRAS = re.compile(r"(\bEXTRAS: [^=]* = )\([^()]*\)")
+ORIGIN_TEXT = """# Origin
+
+`{program}` and what it imports were copied from *Accelerate Recipes*, {commit}, with
+
+    python scripts/copy_recipe.py {words} FOLDER
+
+and {versions}. The copy is yours: it runs from this folder and needs nothing else from that
+repository. `grep -rn EDIT --include='*.py' .` shows what to adapt first, `core/README.md` what to
+read, and `python test_copy.py` whether an edit has broken something.
+
+    pip install -r requirements.txt
+    accelerate launch --config_file accelerate_configs/fsdp.yaml {program} --help
+
+A name that begins with `ORIGIN/` in a message or a comment is a file of that repository which was
+not copied. There, this merges what has changed since then into the copy:
+
+    git pull && python scripts/copy_recipe.py --update FOLDER
+"""
+# What a later update reads in ORIGIN.md
+COMMIT = re.compile(r"commit ([0-9a-f]{40})")
+WORDS = re.compile(r"copy_recipe\.py (.*) FOLDER")
+
+
+@dataclass(frozen=True)
+class Wish:
+    """What a copy is to have.
+
+    Attributes:
+        recipe: its name, such as "llama".
+        extras: folders of extras/ that it takes along.
+        engines: of ENGINES; what only others need stays behind.
+    """
+
+    recipe: str
+    extras: tuple[str, ...] = ()
+    engines: tuple[str, ...] = tuple(ENGINES)
+
+    def words(self) -> list[str]:
+        """Return the words of the command line that say it."""
+        words = [self.recipe]
+        if self.extras:
+            words += ["--extras", *self.extras]
+        if self.engines != tuple(ENGINES):
+            words += ["--engines", *self.engines]
+        return words
 
 
 def find_recipes(root: Path) -> dict[str, Path]:
@@ -27,45 +75,93 @@ def find_recipes(root: Path) -> dict[str, Path]:
     return recipes
 
 
-def copy_recipe(
-    root: Path, recipe: Path, target: Path, command: str, extras: Sequence[str] | None = None
-) -> list[Path]:
-    """Write a recipe and what it needs to run; return the Python files, relative to `target`.
+def files_of_copy(root: Path, wish: Wish) -> dict[str, str]:
+    """Return {path in the copy: text}, the recipe first; ORIGIN.md is not among them.
 
-    The recipe keeps its name, which the documents use too and which makes a diff with a newer
-    version easier. Names of files in comments and messages become those of the copy.
-
-    Raises OSError if something cannot be written.
+    The recipe keeps its name, which the documents use too. Names of files in comments and messages
+    become those of the copy.
 
     Args:
-        extras: those that the copy is to have; by default all that the recipe lists.
+        root: of this repository, as it is or as it was.
     """
-    folder = recipe.parent
-    listed = extras_of(recipe)
-    extras = listed if extras is None else extras
-    modules = modules_needed(recipe, extras)
-    sources = [recipe, *modules]
-    copies = [path.relative_to(folder) for path in sources]
-    target.mkdir(parents=True, exist_ok=True)
-    for source, copy in zip(sources, copies, strict=True):
-        (target / copy).parent.mkdir(parents=True, exist_ok=True)
-        copy_text(source, target / copy, recipe.stem)
-    if tuple(extras) != listed:
-        text = (target / recipe.name).read_text(encoding="utf-8")
-        text = EXTRAS.sub(lambda found: f"{found[1]}{tuple(extras)}", text)
-        (target / recipe.name).write_text(text, encoding="utf-8")
-    shutil.copytree(root / CONFIGS, target / CONFIGS)
-    copy_text(root / REQUIREMENTS, target / REQUIREMENTS, recipe.stem)
-    shutil.copyfile(root / LICENSE, target / LICENSE)
+    folder = root / "recipes"
+    recipe = folder / f"{wish.recipe}.py"
+    left_behind = set()
+    yamls = ["single"]
+    for engine, (modules, patterns) in ENGINES.items():
+        if engine in wish.engines:
+            yamls += patterns
+        else:
+            left_behind |= set(modules)
+    if "mesh" in wish.extras:
+        yamls.append("tp")
+    sources = {}
+    for path in [recipe, *modules_needed(recipe, wish.extras), *folder.glob("core/*.md")]:
+        name = path.relative_to(folder).as_posix()
+        if name not in left_behind:
+            sources[name] = path
+    for pattern in yamls:
+        for path in sorted((root / "accelerate_configs").glob(f"{pattern}.yaml")):
+            sources[f"accelerate_configs/{path.name}"] = path
+    sources["requirements.txt"] = root / "requirements.txt"
+    sources["test_copy.py"] = root / "scripts" / "template" / "copy_test.py"
+    files = {}
+    for name, path in sources.items():
+        files[name] = rename_files(path.read_text(encoding="utf-8"), wish.recipe)
+    files[recipe.name] = with_extras(files[recipe.name], wish.extras)
+    files["test_copy.py"] = files["test_copy.py"].replace("llama.py", recipe.name)
+    files["LICENSE"] = (root / "LICENSE").read_text(encoding="utf-8")
+    return files
 
-    commit = origin.find_commit(root, [*sources, root / CONFIGS, root / REQUIREMENTS])
-    names = [copy.as_posix() for copy in copies[1:]]
-    text = origin.describe(recipe.name, command, commit, names)
-    (target / ORIGIN).write_text(text, encoding="utf-8")
-    return copies
+
+def with_extras(text: str, extras: tuple[str, ...]) -> str:
+    """Return the text of a recipe with other EXTRAS."""
+    listed = "".join(f'"{name}", ' for name in extras).rstrip()
+    if len(extras) > 1:
+        listed = listed.removesuffix(",")
+    return re.sub(r"(\bEXTRAS: [^=]*= )\([^)]*\)", rf"\g<1>({listed})", text)
 
 
-def copy_text(source: Path, target: Path, recipe: str) -> None:
-    """Copy a file, with its names of files changed to those of the copy of a recipe."""
-    text = source.read_text(encoding="utf-8")
-    target.write_text(rename_files(text, recipe), encoding="utf-8")
+def unknown_extras(root: Path, wish: Wish) -> list[str]:
+    """Return which extras of a wish the recipe does not list."""
+    known = extras_of(root / "recipes" / f"{wish.recipe}.py")
+    return [name for name in wish.extras if name not in known]
+
+
+def origin_of(root: Path, wish: Wish) -> str:
+    """Return the text of ORIGIN.md."""
+    versions = [f"{name} {metadata.version(name)}" for name in LIBRARIES]
+    return ORIGIN_TEXT.format(
+        program=f"{wish.recipe}.py",
+        commit=describe_commit(root),
+        words=" ".join(wish.words()),
+        versions=", ".join(versions),
+    )
+
+
+def describe_commit(root: Path) -> str:
+    """Return which version is copied."""
+    try:
+        # A folder without .git may be inside another repository, whose commit means nothing here
+        if git(root, "rev-parse", "--show-prefix").strip():
+            return "an unknown version, since git has no commit of it"
+        name, date = git(root, "log", "-1", "--format=%H %cs").split()
+        changes = git(root, "status", "--porcelain", "--untracked-files=no")
+    except (OSError, subprocess.CalledProcessError):
+        return "an unknown version, since git has no commit of it"
+    return f"commit {name} of {date}{', with changes that were not committed' if changes else ''}"
+
+
+def git(root: Path, *words: str) -> str:
+    """Return what a git command prints about a folder."""
+    done = subprocess.run(
+        ["git", "-C", str(root), *words], capture_output=True, text=True, check=True
+    )
+    return done.stdout
+
+
+def write(folder: Path, files: dict[str, str]) -> None:
+    """Write files into a folder."""
+    for name, text in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text, encoding="utf-8")

@@ -17,7 +17,7 @@ def modules_needed(program: Path, extras: Sequence[str] | None = None) -> list[P
     Sorted, without the program itself.
 
     Args:
-        extras: the extras that it reaches; by default all that it lists.
+        extras: names of the extras that come along; by default those that it lists.
     """
     folder = program.parent
     needed: set[Path] = set()

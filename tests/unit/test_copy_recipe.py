@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """scripts/copy_recipe.py copies a recipe and exactly what it imports, or refuses in one line."""
 
-import functools
 import modulefinder
 import re
 import subprocess
@@ -12,16 +11,16 @@ import pytest
 
 import copy_recipe
 from launching import REPO
-from template import copying, imports, origin
+from template import copying, imports
+from template.copying import Wish
+from template.updating import merge, update
 
 RECIPES = copying.find_recipes(REPO)
-REQUIREMENTS = ("requirements.txt", "requirements.txt")
 OURS = [
     path
     for folder in ("recipes", "scripts", "tests", "docs", "results", "examples")
     for path in (REPO / folder).rglob("*.*")
 ]
-OTHERS = {"accelerate_configs", "requirements.txt", "LICENSE", "ORIGIN.md"}
 
 
 def write_tree(folder: Path, files: dict[str, str]) -> None:
@@ -47,40 +46,32 @@ def reached(folder: Path, program: str = "main.py") -> set[str]:
 
 @pytest.fixture
 def repository(tmp_path):
-    """A small repository under git with two recipes that share a component."""
+    """A small repository under git with two recipes that share a module."""
     root = tmp_path / "repository"
     end = 'if __name__ == "__main__":\n    main()\n'
     write_tree(
         root,
         {
-            "recipes/one.py": f"from components.loss import sum_loss\n{end}",
-            "recipes/two.py": f"import components.things\n{end}",
-            "recipes/components/__init__.py": '"""Components."""\n',
-            "recipes/components/loss.py": "from components import exits\n",
-            "recipes/components/exits.py": "import sys\n",
-            "recipes/components/things.py": "import json\n",
+            "recipes/one.py": f"from core.loss import sum_loss\n\n\n{end}",
+            "recipes/two.py": f"import core.rows\n{end}",
+            "recipes/core/__init__.py": '"""Core."""\n',
+            "recipes/core/loss.py": "import math\n\nA = 1\nB = 2\nC = 3\nD = 4\n",
+            "recipes/core/rows.py": "import json\n",
             "accelerate_configs/ddp.yaml": "num_processes: 2\n",
             "requirements.txt": "torch\n",
             "LICENSE": "Apache\n",
-            "scripts/rehearse.py": "import one\n",
+            "scripts/template/copy_test.py": "import llama\n",
         },
     )
-    author = ["-c", "user.name=a", "-c", "user.email=a@example.com"]
-    for words in (["init", "-q"], ["add", "."], [*author, "commit", "-qm", "Begin"]):
-        subprocess.run(["git", "-C", root, *words], check=True)
+    subprocess.run(["git", "init", "-q", root], check=True)
+    commit(root)
     return root
 
 
-@pytest.fixture(scope="module")
-def copy_of(tmp_path_factory):
-    """A function from a recipe's name to its copy, made once: the folder, and files in it."""
-
-    @functools.cache
-    def copy(name):
-        folder = tmp_path_factory.mktemp("copies") / name
-        return folder, copying.copy_recipe(REPO, RECIPES[name], folder, "command")
-
-    return copy
+def commit(root):
+    author = ["-c", "user.name=a", "-c", "user.email=a@example.com"]
+    for words in (["add", "."], [*author, "commit", "-qm", "Change"]):
+        subprocess.run(["git", "-C", root, *words], check=True)
 
 
 @pytest.mark.parametrize(
@@ -104,44 +95,43 @@ class TestRecipesOfThisRepository:
         finder = modulefinder.ModuleFinder(path=[str(REPO / "recipes")])
         finder.run_script(str(RECIPES["llama"]))
         found = {Path(module.__file__) for module in finder.modules.values() if module.__file__}
-        needed = imports.modules_needed(RECIPES["llama"], extras=())  # it finds no extras
-        assert set(needed) == found - {RECIPES["llama"]}
+        needed = set(imports.modules_needed(RECIPES["llama"]))
+        extras = {path for path in needed if "extras" in path.parts}
+        assert {path.parent.name for path in extras} == {"extras", "configs"}
+        assert needed - extras == found - {RECIPES["llama"]}
 
     @pytest.mark.parametrize("name", RECIPES)
-    def test_the_copy_is_the_recipe_and_what_it_needs_as_they_are_here(self, name, copy_of):
-        folder, files = copy_of(name)
-        assert {folder / file for file in files} == set(folder.rglob("*.py"))
-        programs = {Path(path.name) for path in RECIPES.values()}
-        assert programs & set(files) == {Path(f"{name}.py")}
-        top = {path.name for path in folder.iterdir()}
-        assert top - {file.parts[0] for file in files} == OTHERS
-        for copied, here in [*((file, Path("recipes", file)) for file in files), REQUIREMENTS]:
-            theirs = (folder / copied).read_text()
-            ours = without_copying((REPO / here).read_text(), name)
-            assert theirs.replace("ORIGIN/", "") == ours, copied
-        for path in [*(REPO / "accelerate_configs").iterdir(), REPO / "LICENSE"]:
-            copied = folder / path.relative_to(REPO)
-            assert copied.read_bytes() == path.read_bytes()
-
-    @pytest.mark.parametrize("name", RECIPES)
-    def test_the_copy_names_no_file_of_this_repository_that_it_lacks(self, name, copy_of):
-        folder, _ = copy_of(name)
+    def test_the_copy_names_no_file_of_this_repository_that_it_lacks(self, name):
+        files = copying.files_of_copy(REPO, Wish(name, imports.extras_of(RECIPES[name])))
         named = re.compile(r"(?<![\w/.-])((?:[\w.-]+/)*[\w-]+\.(?:py|yaml|md|txt|json))\b")
         ours = {path.relative_to(REPO).as_posix() for path in OURS}
         programs = {path.name for path in RECIPES.values()} - {f"{name}.py"}
+        assert not programs & set(files)
         lacking = []
-        for path in folder.rglob("*"):
-            if path.suffix in (".py", ".yaml", ".txt"):
-                for found in named.findall(path.read_text()):
-                    if found in programs or (found in ours and not (folder / found).exists()):
-                        lacking.append(f"{path.relative_to(folder)}: {found}")
+        for path, text in files.items():
+            for found in named.findall(text):
+                if found in programs or (found in ours and found not in files):
+                    lacking.append(f"{path}: {found}")
         assert lacking == []
 
+    def test_extras_and_engines_are_left_out(self):
+        whole = copying.files_of_copy(REPO, Wish("llama", imports.extras_of(RECIPES["llama"])))
+        small = copying.files_of_copy(REPO, Wish("llama", engines=("ddp", "fsdp2")))
+        left_out = set(whole) - set(small)
+        assert {"core/zero.py", "accelerate_configs/deepspeed_zero3.yaml"} <= left_out
+        assert {"core/state.py", "accelerate_configs/fsdp.yaml"} <= set(small)
+        assert any(path.startswith("extras/") for path in left_out)
+        assert not any(path.startswith("extras/") for path in small)
+        namespace = {"ClassVar": list, "tuple": tuple, "str": str}
+        line = next(line for line in small["llama.py"].splitlines() if "EXTRAS:" in line)
+        exec(line.strip(), namespace)
+        assert namespace["EXTRAS"] == ()
+
     @pytest.mark.parametrize("page", ["README.md", "docs/your_recipe.md"])
-    def test_the_documents_tell_how_large_the_copy_of_llama_is(self, page, copy_of):
-        folder, files = copy_of("llama")
-        lines = [len((folder / file).read_text().splitlines()) for file in files]
-        sizes = [lines[0], len(files) - 1, sum(lines[1:])]
+    def test_the_documents_tell_how_large_the_copy_of_llama_is(self, page):
+        files = copying.files_of_copy(REPO, Wish("llama"))
+        lines = [text.count("\n") for path, text in files.items() if path.endswith(".py")]
+        sizes = [lines[0], len(lines) - 2, sum(lines[1:-1])]
         text = " ".join((REPO / page).read_text().split())
         told = re.search(r"about (\d+) lines\b.*? about (\d+) modules\b.*? ([\d,]+) lines", text)
         # Round figures, so that not every edit of a component changes the documents
@@ -150,18 +140,57 @@ class TestRecipesOfThisRepository:
         )
 
 
-def test_the_origin_names_the_commit_and_changes_of_what_was_copied(repository, tmp_path):
-    def origin_of(name):
-        copying.copy_recipe(repository, repository / "recipes/one.py", tmp_path / name, "copy one")
-        return (tmp_path / name / "ORIGIN.md").read_text()
+@pytest.fixture
+def copied(repository, tmp_path):
+    """A copy of that repository's first recipe."""
+    folder = tmp_path / "copy"
+    wish = Wish("one")
+    files = copying.files_of_copy(repository, wish)
+    copying.write(folder, files | {"ORIGIN.md": copying.origin_of(repository, wish)})
+    return folder
 
-    text = origin_of("first")
-    commit = origin.git(repository, "rev-parse", "HEAD")
-    assert f"commit {commit}" in text and "    copy one\n" in text
-    (repository / "recipes" / "components" / "rows.py").write_text("import csv\n")  # of the other
-    assert "not committed" not in origin_of("second")
-    (repository / "recipes" / "components" / "loss.py").write_text("import math\n")
-    assert "not committed" in origin_of("third")
+
+def test_the_origin_names_the_commit_and_whether_it_is_all(repository, copied):
+    head = copying.git(repository, "rev-parse", "HEAD").strip()
+    text = (copied / "ORIGIN.md").read_text()
+    assert f"commit {head}" in text and "not committed" not in text
+    (repository / "recipes" / "core" / "loss.py").write_text("")
+    assert "not committed" in copying.origin_of(repository, Wish("one"))
+
+
+def test_an_update_brings_what_changed_there_and_keeps_what_changed_here(repository, copied):
+    ours, theirs = repository / "recipes" / "core" / "loss.py", copied / "core" / "loss.py"
+    ours.write_text(ours.read_text().replace("D = 4", "D = 5") + "import core.rows\n")
+    theirs.write_text(theirs.read_text().replace("A = 1", "A = 0"))
+    commit(repository)
+    assert update(repository, copied, copy_recipe.parse_wish) == []
+    assert theirs.read_text() == "import math\n\nA = 0\nB = 2\nC = 3\nD = 5\nimport core.rows\n"
+    assert (copied / "core" / "rows.py").exists()  # which it needs now
+    assert update(repository, copied, copy_recipe.parse_wish) == []  # from the new commit
+
+
+def test_an_update_shows_what_changed_in_both(repository, copied):
+    ours, theirs = repository / "recipes" / "core" / "loss.py", copied / "core" / "loss.py"
+    ours.write_text(ours.read_text().replace("D = 4", "D = 5"))
+    theirs.write_text(theirs.read_text().replace("D = 4", "D = 6"))
+    commit(repository)
+    assert update(repository, copied, copy_recipe.parse_wish) == ["core/loss.py"]
+    text = theirs.read_text()
+    assert "D = 5" in text and "D = 6" in text and "<<<<<<< yours" in text
+
+
+@pytest.mark.parametrize(
+    ("mine", "old", "new", "merged"),
+    [
+        ("a", "a", None, (None, True)),  # no longer needed
+        ("b", "a", None, ("b", False)),
+        (None, "a", "a", (None, True)),  # deleted here
+        (None, "a", "b", (None, False)),
+        ("b", None, "a", ("b", False)),
+    ],
+)
+def test_files_that_come_and_go(mine, old, new, merged):
+    assert merge(mine, old, new) == merged
 
 
 @pytest.mark.parametrize(
