@@ -19,7 +19,6 @@ Exit codes: 0 done, 64 usage, 65 an update has conflicts, 73 cannot write.
 import argparse
 import difflib
 import shlex
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -40,7 +39,7 @@ from tiny import makers
 from usage import Parser
 
 
-def make_parser() -> Parser:
+def parse_args(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("recipe", nargs="?", help="name of a recipe in recipes/, such as llama")
     parser.add_argument("folder", nargs="?", type=Path, help="new or empty folder for the copy")
@@ -55,12 +54,19 @@ def make_parser() -> Parser:
         help="leave out the files and YAMLs that only other engines need [all]",
     )
     parser.add_argument("--update", type=Path, metavar="FOLDER", help="update the copy in a folder")
-    return parser
+    args = parser.parse_args(words)
+    if args.update is None and args.folder is None:
+        parser.error("name a recipe and a new folder, or --update FOLDER")
+    return args
 
 
 def parse_wish(words: Sequence[str]) -> Wish:
-    """Return what the words of a command line ask for."""
-    args = make_parser().parse_args(words)
+    """Return what the words of an earlier command line asked for."""
+    return wish_of(parse_args([words[0], "FOLDER", *words[1:]]))
+
+
+def wish_of(args: argparse.Namespace) -> Wish:
+    """Return what a copy is to have."""
     return Wish(args.recipe, tuple(args.extras), tuple(args.engines))
 
 
@@ -106,14 +112,11 @@ def copy(wish: Wish, folder: Path) -> None:
 
 
 def main() -> int:
-    parser = make_parser()
-    args = parser.parse_args()
-    if args.update is None and args.folder is None:
-        parser.error("name a recipe and a new folder, or --update FOLDER")
+    args = parse_args()
     folder = args.update or args.folder
     try:
         if args.update is None:
-            wish = parse_wish(sys.argv[1:])
+            wish = wish_of(args)
             check_names(wish)
             check_folder(folder)
             copy(wish, folder)

@@ -30,6 +30,8 @@ PLAIN = {
     """kill -USR1 $(grep -oP '"process": \\K[0-9]+' runs/full/status.json)""",
     "pip download -r requirements-dev.txt -d wheels",
     "cd my_project",
+    "git pull",
+    "python test_copy.py",  # of a copy
     "head -n 100 all.jsonl > held_out.jsonl && tail -n +101 all.jsonl > rows.jsonl",
     "source .venv/bin/activate",
     "pip install -r requirements.txt",
