@@ -44,7 +44,7 @@ def parse_args(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("recipe", nargs="?", help="name of a recipe in recipes/, such as llama")
     parser.add_argument("folder", nargs="?", type=Path, help="new or empty folder for the copy")
     parser.add_argument(
-        "--extras", nargs="+", default=[], metavar="NAME", help="folders of extras/ to take along"
+        "--extras", nargs="*", default=[], metavar="NAME", help="folders of extras/ to take along"
     )
     parser.add_argument(
         "--engines",

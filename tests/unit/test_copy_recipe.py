@@ -97,7 +97,10 @@ class TestRecipesOfThisRepository:
         found = {Path(module.__file__) for module in finder.modules.values() if module.__file__}
         needed = set(imports.modules_needed(RECIPES["llama"]))
         extras = {path for path in needed if "extras" in path.parts}
-        assert {path.parent.name for path in extras} == {"extras", "configs"}
+        assert {path.parent.name for path in extras} == {
+            "extras",
+            *imports.extras_of(RECIPES["llama"]),
+        }
         assert needed - extras == found - {RECIPES["llama"]}
 
     @pytest.mark.parametrize("name", RECIPES)
