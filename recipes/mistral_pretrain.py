@@ -185,7 +185,7 @@ class Corpus:
         if self.passes == math.inf:
             how_often = "repeated in a new order until the budget is spent"
         return {
-            "train text": f"{number} documents; {how_often}{self.documents.notes}",
+            "train text": f"{number} documents; {how_often}",
             "eval text": f"{len(self.eval_blocks)} blocks",
         }
 

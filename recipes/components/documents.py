@@ -2,7 +2,6 @@
 """Documents to pretrain on, which may be too many to be prepared before training."""
 
 import json
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -13,14 +12,12 @@ from datasets import Dataset, IterableDataset
 
 from core.data import (
     FILE_TYPES,
-    MAX_NAMED,
     MAX_SHOWN,
     Row,
     Source,
     decode,
     explain,
     find_files,
-    list_columns,
     missing_columns,
     open_rows,
     open_sources,
@@ -41,7 +38,6 @@ class Documents:
         text_column: the column with the text.
         skip_bad_rows: whether documents that cannot be used are left out.
         num_before: the number of documents before these, which are held out.
-        unread: the columns that nothing reads.
     """
 
     dataset: Dataset | IterableDataset
@@ -49,12 +45,6 @@ class Documents:
     text_column: str
     skip_bad_rows: bool
     num_before: int = 0
-    unread: tuple[str, ...] = ()
-
-    @property
-    def notes(self) -> str:
-        """What the start summary says about unread columns: "; not read: url", or ""."""
-        return f"; not read: {', '.join(self.unread[:MAX_NAMED])}" if self.unread else ""
 
     @property
     def fingerprint(self) -> str:
@@ -119,7 +109,7 @@ class Documents:
             row = parsed
         column = self.text_column
         if column not in row:
-            raise ValueError(f"has the columns {list_columns(row)}; needs {column}")
+            raise ValueError(missing_columns(row, column, "text"))
         text = row[column]
         if not isinstance(text, str):
             raise ValueError(f"has no text in {column}: {str(text)[:MAX_SHOWN]}")
@@ -161,32 +151,11 @@ def open_texts(
 
 
 def documents_of(source: Source, args: Any) -> Documents:
-    """Return the documents of a source; end with 65 if it has no column of texts."""
+    """Return the documents of a source."""
     dataset: Any = source.dataset
-    columns = columns_of_documents(source)
-    if columns and args.text_column not in columns and not args.skip_bad_rows:
-        problem = missing_columns(columns, args.text_column, "text")
-        fail(Exit.DATA, f"{source.prefix} 1: {problem}")
-    unread = tuple(name for name in columns if name != args.text_column)
     if args.text_column in (dataset.column_names or []):
         dataset = dataset.select_columns([args.text_column])  # others would cost time and memory
-    return Documents(dataset, source, args.text_column, args.skip_bad_rows, unread=unread)
-
-
-def columns_of_documents(source: Source) -> Sequence[str]:
-    """Return the names of the columns; where each row has its own, those of the first row."""
-    if source.file_type == ".txt":
-        return []
-    dataset = source.dataset
-    if source.file_type != ".jsonl" and dataset.column_names:
-        return dataset.column_names
-    first: Any = next(iter(dataset), {})
-    if source.file_type != ".jsonl":
-        return list(first)
-    try:
-        return list(parse_line(first["text"]) or [])
-    except ValueError:  # a bad line is reported when it is read
-        return []
+    return Documents(dataset, source, args.text_column, args.skip_bad_rows)
 
 
 def hold_out(documents: Documents, number: int) -> tuple[Documents, Documents]:

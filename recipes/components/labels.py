@@ -113,42 +113,31 @@ class Classes:
 def find_classes(rows: Rows, args: LabelArguments, column: str) -> Classes:
     """Return the classes that the labels of the training rows name.
 
-    There are none if the labels are regression targets. Ends with 65 if all rows have the same
-    label.
+    There are none if the labels are regression targets: --problem_type decides, or a fraction among
+    them. Ends with 65 if all rows have the same label.
 
     Args:
         column: of the labels.
     """
     numbers = rows.column("number").tolist()
     texts = rows.column("label_text").tolist()
-    source = rows.sources[0]
-    if are_regression_targets(numbers, args.problem_type):
+    is_regression = args.problem_type == "regression"
+    if args.problem_type is None:
+        is_regression = any(number % 1 > 0 for number in numbers)
+    if is_regression:
         if args.class_weights == "balanced":
             problem = f"{column} has regression targets, not classes"
             fail(Exit.USAGE, f"--class_weights balanced: {problem}")
         return Classes({})
+    source = rows.sources[0]
     num_rows = Counter(texts)
     # In the order of the data set's own names, or else of numbers and of the alphabet
     ordered = [text for _, text in sorted(set(zip(numbers, texts, strict=True)))]
     ordered = [name for name in source.class_names.get(column, ordered) if name in num_rows]
-    if len(ordered) == 1:
-        fail(
-            Exit.DATA,
-            f"{source.name}: all rows have the label {ordered[0]!r} in {column}: there is nothing "
-            "to tell apart",
-        )
+    if len(num_rows) == 1:
+        only = f"all rows have the label {ordered[0]!r} in {column}: there is nothing to tell apart"
+        fail(Exit.DATA, f"{source.name}: {only}")
     return Classes({name: num_rows[name] for name in ordered})
-
-
-def are_regression_targets(numbers: Sequence[float], problem_type: str | None) -> bool:
-    """Return whether labels are regression targets: --problem_type decides, or a fraction.
-
-    Args:
-        numbers: the labels as `label_as_number` returns them.
-    """
-    if problem_type is None:
-        return any(number % 1 > 0 for number in numbers)
-    return problem_type == "regression"
 
 
 def add_labels(rows: Rows, classes: Classes, args: Any) -> Rows:
@@ -157,39 +146,26 @@ def add_labels(rows: Rows, classes: Classes, args: Any) -> Rows:
     Ends with 65 if a label occurs in no training row, or is not a number; with --skip_bad_rows
     such rows are left out.
     """
-    labels = number_labels(rows, classes)
-    is_unfit = ~np.isfinite(labels)
+    texts = rows.column("label_text").tolist()
     if classes.num_rows:
+        number_of = {label: number for number, label in enumerate(classes.names)}
+        labels = np.array([number_of.get(text, -1) for text in texts])
         is_unfit = labels < 0
-    unfit = np.flatnonzero(is_unfit).tolist()
-    if unfit:
-        problems = {index: explain_unfit(rows, index, classes) for index in unfit}
+        why = f"occurs in no training row: those have {', '.join(classes.names)[:200]}"
+    else:
+        labels = rows.column("number").astype(np.float32)
+        is_unfit = ~np.isfinite(labels)
+        why = "is not a number"
+    if is_unfit.any():
+        unfit = np.flatnonzero(is_unfit).tolist()
+        problems = {index: f"its label {texts[index]!r} {why}" for index in unfit}
         rows = leave_out(rows, problems, args.skip_bad_rows, reason="label")
-        labels = np.delete(labels, unfit)
+        labels = labels[~is_unfit]
     weights = np.ones(len(labels), dtype=np.float32)
     if args.class_weights == "balanced":
         weights = classes.balanced_weights()[labels]
-    dataset: Any = rows.dataset  # datasets annotates its methods as if it were a DatasetDict too
-    dataset = dataset.add_column("labels", labels).add_column("weights", weights)
+    dataset = rows.dataset.add_column("labels", labels).add_column("weights", weights)
     return replace(rows, dataset=dataset.with_format("numpy"))
-
-
-def number_labels(rows: Rows, classes: Classes) -> np.ndarray:
-    """Return the number of each row's class, -1 for none, or its label as a number: [rows]."""
-    if not classes.num_rows:
-        return rows.column("number").astype(np.float32)
-    number_of = {label: number for number, label in enumerate(classes.names)}
-    return np.array([number_of.get(text, -1) for text in rows.column("label_text").tolist()])
-
-
-def explain_unfit(rows: Rows, index: int, classes: Classes) -> str:
-    """Return why the label of a row does not fit, to continue "train.jsonl, line 7: "."""
-    why = "is not a number"
-    if classes.num_rows:
-        known = ", ".join(classes.names)[:200]
-        why = f"occurs in no training row: those have {known}"
-    label = str(rows.dataset[index]["label_text"])
-    return f"its label {label!r} {why}"
 
 
 def leave_out(rows: Rows, problems: Mapping[int, str], skip_bad_rows: bool, reason: str) -> Rows:

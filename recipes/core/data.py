@@ -10,8 +10,8 @@ import functools
 import glob
 import json
 import sys
-from collections import UserDict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections import ChainMap, UserDict
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -81,34 +81,8 @@ def name_classes(value: Any, names: Sequence[str]) -> Any:
     return names[value] if value in range(len(names)) else None
 
 
-class RenamedRow(Mapping[str, Any]):
-    """A row under other names of its columns; reading one reads the column of the row itself."""
-
-    def __init__(self, row: Row, names: Mapping[str, str]) -> None:
-        """Wrap a row.
-
-        Args:
-            names: {new name: name of the column}. All other columns keep their names.
-        """
-        renamed = set(names.values())
-        self._row = row
-        self._names = {name: name for name in row if name not in renamed} | dict(names)
-
-    def __getitem__(self, key: str) -> Any:
-        return self._row[self._names[key]]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._names)
-
-    def __len__(self) -> int:
-        return len(self._names)
-
-    def __contains__(self, key: object) -> bool:
-        return key in self._names  # Mapping's own way would read the column
-
-
 def rename_columns(row: Row, columns: Mapping[str, str]) -> Row:
-    """Return a row with its columns under the names of their roles.
+    """Return a row with its columns under the names of their roles; their own names have None.
 
     Args:
         columns: {role: name of a column}, as --columns gives them.
@@ -118,11 +92,12 @@ def rename_columns(row: Row, columns: Mapping[str, str]) -> Row:
     """
     for role, column in columns.items():
         if column not in row:
-            raise ValueError(
-                f"has no column {column}, which --columns names as {role}: "
-                f"it has {list_columns(row)}"
-            )
-    return RenamedRow(row, columns) if columns else row
+            problem = f"has no column {column}, which --columns names as {role}"
+            raise ValueError(f"{problem}: it has {list_columns(row)}")
+    named = {role: row[column] for role, column in columns.items()}
+    # All other columns are looked up in the row itself, which tells those that nothing reads
+    maps: list[Any] = [named, dict.fromkeys(columns.values()), row]
+    return ChainMap(*maps)
 
 
 def is_empty(value: object) -> bool:
@@ -539,13 +514,11 @@ def as_array(value: Any) -> Any:
     return value
 
 
-def explain(error: Exception) -> str:
+def explain(error: ValueError) -> str:
     """Return why a row cannot be used, in one line that continues "train.jsonl, line 7: "."""
     if isinstance(error, json.JSONDecodeError):
         return f"is not JSON: {error.msg} at column {error.colno}"
-    if type(error) is ValueError:  # raised for this row, by a check
-        return in_one_line(error)
-    return f"cannot be used: {type(error).__name__}: {in_one_line(error)}"
+    return in_one_line(error)
 
 
 def in_one_line(text: object) -> str:
@@ -581,17 +554,19 @@ def describe_source(source: Source, dataset: Any, args: Any, limits: Sequence[st
         dataset: its usable rows, prepared.
         limits: as in `read_rows`.
     """
+    counted = {
+        "truncated": f"truncated to {' and '.join(f'--{limit}' for limit in limits)}",
+        "rewritten": "answers before the last not trained on, as the chat template rewrites them",
+    }
     notes = [str(len(dataset))]
-    if "truncated" in dataset.column_names:
-        flags = " and ".join(f"--{limit}" for limit in limits)
-        notes.append(f"{sum(dataset['truncated'][:])} truncated to {flags}")
+    for column, told in counted.items():
+        number = 0
+        if column in dataset.column_names:
+            number = sum(dataset[column][:])
+        if number:
+            notes.append(f"{number} {told}")
     if args.skip_bad_rows:
         notes.append(f"{len(source.dataset) - len(dataset)} left out")
-    if "rewritten" in dataset.column_names and any(dataset["rewritten"][:]):
-        notes.append(
-            f"{sum(dataset['rewritten'][:])} answers before the last are not trained on, since the "
-            "chat template rewrites them (see --chat_template)"
-        )
     unread: dict[str, None] = {}
     for names in dataset.unique(UNREAD):
         unread |= dict.fromkeys(json.loads(names))

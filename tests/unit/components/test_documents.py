@@ -14,7 +14,10 @@ GOOD = '{"text": "w1 w2 w3"}\n'
 BAD_LINES = {  # line, and what is said of it
     "not JSON": ('{"text": "w1', "is not JSON"),
     "no object": ("[1, 2]", "is not a JSON object"),
-    "no text column": ('{"body": "w1"}', "has the columns body; needs text"),
+    "no text column": (
+        '{"body": "w1"}',
+        "has the columns body; needs text: name yours by --columns text=COLUMN",
+    ),
     "a number": ('{"text": 5}', "has no text in text: 5"),
     "null": ('{"text": null}', "has no text in text: None"),
     "half a character": (r'{"text": "w1\ud800"}', "surrogates not allowed"),
@@ -54,7 +57,6 @@ def test_every_type_of_file_has_the_same_documents(kind, streaming, data):
     documents, _ = opened(path, streaming=streaming)
     assert isinstance(documents.dataset, IterableDataset) == streaming
     assert texts_of(documents) == {1: "007", 2: "007", 3: "007"}
-    assert documents.notes == "; not read: id, url"
 
 
 def test_a_folder_of_text_files_has_one_document_per_file(data):
@@ -63,7 +65,7 @@ def test_a_folder_of_text_files_has_one_document_per_file(data):
         (data / name).write_text(f"w{number}\nw{number}\n")
     documents, _ = opened(data)
     assert texts_of(documents) == {1: "w0\nw0\n", 2: "w1\nw1\n", 3: "w2\nw2\n"}
-    assert documents.place(3) == str(data / "old" / "c.txt") and documents.notes == ""
+    assert documents.place(3) == str(data / "old" / "c.txt")
 
 
 @pytest.mark.parametrize("streaming", [False, True])
