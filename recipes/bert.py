@@ -83,7 +83,7 @@ class Arguments(
 ):
     """Text classification."""
 
-    EXTRAS: ClassVar[tuple[str, ...]] = ("configs", "object_store")
+    EXTRAS: ClassVar[tuple[str, ...]] = ("configs", "hosts", "object_store")
     LOSS_UNIT: ClassVar[str] = "per row"
     model_name_or_path: str = "google-bert/bert-base-uncased"  # Apache-2.0
     # EDIT: your data set. Default: 10,003 rows, 77 intents (CC-BY-4.0 license)

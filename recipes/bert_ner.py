@@ -84,7 +84,7 @@ class Arguments(
 ):
     """Token classification."""
 
-    EXTRAS: ClassVar[tuple[str, ...]] = ("configs", "object_store")
+    EXTRAS: ClassVar[tuple[str, ...]] = ("configs", "hosts", "object_store")
     LOSS_UNIT: ClassVar[str] = "nats per label"
     model_name_or_path: str = "google-bert/bert-base-cased"  # Apache-2.0
     # EDIT: your data set. Default: 14,041 sentences, 4 kinds of entities (for research only)

@@ -98,7 +98,7 @@ class Arguments(
 ):
     """Preference tuning."""
 
-    EXTRAS: ClassVar[tuple[str, ...]] = ("configs", "object_store")
+    EXTRAS: ClassVar[tuple[str, ...]] = ("configs", "hosts", "object_store")
     LOSS_UNIT: ClassVar[str] = "per pair"
     MESH: ClassVar[Sequence[str]] = ("tp", "cp", "sp")
     model_name_or_path: str = "Qwen/Qwen2.5-0.5B-Instruct"  # Apache-2.0

@@ -80,7 +80,7 @@ class Arguments(
 ):
     """Instruction tuning over a pipeline."""
 
-    EXTRAS: ClassVar[tuple[str, ...]] = ("configs", "object_store")
+    EXTRAS: ClassVar[tuple[str, ...]] = ("configs", "hosts", "object_store")
     MESH: ClassVar[Sequence[str]] = ()
     model_name_or_path: str = "HuggingFaceTB/SmolLM2-135M"
     # EDIT: your data set. Default: 2,260 rows (Apache-2.0 license)

@@ -81,7 +81,7 @@ class Arguments(
 ):
     """Continued pretraining."""
 
-    EXTRAS: ClassVar[tuple[str, ...]] = ("configs", "object_store")
+    EXTRAS: ClassVar[tuple[str, ...]] = ("configs", "hosts", "object_store")
     MESH: ClassVar[Sequence[str]] = ("tp", "cp", "sp")
     model_name_or_path: str = "HuggingFaceTB/SmolLM2-135M"
     # EDIT: your data set. Default: 100,000 synthetic texts without a test split (Apache-2.0

@@ -83,7 +83,7 @@ class Arguments(
 ):
     """Instruction tuning of mixtures of experts."""
 
-    EXTRAS: ClassVar[tuple[str, ...]] = ("configs", "object_store")
+    EXTRAS: ClassVar[tuple[str, ...]] = ("configs", "hosts", "object_store")
     MESH: ClassVar[Sequence[str]] = ("tp", "cp", "sp")
     model_name_or_path: str = "allenai/OLMoE-1B-7B-0924"  # Apache-2.0
     # EDIT: your data set. Default: 2,260 rows (Apache-2.0 license)

@@ -98,7 +98,7 @@ class Arguments(
 ):
     """Sequence to sequence."""
 
-    EXTRAS: ClassVar[tuple[str, ...]] = ("configs", "object_store")
+    EXTRAS: ClassVar[tuple[str, ...]] = ("configs", "hosts", "object_store")
     model_name_or_path: str = "google/flan-t5-small"  # Apache-2.0
     # EDIT: your data set. Default: 18,949 bills of the US Congress and their summaries (CC0
     # license)

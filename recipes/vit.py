@@ -84,7 +84,7 @@ class Arguments(
 ):
     """Image classification."""
 
-    EXTRAS: ClassVar[tuple[str, ...]] = ("configs", "object_store")
+    EXTRAS: ClassVar[tuple[str, ...]] = ("configs", "hosts", "object_store")
     LOSS_UNIT: ClassVar[str] = "nats per image"
     model_name_or_path: str = "google/vit-base-patch16-224-in21k"  # Apache-2.0
     # EDIT: your data set. Default: 1,034 photos of leaves, 3 classes (MIT license)

@@ -7,6 +7,7 @@ same, but changes nothing.
 
 import shutil
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -16,11 +17,12 @@ from accelerate.utils import broadcast_object_list, gather_object
 
 from components.folder import MANIFEST, takes_newest
 from components.long_calls import call_on_every_rank
-from components.shared_folder import appears
 from core import checkpoint
 from core.checkpoint import checkpoints_in, read_progress
 from core.exits import End, Exit, fail
 from core.stop import HOST
+
+SECONDS_FOR_FILE = 10
 
 
 def find_candidates(folder: Path, requested: str, dry_run: bool) -> list[Path]:
@@ -150,7 +152,11 @@ def require_on_every_host(accelerator: Accelerator, path: Path) -> None:
     manifest = path / MANIFEST
     if not broadcast_object_list([manifest.is_file()])[0]:
         return
-    seen = gather_object([(HOST, appears(manifest))])
+    # A network file system may show a new file to other hosts some seconds later
+    until = time.monotonic() + SECONDS_FOR_FILE
+    while not manifest.exists() and time.monotonic() < until:
+        time.sleep(0.2)
+    seen = gather_object([(HOST, manifest.exists())])
     missing = [host for host, is_there in seen if not is_there]
     if missing:
         raise End(

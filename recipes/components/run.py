@@ -145,10 +145,19 @@ class Run:
         self._other_run = self._lock_folder()
         self._end_if_folder_is_taken()
         self._group = checkpoint.make_patient_group()
+        try:
+            for extra in self._extras:
+                extra.joined(accelerator, self._group, self._note_failure)
+        except ValueError as error:
+            raise End(Exit.USAGE, str(error)) from error
         self._checkpoints = Checkpoints(
             self._folder, self._args.save_total_limit, self._group, self._checkpoint_is_whole
         )
         self._find_checkpoint()
+
+    def _note_failure(self, why: str) -> None:
+        """Record a failure of this rank alone."""
+        self._status.end(End(Exit.FAILED, why))
 
     def _lock_folder(self) -> str | None:
         """Lock the output folder, if it exists, on rank 0. Returns which other run has it."""

@@ -19,6 +19,17 @@ class InRun:
     is wrong with the arguments.
     """
 
+    def joined(self, accelerator: Any, group: Any, note_failure: Callable[[str], object]) -> None:
+        """The ranks can talk to each other. Every rank calls this.
+
+        Args:
+            group: of all ranks, whose calls may take days (`core.checkpoint.gather`).
+            note_failure: writes into status.json why the run fails.
+
+        Raises:
+            ValueError: on every rank, if the run cannot go on.
+        """
+
     def before_resume(self) -> None:
         """Rank 0 is about to look for the newest checkpoint in the output folder.
 
