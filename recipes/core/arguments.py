@@ -58,8 +58,7 @@ class ModelArguments:
     no_master_weights: bool = free(
         False,
         "allow --dtype bfloat16 without --use_peft where the strategy keeps no fp32 copy of the "
-        "weights, as under single.yaml and ddp.yaml; this halves their memory and loses updates "
-        "below 1/256 of a weight",
+        "weights: half their memory, but updates below 1/256 of a weight are lost",
     )
     attn_implementation: str | None = free(
         None,
@@ -140,8 +139,8 @@ class AdapterArguments:
     )
     modules_to_save: list[str] = arg(
         [],
-        "names of modules that are trained whole beside the adapters and saved with them, for "
-        "example lm_head; memory holds the original and the copy that is trained",
+        "names of modules that are trained whole beside the adapters, for example lm_head; memory "
+        "holds the original and the copy that is trained",
         names=["lora_modules_to_save"],
     )
 
@@ -162,8 +161,8 @@ class ExpertAdapterArguments:
 
     lora_target_parameters: list[str] = arg(
         ["experts.gate_up_proj", "experts.down_proj"],
-        "ends of the names of parameters that get adapters, such as those of experts; gate.weight "
-        "also trains most routers; without a value, no parameters do",
+        "ends of the names of parameters that get adapters; gate.weight also trains most routers; "
+        "without a value, no parameters do",
         nargs="*",
     )
 
@@ -230,8 +229,7 @@ class DataArguments:
     )
     eval_split: float = arg(
         0,
-        "hold out this share (below 1) or number of the training rows, drawn by --seed, and "
-        "evaluate on them instead",
+        "hold out this share (below 1) or number of training rows, drawn by --seed, to evaluate on",
         NOT_NEGATIVE,
     )
     columns: list[str] = arg(
@@ -274,8 +272,8 @@ class MixtureArguments:
 
     dataset_weights: list[float] = arg(
         [],
-        "shares of several data sets among the rows, for example 3 1; a small data set is repeated "
-        "and a large one is cut, and the number of rows stays that of all [each row once]",
+        "shares of several data sets among the rows, for example 3 1; a small one is repeated, a "
+        "large one is cut, and the number of rows stays that of all [each row once]",
     )
 
     def conflicts(self) -> Iterator[str]:
@@ -328,8 +326,7 @@ class ChatArguments:
 
     chat_template: str | None = arg(
         None,
-        "file with a Jinja chat template to use, and to save with the model, in place of the "
-        "tokenizer's own",
+        "file with a Jinja chat template, which is saved with the model [the tokenizer's own]",
         names=["chat_template_path"],
     )
     chat_template_kwargs: dict[str, Any] | None = arg(
@@ -352,8 +349,7 @@ class InstructionTuningArguments:
     )
     neftune_noise_alpha: float | None = arg(
         None,
-        "scale of the uniform noise that NEFTune adds to embeddings in training, for example 5 "
-        "[no noise]",
+        "scale of the noise that NEFTune adds to embeddings in training, as 5 [no noise]",
         POSITIVE,
     )
 
@@ -421,16 +417,14 @@ class EvaluationArguments:
     eval_steps: int = free(500, "optimizer steps between evaluations", POSITIVE)
     load_best_model_at_end: bool = arg(
         False,
-        "save the model of the best evaluation at the end, in place of that of the last step; its "
-        "checkpoint is kept beside the newest",
+        "save the model of the best evaluation at the end, and keep its checkpoint until then",
     )
     metric_for_best_model: str = arg(
         "loss", "metric of an evaluation that says which model is best, with or without eval_"
     )
     greater_is_better: bool | None = arg(
         None,
-        "whether a larger value of that metric is better [false for loss, perplexity and mse, "
-        "otherwise true]",
+        "whether more of that metric is better [false for loss, perplexity and mse, else true]",
     )
     logging_steps: int = free(
         1, "optimizer steps between logged steps; only a logged step waits for the GPU", POSITIVE
@@ -462,8 +456,8 @@ class PredictionArguments:
 
     predict_with_generate: bool = free(
         False,
-        "in each evaluation, generate answers to held-out rows: they are written to "
-        "predictions-STEP.jsonl, and exact match is reported for rows with a short answer",
+        "in each evaluation, write answers to held-out rows into predictions-STEP.jsonl, and "
+        "report exact match for rows with a short answer",
     )
     num_predictions: int = free(
         64,
@@ -494,23 +488,20 @@ class RunArguments:
     )
     save_only_model: bool = free(
         False,
-        "leave optimizer state out of checkpoints, which takes a third of the space; a run cannot "
-        "be continued from these, only from the one that is written when it is stopped",
+        "leave optimizer state out of checkpoints: a third of the space, but a run can only be "
+        "continued from the one that is written when it is stopped",
     )
     async_save: bool = free(
         False,
-        "write checkpoints in the background while training continues; until one is written, each "
-        "rank needs host memory for a copy of its share, which is 12 bytes per trained parameter "
-        "divided by the number of ranks",
+        "write checkpoints while training continues; until one is written, each rank needs host "
+        "memory for its share of 12 bytes per trained parameter",
     )
     save_total_limit: int = free(2, "newest checkpoints to keep", POSITIVE)
     resume_from_checkpoint: str = free(
         "auto", "auto (the newest that is intact), none (start over) or a checkpoint's folder"
     )
     allow_change: list[str] = free(
-        [],
-        "arguments that are allowed to differ from the checkpoint's, even though they affect "
-        "training",
+        [], "arguments that may differ from the checkpoint's, although they affect training"
     )
     nonfinite: Literal["stop", "skip"] = free(
         "stop",
@@ -519,16 +510,13 @@ class RunArguments:
     nonfinite_budget: int = free(10, "steps that --nonfinite skip may leave out", NOT_NEGATIVE)
     ddp_timeout: int = free(
         1800,
-        "seconds that ranks wait for each other, including while one prepares the rows; after "
-        "that, each prints its stacks and ends. A checkpoint may take longer, as its size allows. "
-        "If preparing the rows takes longer, first run the same command with --num_processes 1 and "
-        "--dry_run to fill the cache",
+        "seconds that ranks wait for each other, including while one prepares the rows (to do that "
+        "before: --num_processes 1 and --dry_run); after that, each prints its stacks and ends",
         POSITIVE,
     )
     dry_run: bool = free(
         False,
-        "check arguments, strategy, data and disk without loading weights, print the start summary "
-        "and how to plan the memory, and stop",
+        "check arguments, strategy and data without loading weights, print the summary, and stop",
     )
 
     def conflicts(self) -> Iterator[str]:

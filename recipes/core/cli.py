@@ -18,7 +18,6 @@ import dataclasses
 import difflib
 import json
 import math
-import re
 import sys
 import typing
 from collections.abc import Iterator, Mapping, Sequence
@@ -252,17 +251,6 @@ def find_conflicts(args: Any) -> Iterator[str]:
             yield from vars(owner)["conflicts"](args)
 
 
-class PlainLoader(yaml.SafeLoader):
-    """Reads values as text, as the command line does: otherwise YAML takes `no` for false."""
-
-    yaml_implicit_resolvers: dict[str, Any] = {}  # otherwise shared with its parent
-
-
-PlainLoader.add_implicit_resolver(
-    "tag:yaml.org,2002:null", re.compile(r"(~|null|)$"), ["~", "n", ""]
-)
-
-
 def with_files_read(parser: Parser, words: Sequence[str]) -> list[str]:
     """Return a command line with the arguments of each `--config FILE` before the other words."""
     finder = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
@@ -277,7 +265,10 @@ def words_of_file(parser: Parser, path: str) -> list[str]:
     """Return the arguments in a file, or in a run.json, as words of the command line."""
     try:
         with open(path, encoding="utf-8") as file:
-            content = json.load(file) if path.endswith(".json") else yaml.load(file, PlainLoader)
+            if path.endswith(".json"):
+                content = json.load(file)
+            else:  # as text, like the command line: YAML itself takes `no` for false
+                content = yaml.load(file, yaml.BaseLoader)
     except (OSError, ValueError, yaml.YAMLError) as error:
         parser.error(f"{CONFIG} {path}: {' '.join(str(error).split())}")
     if not isinstance(content, dict):
@@ -287,8 +278,8 @@ def words_of_file(parser: Parser, path: str) -> list[str]:
         action = parser._option_string_actions.get(f"--{key}")
         if action is None or action.default is argparse.SUPPRESS:
             parser.refuse([f"--{key}"], f"{CONFIG} {path}: ")
-        if value is None or (value == [] and action.nargs != "*"):
-            continue
+        if value in (None, "", "~", "null") or (value == [] and action.nargs != "*"):
+            continue  # the default
         if isinstance(value, list):
             words += [f"--{key}", *map(str, value)]
             continue

@@ -182,11 +182,6 @@ def open_sources(
         open_source: a function of a name, a configuration, a split and whether it is required,
             like `open_rows`.
     """
-    roles = [*args.COLUMN_ROLES, *args.COLUMN_ARGUMENTS]
-    for role, column in args.columns_by_role.items():
-        if role not in roles or not column:
-            known = f"has to be ROLE=COLUMN, and the roles are {', '.join(roles)}"
-            fail(Exit.USAGE, f"--columns {role}={column}: {known}")
     names = args.dataset_name
     if isinstance(names, str):
         names = [names]

@@ -158,11 +158,6 @@ def test_columns_that_nothing_reads_are_told_of_all_rows(read):
     assert rows.notes == "3; not read: url, id, old"
 
 
-def test_a_role_that_is_none_is_refused(problem_of):
-    told = problem_of(64, {"rows.jsonl": ["a"]}, columns_by_role={"txet": "text"})
-    assert "--columns txet=text: has to be ROLE=COLUMN, and the roles are text" in told
-
-
 def test_a_row_is_read_under_the_names_of_roles():
     row = TrackedRow({"question": "a", "answer": "b", "input": "c", "url": "d"})
     renamed = rename_columns(row, {"prompt": "question", "completion": "answer"})
