@@ -27,8 +27,6 @@ TOP_LEVEL = (*ClusterConfig.__dataclass_fields__, "fp16", "dynamo_backend")
 SECTIONS = [name for name in TOP_LEVEL if name.endswith("_config")]
 # What `_validate_launch_command` of accelerate puts before the keys of a section
 PREFIXES = {"fsdp_config": "fsdp", "fp8_config": "fp8", "dynamo_config": "dynamo_"}
-# The launcher passes on all that begins with fp8, and its parser lacks this one
-WITHOUT_OPTION = {"fp8_use_mxfp8_block_scaling"}
 LAUNCHER = re.compile(r"(^|/)accelerate-launch$|\baccelerate[./]commands[./]launch(\.py)?$")
 PROGRAM = re.compile(r"(^|/)accelerate$|\baccelerate[./]commands[./]accelerate_cli(\.py)?$")
 
@@ -106,22 +104,15 @@ class Fault:
 
 @dataclass(frozen=True)
 class Key:
-    """A key as it is written.
-
-    Attributes:
-        path: the keys from the top of the file down to this one.
-        line: from 1.
-        is_section: whether its value is a mapping, or nothing.
-    """
+    """A key as it is written: the keys from the top of the file down to it, and its line."""
 
     path: tuple[str, ...]
     line: int
-    is_section: bool
 
     @property
     def name(self) -> str:
         """Its name in `accelerate launch`: the key, with the prefix of its section."""
-        return full_name(self.path[0], self.path[-1]) if len(self.path) > 1 else self.path[0]
+        return full_name("".join(self.path[:-1]), self.path[-1])
 
 
 def full_name(section: str, key: str) -> str:
@@ -138,9 +129,7 @@ def read_keys(text: str) -> list[Key]:
             return
         for key, value in node.value:
             path = (*above, str(key.value))
-            is_null = value.tag == "tag:yaml.org,2002:null"
-            is_section = is_null or isinstance(value, yaml.MappingNode)
-            yield Key(path, key.start_mark.line + 1, is_section)
+            yield Key(path, key.start_mark.line + 1)
             yield from walk(value, path)
 
     return list(walk(yaml.compose(text, yaml.SafeLoader), ()))
@@ -151,7 +140,7 @@ def names_of_options() -> frozenset[str]:
     """Return what the keys of sections may be called: the launcher copies them to its options."""
     options = {action.dest for action in launch_command_parser()._actions}
     read = re.findall(r"\bargs\.(\w+)", inspect.getsource(accelerate_launch))
-    return frozenset(options | set(read) | WITHOUT_OPTION)
+    return frozenset(options | set(read))
 
 
 def find_unknown_keys(file: str) -> Iterator[Fault]:
@@ -162,19 +151,13 @@ def find_unknown_keys(file: str) -> Iterator[Fault]:
         names = names_of_options()
         if len(key.path) == 1:
             names = TOP_LEVEL
-        reason = ""
-        fix = "delete it"
+        dotted = ".".join(key.path)
         if written[key.path] > 1:
-            reason = "written twice: the last one counts"
-            fix = "keep one"
-        elif key.path[0] in SECTIONS and len(key.path) == 1 and not key.is_section:
-            reason = "must be a mapping: nothing of it is read"
-            fix = "indent its keys below it"
+            yield Fault(file, key.line, dotted, "written twice: the last one counts", "keep one")
         elif key.name not in names and len(key.path) <= 2:
-            reason = "accelerate has no such key here"
-            fix = ", ".join(difflib.get_close_matches(key.name, names, 1, 0.8)) or fix
-        if reason:
-            yield Fault(file, key.line, ".".join(key.path), reason, fix)
+            close = difflib.get_close_matches(key.name, names, 1, 0.8)
+            fix = close[0] if close else "delete it"
+            yield Fault(file, key.line, dotted, "accelerate has no such key here", fix)
 
 
 def find_launch_faults() -> list[str]:

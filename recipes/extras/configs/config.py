@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A config as the launcher of accelerate reads it: all its keys by the names of its options."""
+"""A config as the launcher of accelerate reads it: values by the names of its options."""
 
 from argparse import Namespace
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from math import prod
@@ -11,7 +12,7 @@ from typing import Any
 import yaml
 from accelerate.utils import str_to_bool
 
-from core.config_names import SECTIONS, Fault, Key, full_name, read_keys
+from core.config_names import SECTIONS, Fault, Key, full_name
 
 # The options that choose an engine, and the section that an engine reads
 ENGINES = {
@@ -26,45 +27,22 @@ MESH_KINDS = ("dp_replicate", "dp_shard", "tp", "cp", "sp")
 STRATEGIES = ("FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD", "HYBRID_SHARD_ZERO2")
 
 
+# What a rule finds: severity ("recipes" is an error for these recipes alone), name, reason, fix
+Found = tuple[str, str, str, str]
+
+
 @dataclass(frozen=True)
 class Config:
     """A config, as the command line of the launcher changes it.
 
     Attributes:
-        file: its path.
-        keys: those of the top level and of the sections, as they are written.
         values: {name: value}; a section has its mapping.
         folder: where the launcher is started.
-        for_recipes: whether what only these recipes need counts as an error.
     """
 
-    file: str
-    keys: list[Key]
     values: dict[str, Any]
     folder: str = "."
-    for_recipes: bool = True
 
-    # ---- What is found ----
-    def error(self, name: str, reason: str, fix: str) -> Fault:
-        """Return what stops, or what silently runs otherwise than it is written."""
-        return self.fault("error", name, reason, fix)
-
-    def warning(self, name: str, reason: str, fix: str) -> Fault:
-        """Return what runs, but has a cost or a surprise."""
-        return self.fault("warning", name, reason, fix)
-
-    def of_recipes(self, name: str, reason: str, fix: str) -> Fault:
-        """Return what these recipes cannot run with, which says nothing about other scripts."""
-        return self.fault("error" if self.for_recipes else "info", name, reason, fix)
-
-    def fault(self, severity: str, name: str, reason: str, fix: str) -> Fault:
-        """Return a fault at the key of a name, which need not be written."""
-        for key in self.keys:
-            if key.name == name:
-                return Fault(self.file, key.line, ".".join(key.path), reason, fix, severity)
-        return Fault(self.file, None, name, reason, fix, severity)
-
-    # ---- Values ----
     def text(self, name: str, default: str = "") -> str:
         """Return a value as text; the default also stands for an empty one."""
         value = self.values.get(name)
@@ -93,7 +71,6 @@ class Config:
         """Return a size of the mesh, as of "tp"."""
         return self.number(f"parallelism_config_{kind}_size", 1)
 
-    # ---- What it asks for ----
     @property
     def engine(self) -> str:
         """The distributed_type; an unquoted NO is false in YAML, and nothing means NO."""
@@ -121,18 +98,16 @@ class Config:
         return prod(self.size(kind) for kind in MESH_KINDS)
 
 
-def read_config(file: str, launch: Namespace | None = None, for_recipes: bool = True) -> Config:
+def read_config(file: str, launch: Namespace | None = None) -> Config:
     """Return a config, as the options of a launch change it.
 
     Args:
         file: the YAML or JSON that the launcher reads.
         launch: as `core.config_names.find_launch` returns it.
-        for_recipes: whether what only these recipes need counts as an error.
 
     Raises OSError, ValueError, or yaml.YAMLError if it cannot be read as a mapping.
     """
-    text = Path(file).read_text(encoding="utf-8")
-    content = yaml.safe_load(text)
+    content = yaml.safe_load(Path(file).read_text(encoding="utf-8"))
     if not isinstance(content, dict):
         raise ValueError(f"{file} is not an accelerate config: it has no keys")
     values = {str(name): value for name, value in content.items()}
@@ -148,5 +123,25 @@ def read_config(file: str, launch: Namespace | None = None, for_recipes: bool = 
         if values.get(option):  # it also means that the sections of the others are not read
             values["distributed_type"] = engine
             values |= dict.fromkeys(set(SECTION_OF.values()) - {SECTION_OF.get(engine)})
-    keys = [key for key in read_keys(text) if len(key.path) == 1 or key.path[0] in SECTIONS]
-    return Config(file, [key for key in keys if len(key.path) <= 2], values, folder, for_recipes)
+    return Config(values, folder)
+
+
+def at_keys(
+    found: Iterable[Found], file: str, keys: Mapping[str, Key], for_recipes: bool
+) -> Iterator[Fault]:
+    """Yield what is found in a file with its places.
+
+    Args:
+        found: by rules.
+        file: its path.
+        keys: {name: key that is written}.
+        for_recipes: whether what only these recipes need counts as an error.
+    """
+    for severity, name, reason, fix in found:
+        if severity == "recipes":
+            severity = "error" if for_recipes else "info"
+        if name in keys:
+            dotted = ".".join(keys[name].path)
+            yield Fault(file, keys[name].line, dotted, reason, fix, severity)
+        else:
+            yield Fault(file, None, name, reason, fix, severity)

@@ -12,6 +12,7 @@ import pydantic
 import yaml
 
 from core.config_names import Fault, read_keys
+from extras.configs.config import Found, at_keys
 
 # {key: the recipes' flag that owns it}
 OWNED = {
@@ -48,9 +49,6 @@ class Watched(dict):
         return self
 
 
-Found = tuple[str, tuple[str, ...], str, str]  # severity, path, reason, fix
-
-
 def check_json(file: str, for_recipes: bool = True) -> Iterator[Fault]:
     """Yield what is wrong with a DeepSpeed JSON. Raises ValueError if it cannot be read."""
     try:
@@ -59,13 +57,11 @@ def check_json(file: str, for_recipes: bool = True) -> Iterator[Fault]:
         yield Fault(file, None, "deepspeed_config_file", str(error), "its path")
         return
     content = json.loads(text)
-    lines = {}
+    keys = {}
     with suppress(yaml.YAMLError):  # JSON with tabs is not YAML, and gets no lines
-        lines = {key.path: key.line for key in read_keys(text)}
-    for severity, path, reason, fix in [*keys_that_are_refused(content), *rules_of_json(content)]:
-        if severity == "recipes":
-            severity = "error" if for_recipes else "info"
-        yield Fault(file, lines.get(path), ".".join(path), reason, fix, severity)
+        keys = {".".join(key.path): key for key in read_keys(text)}
+    found = [*keys_that_are_refused(content), *rules_of_json(content)]
+    yield from at_keys(found, file, keys, for_recipes)
 
 
 def keys_that_are_refused(content: dict) -> Iterator[Found]:
@@ -82,13 +78,13 @@ def keys_that_are_refused(content: dict) -> Iterator[Found]:
             DeepSpeedConfig(watched)
         except pydantic.ValidationError as error:
             for problem in error.errors():
-                path = (key, *map(str, problem["loc"]))
+                path = ".".join(map(str, (key, *problem["loc"])))
                 yield "error", path, f"DeepSpeed stops: {problem['msg']}", "see its documentation"
         except Exception as error:  # of any kind, since its reader assumes that it is a mapping
-            yield "error", (key,), f"DeepSpeed stops: {error}", "see its documentation"
+            yield "error", key, f"DeepSpeed stops: {error}", "see its documentation"
         else:
             if key not in watched.asked:
-                yield "error", (key,), "DeepSpeed has no such key, and ignores it", "delete it"
+                yield "error", key, "DeepSpeed has no such key, and ignores it", "delete it"
 
 
 def without_autos(section: dict) -> dict:
@@ -106,25 +102,25 @@ def rules_of_json(content: dict) -> Iterator[Found]:
     """Yield what is otherwise in force than it is written, and what the recipes take elsewhere."""
     for name, flag in OWNED.items():
         if content.get(name, "auto") != "auto":
-            yield "recipes", (name,), f"the recipes take it from {flag}", "auto, or delete it"
+            yield "recipes", name, f"the recipes take it from {flag}", "auto, or delete it"
     zero = content.get("zero_optimization")
     if not isinstance(zero, dict):
-        yield "error", ("zero_optimization",), "missing: accelerate needs it", '{"stage": 0 to 3}'
+        yield "error", "zero_optimization", "missing: accelerate needs it", '{"stage": 0 to 3}'
         return
     stage = zero.get("stage", 0)
     if stage in ("0", "1", "2", "3"):
         reason = f"text: DeepSpeed runs ZeRO-{stage}, but accelerate does not know that"
-        yield "error", ("zero_optimization", "stage"), reason, f"{stage} without quotes"
+        yield "error", "zero_optimization.stage", reason, f"{stage} without quotes"
         return
     for what, first in (("offload_optimizer", 1), ("offload_param", 3)):
         device = (zero.get(what) or {}).get("device", "none")
         if device not in ("none", "auto") and stage in range(first):
             reason = f"ZeRO-{stage} does not offload this"
-            yield "error", ("zero_optimization", what, "device"), reason, f"stage {first}"
+            yield "error", f"zero_optimization.{what}.device", reason, f"stage {first}"
     gathers = "stage3_gather_16bit_weights_on_model_save"
     if stage == 3 and zero.get(gathers) not in (True, "true"):
         reason = "accelerator.get_state_dict fails at the end, after the training"
-        yield "warning", ("zero_optimization", gathers), reason, "true"
+        yield "warning", f"zero_optimization.{gathers}", reason, "true"
     if stage in (1, 2) and zero.get("round_robin_gradients"):
         reason = "DeepSpeed looks for weights in their old order, and checkpoints are wrong"
-        yield "recipes", ("zero_optimization", "round_robin_gradients"), reason, "delete it"
+        yield "recipes", "zero_optimization.round_robin_gradients", reason, "delete it"

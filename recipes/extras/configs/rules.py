@@ -7,7 +7,7 @@ What stops a launch is named where accelerate's own words do not lead to the key
 from argparse import Action, Namespace
 from collections.abc import Iterator
 from functools import cache
-from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 from accelerate.commands.launch import launch_command_parser
@@ -18,8 +18,16 @@ from accelerate.utils.constants import (
     FSDP_STATE_DICT_TYPE,
 )
 
-from core.config_names import SECTIONS, Fault
-from extras.configs.config import MESH_KINDS, SECTION_OF, STRATEGIES, Config, read_config
+from core.config_names import SECTIONS, Fault, read_keys
+from extras.configs.config import (
+    MESH_KINDS,
+    SECTION_OF,
+    STRATEGIES,
+    Config,
+    Found,
+    at_keys,
+    read_config,
+)
 from extras.configs.deepspeed_json import check_json
 
 # FSDP1's names of FSDP2's strategies on a mesh with replicas
@@ -48,51 +56,64 @@ WORDS: dict[str, Any] = {
 def check(file: str, launch: Namespace | None = None, for_recipes: bool = True) -> Iterator[Fault]:
     """Yield what is wrong with a config, apart from the names of its keys.
 
-    The arguments and exceptions are those of `read_config`.
+    The arguments are those of `read_config` and `at_keys`, as are the exceptions.
     """
-    config = read_config(file, launch, for_recipes)
+    config = read_config(file, launch)
+    keys = {}
+    for key in read_keys(Path(file).read_text(encoding="utf-8")):
+        if len(key.path) > 2 or (len(key.path) == 2 and key.path[0] not in SECTIONS):
+            continue
+        first = keys.setdefault(key.name, key)
+        if first.path != key.path:
+            reason = f"the same setting as {'.'.join(key.path)}, and one of them counts"
+            yield Fault(file, first.line, ".".join(first.path), reason, "keep one")
+    yield from at_keys(rules(config), file, keys, for_recipes)
+    if config.engine == "DEEPSPEED" and config.json is not None:
+        yield from check_json(config.json, for_recipes)
+
+
+def rules(config: Config) -> Iterator[Found]:
+    """Yield what the rules find."""
     yield from rules_of_launcher(config)
     yield from rules_of_sections(config)
     yield from rules_of_values(config)
     if config.engine == "FSDP":
         yield from rules_of_fsdp(config)
         yield from rules_of_sharding_keys(config)
-    if config.engine == "DEEPSPEED" and config.json is not None:
-        yield from check_json(config.json, for_recipes)
-    elif config.engine == "DEEPSPEED":
+    if config.engine == "DEEPSPEED" and config.json is None:
         yield from rules_of_zero(config)
     if config.places != 1:
         yield from rules_of_mesh(config)
 
 
 # ---- The launcher ----
-def rules_of_launcher(c: Config) -> Iterator[Fault]:
+def rules_of_launcher(c: Config) -> Iterator[Found]:
     """Check the number of processes, and what the launcher does not pass on."""
     processes = c.number("num_processes")
     is_one = c.engine in ("NO", "MULTI_CPU") and not c.values.get("cpu")
     if c.values.get("distributed_type", "") is None:
-        yield c.error("distributed_type", "empty: one process runs", "FSDP, DEEPSPEED or MULTI_GPU")
+        yield "error", "distributed_type", "empty: one process runs", "FSDP, DEEPSPEED or MULTI_GPU"
     elif is_one and processes > 1 and not c.text("mpirun_hostfile"):
-        yield c.error("distributed_type", f"one process runs, not {processes}", "MULTI_GPU")
+        yield "error", "distributed_type", f"one process runs, not {processes}", "MULTI_GPU"
     if processes % c.machines:
         reason = f"{c.machines} machines start the same number each"
-        yield c.error("num_processes", reason, "a multiple of num_machines")
+        yield "error", "num_processes", reason, "a multiple of num_machines"
     starts_itself = c.text("deepspeed_multinode_launcher", "pdsh") == "standard"
     is_started = starts_itself or c.text("deepspeed_hostfile")
     if c.engine == "DEEPSPEED" and c.machines > 1 and not is_started:
         reason = "without a deepspeed_hostfile DeepSpeed trains on this machine only"
         fix = "deepspeed_multinode_launcher: standard and a launch on each machine"
-        yield c.error("num_machines", reason, fix)
+        yield "error", "num_machines", reason, fix
     if c.engine == "DEEPSPEED" and c.text("dynamo_backend", "NO").upper() != "NO":
         name = "dynamo_config" if "dynamo_config" in c.values else "dynamo_backend"
-        yield c.error(name, "not passed on under DeepSpeed: nothing is compiled", "delete it")
+        yield "error", name, "not passed on under DeepSpeed: nothing is compiled", "delete it"
     if c.machines > 1 and not c.text("main_process_ip"):
         reason = "the machines have no address to connect to"
-        yield c.warning("num_machines", reason, "main_process_ip, or the flag")
+        yield "warning", "num_machines", reason, "main_process_ip, or the flag"
 
 
-def rules_of_sections(c: Config) -> Iterator[Fault]:
-    """An engine reads its own section only, and accelerate one of two keys of the same name."""
+def rules_of_sections(c: Config) -> Iterator[Found]:
+    """An engine reads its own section only, and of a section its keys."""
     others = {}
     for engine, section in SECTION_OF.items():
         if engine != c.engine and c.values.get(section):
@@ -100,14 +121,13 @@ def rules_of_sections(c: Config) -> Iterator[Fault]:
     own = SECTION_OF.get(c.engine, "")
     if others and c.values.get(own):
         for section in others.values():
-            yield c.error(section, f"{c.engine} runs and does not read it", "delete it")
+            yield "error", section, f"{c.engine} runs and does not read it", "delete it"
     elif others:
         reason = f"{c.engine} runs and does not read {' or '.join(others.values())}"
-        yield c.error("distributed_type", reason, " or ".join(others))
-    for first, second in pairwise(sorted(c.keys, key=lambda key: (key.name, key.line))):
-        if first.name == second.name and first.path != second.path:
-            reason = f"{'.'.join(second.path)} is the same setting, and one of them counts"
-            yield Fault(c.file, first.line, ".".join(first.path), reason, "keep one")
+        yield "error", "distributed_type", reason, " or ".join(others)
+    for section in SECTIONS:
+        if not isinstance(c.values.get(section), dict | None):
+            yield "error", section, "must be a mapping: nothing of it is read", "indent its keys"
 
 
 # ---- Values ----
@@ -117,7 +137,7 @@ def options() -> dict[str, Action]:
     return {action.dest: action for action in launch_command_parser()._actions}
 
 
-def rules_of_values(c: Config) -> Iterator[Fault]:
+def rules_of_values(c: Config) -> Iterator[Found]:
     """A value is one that the launcher, or what it starts, can read."""
     for name, value in c.values.items():
         of_others = name.startswith(("fp8_", "megatron_lm_", "mpirun_"))
@@ -127,7 +147,7 @@ def rules_of_values(c: Config) -> Iterator[Fault]:
             continue  # it may have FSDP1's names, and is not read
         wanted = what_it_has_to_be(name, value)
         if wanted:
-            yield c.error(name, f"{value}: not {wanted}", wanted)
+            yield "error", name, f"{value}: not {wanted}", wanted
 
 
 def what_it_has_to_be(name: str, value: Any) -> str:
@@ -158,29 +178,29 @@ def what_it_has_to_be(name: str, value: Any) -> str:
 
 
 # ---- FSDP ----
-def rules_of_fsdp(c: Config) -> Iterator[Fault]:
+def rules_of_fsdp(c: Config) -> Iterator[Found]:
     """Check fsdp_config, apart from the two keys of the sharding strategy."""
     if means_fsdp2(c):
-        yield c.error("fsdp_version", "missing, so FSDP1 runs with FULL_SHARD", "fsdp_version: 2")
+        yield "error", "fsdp_version", "missing, so FSDP1 runs with FULL_SHARD", "fsdp_version: 2"
         return
     if not c.text("fsdp_version"):
-        yield c.warning("fsdp_version", "missing, so FSDP1 runs", "fsdp_version: 1 or 2")
+        yield "warning", "fsdp_version", "missing, so FSDP1 runs", "fsdp_version: 1 or 2"
     is_whole = c.fsdp == 1 and c.strategy("fsdp_sharding_strategy") == "NO_SHARD"
     if c.text("fsdp_auto_wrap_policy", "NO_WRAP").upper() == "NO_WRAP" and not is_whole:
         reason = "the model is one unit: each process gathers all of it at once"
-        yield c.warning("fsdp_auto_wrap_policy", reason, "TRANSFORMER_BASED_WRAP")
+        yield "warning", "fsdp_auto_wrap_policy", reason, "TRANSFORMER_BASED_WRAP"
     if c.fsdp == 2 and c.is_on("fsdp_forward_prefetch"):
-        yield c.warning("fsdp_forward_prefetch", "FSDP2 does not read it", "delete it")
+        yield "warning", "fsdp_forward_prefetch", "FSDP2 does not read it", "delete it"
     if isinstance(c.values.get("fsdp_transformer_layer_cls_to_wrap"), list):
         reason = "a list: accelerate looks for classes with brackets in their names"
-        yield c.error("fsdp_transformer_layer_cls_to_wrap", reason, "text, with commas")
+        yield "error", "fsdp_transformer_layer_cls_to_wrap", reason, "text, with commas"
     if c.fsdp == 1 and not c.is_on("fsdp_use_orig_params", default=True):
         reason = "an optimizer made before prepare keeps parameters that FSDP1 replaces"
-        yield c.of_recipes("fsdp_use_orig_params", reason, "true")
+        yield "recipes", "fsdp_use_orig_params", reason, "true"
     loads_once = c.is_on("fsdp_cpu_ram_efficient_loading", default=True)
     if c.fsdp == 2 and c.size("tp") > 1 and loads_once:
         reason = "FSDP would copy tensor parallel parts into whole weights, and stop"
-        yield c.of_recipes("fsdp_cpu_ram_efficient_loading", reason, "false")
+        yield "recipes", "fsdp_cpu_ram_efficient_loading", reason, "false"
 
 
 def means_fsdp2(c: Config) -> bool:
@@ -189,7 +209,7 @@ def means_fsdp2(c: Config) -> bool:
     return is_form_of_2 and not c.text("fsdp_version")
 
 
-def rules_of_sharding_keys(c: Config) -> Iterator[Fault]:
+def rules_of_sharding_keys(c: Config) -> Iterator[Found]:
     """accelerate exports both keys of the strategy, and each version of FSDP reads one of them."""
     names = ("fsdp_sharding_strategy", "fsdp_reshard_after_forward")
     read, unread = names if c.fsdp == 1 else names[::-1]
@@ -207,57 +227,57 @@ def rules_of_sharding_keys(c: Config) -> Iterator[Fault]:
         elif "HYBRID" in wanted:
             fix = "a mesh, as in fsdp2_hybrid_shard.yaml"
     if wanted != runs:
-        yield c.error(unread, f"FSDP{c.fsdp} does not read it: {runs} runs, not {wanted}", fix)
+        yield "error", unread, f"FSDP{c.fsdp} does not read it: {runs} runs, not {wanted}", fix
     elif read not in c.values:
-        yield c.warning(unread, f"FSDP{c.fsdp} does not read it: {runs} runs anyway", fix)
+        yield "warning", unread, f"FSDP{c.fsdp} does not read it: {runs} runs anyway", fix
 
 
 # ---- DeepSpeed ----
-def rules_of_zero(c: Config) -> Iterator[Fault]:
+def rules_of_zero(c: Config) -> Iterator[Found]:
     """Check the keys of deepspeed_config, which count without a JSON."""
     stage = c.number("zero_stage", 2)
     if "zero_stage" not in c.values:
-        yield c.warning("zero_stage", "missing: ZeRO-2 runs", "zero_stage: 2")
+        yield "warning", "zero_stage", "missing: ZeRO-2 runs", "zero_stage: 2"
     for name, flag in OWNED.items():
         if c.text(name):
-            yield c.of_recipes(name, f"the recipes take it from {flag}", "delete it")
+            yield "recipes", name, f"the recipes take it from {flag}", "delete it"
     for what, first in (("optimizer", 1), ("param", 3)):
         name = f"offload_{what}_device"
         device = c.text(name, "none").lower()
         if device != "none" and stage < first:
-            yield c.error(name, f"ZeRO-{stage} does not offload this", f"zero_stage: {first}")
+            yield "error", name, f"ZeRO-{stage} does not offload this", f"zero_stage: {first}"
         elif device == "nvme":
             reason = f"the launcher drops offload_{what}_nvme_path: DeepSpeed swaps to ./none"
-            yield c.error(name, reason, "a deepspeed_config_file that names the path")
+            yield "error", name, reason, "a deepspeed_config_file that names the path"
     if stage == 3 and not c.is_on("zero3_save_16bit_model"):
         reason = "accelerator.get_state_dict fails at the end, after the training"
-        yield c.warning("zero3_save_16bit_model", reason, "zero3_save_16bit_model: true")
+        yield "warning", "zero3_save_16bit_model", reason, "zero3_save_16bit_model: true"
     if stage == 3 and not c.is_on("zero3_init_flag", default=True):
         reason = "each process first loads the whole model into host memory"
-        yield c.warning("zero3_init_flag", reason, "true")
+        yield "warning", "zero3_init_flag", reason, "true"
 
 
 # ---- Meshes ----
-def rules_of_mesh(c: Config) -> Iterator[Fault]:
+def rules_of_mesh(c: Config) -> Iterator[Found]:
     """Check the sizes of parallelism_config, of which at least one is not 1."""
     mesh = "parallelism_config"
     is_ddp = c.engine.startswith("MULTI")
     rows_are_split = c.size("sp") > 1
     if c.fsdp == 1:
-        yield c.error(mesh, "FSDP1 takes no mesh", "fsdp_version: 2, or HYBRID_SHARD")
+        yield "error", mesh, "FSDP1 takes no mesh", "fsdp_version: 2, or HYBRID_SHARD"
     elif c.fsdp == 2 and c.size("dp_shard") * c.size("cp") == 1:
-        yield c.error(mesh, "FSDP2 has nothing to shard over", "a dp_shard_size above 1")
+        yield "error", mesh, "FSDP2 has nothing to shard over", "a dp_shard_size above 1"
     elif c.engine == "DEEPSPEED" and not rows_are_split:
-        yield c.error(mesh, "DEEPSPEED does not split by it", "delete it")
+        yield "error", mesh, "DEEPSPEED does not split by it", "delete it"
     elif is_ddp and c.size("dp_shard") > 1 and c.size("tp") == 1:
-        yield c.error(mesh, "DDP runs and shards nothing", "FSDP with fsdp_version: 2")
+        yield "error", mesh, "DDP runs and shards nothing", "FSDP with fsdp_version: 2"
     elif is_ddp and c.size("dp_shard") > 1:
         reason = "without FSDP nothing is sharded, and nothing averages gradients of the groups"
-        yield c.error(f"{mesh}_dp_shard_size", reason, "FSDP with fsdp_version: 2")
+        yield "error", f"{mesh}_dp_shard_size", reason, "FSDP with fsdp_version: 2"
     if rows_are_split and c.engine != "DEEPSPEED":
         reason = "without DeepSpeed nothing splits rows by heads"
-        yield c.error(f"{mesh}_sp_size", reason, "DEEPSPEED, as in deepspeed_ulysses.yaml")
+        yield "error", f"{mesh}_sp_size", reason, "DEEPSPEED, as in deepspeed_ulysses.yaml"
     elif c.places != c.number("num_processes", c.places) and c.engine != "NO":
         sizes = " x ".join(str(c.size(kind)) for kind in MESH_KINDS)
         reason = f"its sizes are {sizes}, num_processes is {c.number('num_processes')}"
-        yield c.error(mesh, reason, f"other sizes, or num_processes: {c.places}")
+        yield "error", mesh, reason, f"other sizes, or num_processes: {c.places}"
