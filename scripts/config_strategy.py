@@ -102,6 +102,10 @@ def strategy_of(content: dict) -> ConfigStrategy:
         in_force = sharding_strategy(fsdp.get("fsdp_reshard_after_forward", True))
         if sizes["dp_replicate"] > 1:
             in_force = HYBRID.get(in_force, in_force)
+    offload = []
+    for key, value in {**fsdp, **zero}.items():
+        if "offload" in key and "activation" not in key and value in (True, "cpu"):
+            offload.append(key)
     places = prod(sizes.values())
     has_no_mesh = places == 1 or (engine == "zero" and sizes["sp"] == 1)
     return ConfigStrategy(
@@ -110,7 +114,7 @@ def strategy_of(content: dict) -> ConfigStrategy:
         in_force=in_force,
         replicas=sizes["dp_replicate"],
         shards=mesh.get("parallelism_config_dp_shard_size", 0),
-        offload=tuple(key for key, value in {**fsdp, **zero}.items() if offloads(key, value)),
+        offload=tuple(offload),
         places=0 if has_no_mesh else places,
         **{kind: sizes[kind] for kind in SHARING_KINDS},
     )
@@ -136,11 +140,6 @@ def sharding_strategy(value: Any) -> str:
     return {"TRUE": "FULL_SHARD", "FALSE": "SHARD_GRAD_OP"}.get(word, word)
 
 
-def offloads(key: str, value: Any) -> bool:
-    """Return whether a key moves parameters, gradients or optimizer state to the host."""
-    return "offload" in key and "activation" not in key and value in (True, "cpu")
-
-
 def mesh_sizes(content: dict) -> dict[str, int]:
     """Return the sizes of the mesh in parallelism_config; the default is 1."""
     mesh = content.get("parallelism_config") or {}
@@ -149,11 +148,8 @@ def mesh_sizes(content: dict) -> dict[str, int]:
 
 def misfit_of_mesh(content: dict, ranks: int) -> str:
     """Return that the mesh of a config has another number of places than there are ranks."""
-    names = {"dp_replicate": "replicas", "dp_shard": "shards"}
-    sizes = mesh_sizes(content)
-    words = [f"{size} {names.get(kind, kind)}" for kind, size in sizes.items() if size > 1]
-    places = prod(sizes.values())
+    places = prod(mesh_sizes(content).values())
     return (
-        f"the config's mesh is {' x '.join(words)}: it needs {places} processes, not {ranks}: "
-        f"launch {places}, or change the sizes in parallelism_config"
+        f"the config's mesh needs {places} processes, not {ranks}: launch {places}, or change the "
+        "sizes in parallelism_config"
     )

@@ -50,7 +50,7 @@ def test_on_cpu_it_starts_the_fewest_ranks_that_show_the_strategy(name, ranks, r
         (
             "fsdp2_hybrid_shard",
             {"num_processes": 8},
-            "mesh is 2 replicas x 2 shards: it needs 4 processes, not 8: launch 4",
+            "mesh needs 4 processes, not 8: launch 4",
         ),
         ("fsdp1_hybrid_shard", {"ranks_per_node": 1}, "not 4 ranks with 1 per node"),
         ("fsdp1_hybrid_shard", {"ranks_per_node": 3}, "not 4 ranks with 3 per node"),
