@@ -234,7 +234,7 @@ FAULTS = [
         "every rank draws the same dropout",
         f"{C}/run.py",
         (
-            "(self._args.seed, step, self._mesh.token_rank)",
+            "(self._args.seed, step, self._layout.token_rank)",
             "(self._args.seed, step, 0)",
         ),
         test="test_cells.py -k ddp-llama-dropout",
@@ -364,23 +364,23 @@ FAULTS = [
     ),
     fault(
         "a factor of the world size is missing",
-        f"{C}/mesh.py",
-        ("return self.data_ranks * self.cp * self.sp", "return 1"),
+        "recipes/core/engine.py",
+        ("layout.gradient_divisor", "1"),
         test="test_cells.py -k ddp-llama-full",
     ),
     fault(
         "DDP leaves out half of the adapters",
         f"{C}/model.py",
         (
-            "    split_adapters(model, accelerator)\n",
-            "    split_adapters(model, accelerator)\n    model._ddp_params_and_buffers_to_ignore = "
+            "    keep_running_statistics(model)\n",
+            "    keep_running_statistics(model)\n    model._ddp_params_and_buffers_to_ignore = "
             "[name for name, _ in model.named_parameters() if 'lora_B' in name]\n",
         ),
         test="test_cells.py -k ddp-llama-LoRA",
     ),
     fault(
         "experts are averaged over the ranks with copies of them",
-        f"{C}/experts.py",
+        "recipes/extras/experts/layout.py",
         (
             "num_ranks = torch.distributed.get_world_size()",
             "num_ranks = copies.size()",
@@ -389,16 +389,16 @@ FAULTS = [
     ),
     fault(
         "tokens count once for each rank that shares their row",
-        f"{C}/mesh.py",
+        "recipes/extras/mesh/layout.py",
         (
-            "divided(accelerator.reduce(value), Mesh.of(accelerator).copies)",
-            "accelerator.reduce(value)",
+            "divided(self.accelerator.reduce(value), self.copies)",
+            "self.accelerator.reduce(value)",
         ),
         test="test_cells.py -k deepspeed_ulysses",
     ),
     fault(
         "parts of rows all begin at position 0",
-        f"{C}/mesh.py",
+        "recipes/extras/mesh/layout.py",
         (
             'batch["inputs"] | part["inputs"] | {"position_ids": positions}',
             '{"input_ids": cut(ids)}',
@@ -407,7 +407,7 @@ FAULTS = [
     ),
     fault(
         "an evaluation under sequence parallelism is of parts of rows",
-        f"{C}/mesh.py",
+        "recipes/extras/mesh/layout.py",
         ("return self.cp * (self.sp if is_training else 1)", "return self.cp * self.sp"),
         test="test_cells.py -k deepspeed_ulysses",
     ),
@@ -415,8 +415,8 @@ FAULTS = [
         "ranks that share matrices draw dropout of their own",
         f"{C}/run.py",
         (
-            "(self._args.seed, step, self._mesh.token_rank)",
-            "(self._args.seed, step, self._mesh.rank)",
+            "(self._args.seed, step, self._layout.token_rank)",
+            "(self._args.seed, step, self._layout.data_rank)",
         ),
         test="test_cells.py -k 'tp-llama-dropout'",
     ),

@@ -36,12 +36,10 @@ from components.labels import (
     read_label,
     validate_texts,
 )
-from components.mesh import Mesh, sum_over_rows
-from components.mesh_checks import read_model_config
+from components.loading import read_model_config
 from components.model_checks import base_model_of, check_model
 from components.padding import pad_texts
 from components.run import Run
-from components.strategy import backward_of_sum
 from components.tokens import load_text_tokenizer, without_lone_surrogates
 from core.arguments import (
     CommonArguments,
@@ -55,6 +53,7 @@ from core.arguments import (
 from core.batches import Line, Plan, describe_batch, rows_of_lines
 from core.cli import arg, parse
 from core.data import Rows, describe_rows, hash_of_row, hold_out_and_mix, longest_row, read_rows
+from core.engine import backward_of_sum
 from core.model import make_optimizer
 
 # EDIT: your columns, of a text or of a pair of texts
@@ -83,7 +82,7 @@ class Arguments(
 ):
     """Text classification."""
 
-    EXTRAS: ClassVar[tuple[str, ...]] = ("configs", "hosts", "object_store")
+    EXTRAS: ClassVar[tuple[str, ...]] = ("configs", "hosts", "object_store", "mesh")
     LOSS_UNIT: ClassVar[str] = "per row"
     model_name_or_path: str = "google-bert/bert-base-uncased"  # Apache-2.0
     # EDIT: your data set. Default: 10,003 rows, 77 intents (CC-BY-4.0 license)
@@ -205,8 +204,8 @@ class TextCollator:
 
 
 def train(args: Arguments, run: Run) -> None:
-    accelerator = make_accelerator(args)
-    run.start(accelerator)
+    accelerator, layout = make_accelerator(args)
+    run.start(layout)
     set_seed(args.seed)
 
     # ---- Data ----
@@ -214,7 +213,7 @@ def train(args: Arguments, run: Run) -> None:
     with accelerator.local_main_process_first():  # the other ranks read its cache
         train_rows, eval_rows, classes = load_data(args, tokenizer)
     lengths = train_rows.lengths
-    plan = Plan(args, Mesh.of(accelerator), accelerator.device, len(train_rows), lengths)
+    plan = Plan(args, layout, len(train_rows), lengths)
     run.check_plan(plan.total_steps, plan.num_lines, plan.rows_per_step, train_rows.fingerprint)
     collator = TextCollator(tokenizer)
     train_loader = plan.training_loader(train_rows, collator, first_step=run.step)
@@ -222,7 +221,7 @@ def train(args: Arguments, run: Run) -> None:
 
     # ---- Model, optimizer, schedule ----
     model, of_head = load_classifier(
-        AutoModelForSequenceClassification, args, classes.names, accelerator, task_type="SEQ_CLS"
+        AutoModelForSequenceClassification, args, classes.names, layout, task_type="SEQ_CLS"
     )
     config = base_model_of(model).config
     config.pad_token_id = tokenizer.pad_token_id  # decoders classify at the last token before it
@@ -239,7 +238,7 @@ def train(args: Arguments, run: Run) -> None:
     run.resume(model, optimizer, schedule)
 
     # ---- Train ----
-    measure = partial(evaluate_classifier, run, accelerator, model)
+    measure = partial(evaluate_classifier, run, layout, model)
     if eval_loader and run.owes_evaluation(plan.evaluate_after):
         measure(eval_loader)
     model.train()
@@ -249,7 +248,7 @@ def train(args: Arguments, run: Run) -> None:
         # The sum of the rows' weights, and all tokens without padding.
         # Divided by the counts of the whole step on all ranks, the loss is the same for any number
         # of ranks and micro-batches.
-        counts = sum_over_rows(accelerator, sum(batch["counts"] for batch in micro_batches))
+        counts = layout.sum_over_rows(sum(batch["counts"] for batch in micro_batches))
         weight, num_tokens = counts
         losses = []
         grad_norm = None
@@ -258,7 +257,7 @@ def train(args: Arguments, run: Run) -> None:
                 loss = weighted_row_losses(model, batch)[0] / weight
                 losses.append(loss.detach())
                 # Backward, without the division by ranks and micro-batches that engines add
-                backward_of_sum(accelerator, loss)
+                backward_of_sum(layout, loss)
                 if accelerator.sync_gradients:
                     max_norm = args.max_grad_norm or math.inf  # 0 only measures the norm
                     grad_norm = accelerator.clip_grad_norm_(model.parameters(), max_norm)

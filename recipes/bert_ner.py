@@ -29,11 +29,9 @@ from components.accelerator import make_accelerator
 from components.classifier import load_classifier
 from components.export import save_model
 from components.loading import loading
-from components.mesh import Mesh, sum_over_rows
 from components.model_checks import base_model_of, check_model
 from components.padding import pad_texts
 from components.run import Run
-from components.strategy import backward_of_sum
 from components.tagger import evaluate_tags, summed_tag_loss
 from components.tags import (
     NO_WORD,
@@ -67,6 +65,7 @@ from core.data import (
     longest_row,
     read_rows,
 )
+from core.engine import backward_of_sum
 from core.model import make_optimizer
 
 # EDIT: your columns of tags
@@ -84,7 +83,7 @@ class Arguments(
 ):
     """Token classification."""
 
-    EXTRAS: ClassVar[tuple[str, ...]] = ("configs", "hosts", "object_store")
+    EXTRAS: ClassVar[tuple[str, ...]] = ("configs", "hosts", "object_store", "mesh")
     LOSS_UNIT: ClassVar[str] = "nats per label"
     model_name_or_path: str = "google-bert/bert-base-cased"  # Apache-2.0
     # EDIT: your data set. Default: 14,041 sentences, 4 kinds of entities (for research only)
@@ -231,8 +230,8 @@ class TagCollator:
 
 
 def train(args: Arguments, run: Run) -> None:
-    accelerator = make_accelerator(args)
-    run.start(accelerator)
+    accelerator, layout = make_accelerator(args)
+    run.start(layout)
     set_seed(args.seed)
 
     # ---- Data ----
@@ -241,7 +240,7 @@ def train(args: Arguments, run: Run) -> None:
         train_rows, eval_rows, tag_ids = load_data(args, tokenizer)
     names = list(tag_ids)
     lengths = train_rows.lengths
-    plan = Plan(args, Mesh.of(accelerator), accelerator.device, len(train_rows), lengths)
+    plan = Plan(args, layout, len(train_rows), lengths)
     run.check_plan(plan.total_steps, plan.num_lines, plan.rows_per_step, train_rows.fingerprint)
     collator = TagCollator(tokenizer, tag_ids, args.label_all_tokens)
     train_loader = plan.training_loader(train_rows, collator, first_step=run.step)
@@ -249,7 +248,7 @@ def train(args: Arguments, run: Run) -> None:
 
     # ---- Model, optimizer, schedule ----
     model, of_head = load_classifier(
-        AutoModelForTokenClassification, args, names, accelerator, task_type="TOKEN_CLS"
+        AutoModelForTokenClassification, args, names, layout, task_type="TOKEN_CLS"
     )
     config = base_model_of(model).config
     config.pad_token_id = tokenizer.pad_token_id
@@ -265,7 +264,7 @@ def train(args: Arguments, run: Run) -> None:
     run.resume(model, optimizer, schedule)
 
     # ---- Train ----
-    measure = partial(evaluate_tags, run, accelerator, model, names)
+    measure = partial(evaluate_tags, run, layout, model, names)
     if eval_loader and run.owes_evaluation(plan.evaluate_after):
         measure(eval_loader)
     model.train()
@@ -275,7 +274,7 @@ def train(args: Arguments, run: Run) -> None:
         # Tokens that have a tag, and all tokens without padding.
         # Divided by the counts of the whole step on all ranks, the loss is the same for any number
         # of ranks and micro-batches.
-        counts = sum_over_rows(accelerator, sum(batch["counts"] for batch in micro_batches))
+        counts = layout.sum_over_rows(sum(batch["counts"] for batch in micro_batches))
         num_labeled, num_tokens = counts
         losses = []
         grad_norm = None
@@ -284,7 +283,7 @@ def train(args: Arguments, run: Run) -> None:
                 loss = summed_tag_loss(model, batch)[0] / num_labeled
                 losses.append(loss.detach())
                 # Backward, without the division by ranks and micro-batches that engines add
-                backward_of_sum(accelerator, loss)
+                backward_of_sum(layout, loss)
                 if accelerator.sync_gradients:
                     max_norm = args.max_grad_norm or math.inf  # 0 only measures the norm
                     grad_norm = accelerator.clip_grad_norm_(model.parameters(), max_norm)

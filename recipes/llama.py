@@ -24,7 +24,6 @@ from functools import partial
 from typing import Any, ClassVar
 
 import torch
-from accelerate import Accelerator
 from accelerate.utils import set_seed
 from transformers import AutoModelForCausalLM
 
@@ -32,12 +31,10 @@ from components.accelerator import make_accelerator
 from components.answers import describe_predictions, make_predictor
 from components.export import save_model
 from components.generation import name_false_marks
-from components.mesh import Mesh, part_of, sum_over_rows
 from components.model import add_adapters, load_pretrained, set_up_layers
 from components.model_checks import check_model
 from components.perplexity import evaluate_perplexity
 from components.run import Run
-from components.strategy import backward_of_sum
 from components.tokens import load_tokenizer
 from core.arguments import (
     ChatArguments,
@@ -62,6 +59,7 @@ from core.chat import (
 )
 from core.cli import arg, free, parse
 from core.data import Rows, describe_rows, hold_out_and_mix, longest_row, read_rows
+from core.engine import Layout, backward_of_sum
 from core.loss import LossInHead
 from core.model import add_neftune, make_optimizer
 
@@ -85,7 +83,7 @@ class Arguments(
 ):
     """Instruction tuning."""
 
-    EXTRAS: ClassVar[tuple[str, ...]] = ("configs", "hosts", "object_store")
+    EXTRAS: ClassVar[tuple[str, ...]] = ("configs", "hosts", "object_store", "mesh")
     MESH: ClassVar[Sequence[str]] = ("tp", "cp", "sp")
     model_name_or_path: str = "HuggingFaceTB/SmolLM2-135M"
     # EDIT: your data set. Default: 2,260 rows (Apache-2.0 license)
@@ -177,18 +175,18 @@ def load_data(args: Arguments, tokenizer: Any) -> tuple[Rows, Rows | None]:
 
 
 # ---- Model ----
-def load_model(args: Arguments, accelerator: Accelerator) -> torch.nn.Module:
+def load_model(args: Arguments, layout: Layout) -> torch.nn.Module:
     """Return the model, quantized and with adapters if the arguments request it."""
-    model = load_pretrained(AutoModelForCausalLM, args, accelerator)
+    model = load_pretrained(AutoModelForCausalLM, args, layout)
     set_up_layers(model, args)
-    model = add_adapters(model, args, accelerator, task_type="CAUSAL_LM")
+    model = add_adapters(model, args, layout, task_type="CAUSAL_LM")
     add_neftune(model, args.neftune_noise_alpha)
     return model
 
 
 def train(args: Arguments, run: Run) -> None:
-    accelerator = make_accelerator(args)
-    run.start(accelerator)
+    accelerator, layout = make_accelerator(args)
+    run.start(layout)
     set_seed(args.seed)
 
     # ---- Data ----
@@ -199,7 +197,7 @@ def train(args: Arguments, run: Run) -> None:
     lines = None
     if args.packing:
         lines = sorted(pack(lengths, args.max_length), key=min)  # by their first rows
-    plan = Plan(args, Mesh.of(accelerator), accelerator.device, len(lines or lengths), lengths)
+    plan = Plan(args, layout, len(lines or lengths), lengths)
     run.check_plan(plan.total_steps, plan.num_lines, plan.rows_per_step, train_rows.fingerprint)
     # The collator makes batches of rows, for evaluation always. The packer makes those to train on:
     # with --packing their lines are all --max_length wide.
@@ -207,14 +205,14 @@ def train(args: Arguments, run: Run) -> None:
         pad_token_id=tokenizer.pad_token_id,
         refit=args.padding_free,  # fit the rows of a batch into fewer lines, in place of padding
         one_line=takes_one_line(args.attn_implementation),
-        pad_to_multiple_of=Mesh.of(accelerator).pad_to_multiple_of,
+        pad_to_multiple_of=layout.multiple_of,
     )
     packer = dataclasses.replace(collator, width=args.max_length if lines else 0)
     train_loader = plan.training_loader(train_rows, packer, first_step=run.step, lines=lines)
     eval_loader = plan.evaluation_loader(eval_rows, collator)
 
     # ---- Model, optimizer, schedule ----
-    model = load_model(args, accelerator)
+    model = load_model(args, layout)
     # EDIT: another loss of a token is one line of token_losses in core/loss.py, as in
     #     cross_entropy(logits, targets, reduction="none", label_smoothing=0.1)
     token_loss = LossInHead(model, args.max_logits_mib, accelerator.device)
@@ -224,7 +222,7 @@ def train(args: Arguments, run: Run) -> None:
         train_rows.largest_token(tokenizer),
         longest_row=longest_row(train_rows, eval_rows),
         shares_lines=args.packing or args.padding_free or collator.one_line,
-        gives_ends=collator.one_line or Mesh.of(accelerator).sp > 1,
+        gives_ends=collator.one_line or layout.parts_of_row() > 1,
     )
     predictor = make_predictor(args, run, accelerator, plan, eval_rows, tokenizer, model)
     notes = describe_rows(train_rows, eval_rows) | describe_predictions(predictor)
@@ -246,7 +244,7 @@ def train(args: Arguments, run: Run) -> None:
     run.resume(model, optimizer, schedule)
 
     # ---- Train ----
-    measure = partial(evaluate_perplexity, run, accelerator, model, token_loss, predictor=predictor)
+    measure = partial(evaluate_perplexity, run, layout, model, token_loss, predictor=predictor)
     if eval_loader and run.owes_evaluation(plan.evaluate_after):
         measure(eval_loader)
     model.train()
@@ -256,16 +254,16 @@ def train(args: Arguments, run: Run) -> None:
         # Tokens that are trained on, and all tokens without padding.
         # Divided by the counts of the whole step on all ranks, the loss is the same for any number
         # of ranks and micro-batches.
-        counts = sum_over_rows(accelerator, sum(batch["counts"] for batch in micro_batches))
+        counts = layout.sum_over_rows(sum(batch["counts"] for batch in micro_batches))
         num_trained_on, num_tokens = counts
         losses = []
         grad_norm = None
         for batch in micro_batches:
-            with accelerator.accumulate(model), part_of(accelerator, batch) as part:
+            with accelerator.accumulate(model), layout.part_of(batch) as part:
                 loss = token_loss(model, part) / num_trained_on
                 losses.append(loss.detach())
                 # Backward, without the division by ranks and micro-batches that engines add
-                backward_of_sum(accelerator, loss)
+                backward_of_sum(layout, loss)
                 if accelerator.sync_gradients:
                     max_norm = args.max_grad_norm or math.inf  # 0 only measures the norm
                     grad_norm = accelerator.clip_grad_norm_(model.parameters(), max_norm)

@@ -24,7 +24,6 @@ from functools import partial
 from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
-from accelerate import Accelerator
 from accelerate.utils import set_seed
 from torch.nn.functional import logsigmoid
 from torch.utils.data import DataLoader
@@ -33,7 +32,6 @@ from transformers import AutoModelForCausalLM
 
 from components.accelerator import make_accelerator
 from components.export import save_model
-from components.mesh import Mesh, part_of, sum_over_parts, sum_over_rows
 from components.model import add_adapters, load_pretrained, set_up_layers
 from components.model_checks import check_model
 from components.pairs import (
@@ -47,7 +45,6 @@ from components.pairs import (
     tokenize_text_pair,
 )
 from components.run import Run
-from components.strategy import backward_of_sum
 from components.tokens import load_tokenizer
 from core.arguments import (
     ChatArguments,
@@ -71,6 +68,7 @@ from core.data import (
     read_rows,
     rename_columns,
 )
+from core.engine import Layout, backward_of_sum
 from core.loss import LossInHead
 from core.model import make_optimizer
 
@@ -98,7 +96,7 @@ class Arguments(
 ):
     """Preference tuning."""
 
-    EXTRAS: ClassVar[tuple[str, ...]] = ("configs", "hosts", "object_store")
+    EXTRAS: ClassVar[tuple[str, ...]] = ("configs", "hosts", "object_store", "mesh")
     LOSS_UNIT: ClassVar[str] = "per pair"
     MESH: ClassVar[Sequence[str]] = ("tp", "cp", "sp")
     model_name_or_path: str = "Qwen/Qwen2.5-0.5B-Instruct"  # Apache-2.0
@@ -182,15 +180,15 @@ def load_data(args: Arguments, tokenizer: Any) -> tuple[Rows, Rows | None]:
 
 
 # ---- Model ----
-def load_model(args: Arguments, accelerator: Accelerator) -> torch.nn.Module:
+def load_model(args: Arguments, layout: Layout) -> torch.nn.Module:
     """Return the model without dropout, quantized and with adapters if the arguments request it.
 
     Adapters keep their --lora_dropout.
     """
-    model = load_pretrained(AutoModelForCausalLM, args, accelerator)
+    model = load_pretrained(AutoModelForCausalLM, args, layout)
     set_up_layers(model, args)
     turn_off_dropout(model)
-    return add_adapters(model, args, accelerator, task_type="CAUSAL_LM")
+    return add_adapters(model, args, layout, task_type="CAUSAL_LM")
 
 
 def turn_off_dropout(model: torch.nn.Module) -> None:
@@ -231,7 +229,7 @@ class PairSums(NamedTuple):
 
 
 def answer_logps(
-    accelerator: Accelerator,
+    layout: Layout,
     model: torch.nn.Module,
     token_loss: LossInHead,
     batch: Mapping[str, Any],
@@ -248,7 +246,7 @@ def answer_logps(
     """
     losses, _ = token_loss.losses(model, batch)
     sums = sum_answers(place_in_lines(-losses, batch), batch)
-    by_pair, prompts = (sum_over_parts(accelerator, value, is_training) for value in sums)
+    by_pair, prompts = (layout.sum_over_parts(value, is_training) for value in sums)
     return by_pair, prompts
 
 
@@ -301,7 +299,7 @@ def preference_losses(
 
 
 def compare_answers(
-    accelerator: Accelerator,
+    layout: Layout,
     model: torch.nn.Module,
     token_loss: LossInHead,
     batch: Mapping[str, Any],
@@ -316,9 +314,7 @@ def compare_answers(
         reference_logps: log-probabilities of all rows under the reference, [rows, 2]; None runs
             the model without its adapters as the reference, except for orpo, which has none.
     """
-    find_logps = partial(
-        answer_logps, accelerator, model, token_loss, batch, is_training=is_training
-    )
+    find_logps = partial(answer_logps, layout, model, token_loss, batch, is_training=is_training)
     if args.loss_type == "orpo":
         logps, prompt_logps = find_logps()
         chosen_nll = -(logps[0].sum() + prompt_logps)
@@ -360,27 +356,27 @@ def sum_metrics(scores: torch.Tensor, logps: torch.Tensor, beta: float) -> torch
 
 @torch.no_grad()
 def run_reference(
-    accelerator: Accelerator,
+    layout: Layout,
     model: torch.nn.Module,
     token_loss: LossInHead,
     loader: DataLoader,
     num_rows: int,
 ) -> torch.Tensor:
     """Return the log-probabilities of all rows under the still untrained model, [rows, 2]."""
-    reference_logps = torch.zeros(num_rows, 2, device=accelerator.device)
+    reference_logps = torch.zeros(num_rows, 2, device=layout.device)
     model.eval()
-    for batch in tqdm(loader, "Reference", disable=not accelerator.is_main_process):
-        with part_of(accelerator, batch, is_training=False) as part:
-            logps, _ = answer_logps(accelerator, model, token_loss, part, is_training=False)
+    for batch in tqdm(loader, "Reference", disable=not layout.accelerator.is_main_process):
+        with layout.part_of(batch, is_training=False) as part:
+            logps, _ = answer_logps(layout, model, token_loss, part, is_training=False)
         reference_logps[batch["pairs"]] = logps.T
     # Each row was on one rank, and is zero on all others
-    return sum_over_rows(accelerator, reference_logps)
+    return layout.sum_over_rows(reference_logps)
 
 
 @torch.no_grad()
 def evaluate(
     run: Run,
-    accelerator: Accelerator,
+    layout: Layout,
     model: torch.nn.Module,
     token_loss: LossInHead,
     loader: DataLoader,
@@ -391,15 +387,15 @@ def evaluate(
     model.eval()
     compared = []
     for batch in run.interruptible(loader):
-        with part_of(accelerator, batch, is_training=False) as part:
+        with layout.part_of(batch, is_training=False) as part:
             sums = compare_answers(
-                accelerator, model, token_loss, part, reference_logps, args, is_training=False
+                layout, model, token_loss, part, reference_logps, args, is_training=False
             )
         losses = torch.stack([sums.loss, sums.chosen_nll])
         num_pairs_and_tokens = batch["counts"][:2]
         compared.append(torch.cat([losses, sums.metrics, num_pairs_and_tokens]))
     model.train()
-    totals = sum_over_rows(accelerator, sum(compared)).tolist()  # one reduction for all sums
+    totals = layout.sum_over_rows(sum(compared)).tolist()  # one reduction for all sums
     preference_loss, chosen_nll, *metric_sums, num_pairs, num_trained_on = totals
     loss = preference_loss / num_pairs + chosen_nll / num_trained_on
     metrics = {"eval_loss": loss}
@@ -410,7 +406,7 @@ def evaluate(
 
 
 def mean_metrics(
-    accelerator: Accelerator,
+    layout: Layout,
     losses: Sequence[torch.Tensor],
     metric_sums: Sequence[torch.Tensor],
     num_pairs: torch.Tensor,
@@ -422,14 +418,14 @@ def mean_metrics(
         metric_sums: those of `PairSums` of this rank's micro-batches.
         num_pairs: of the step, on all ranks.
     """
-    loss = sum_over_rows(accelerator, sum(losses)).item()
-    means = sum_over_rows(accelerator, sum(metric_sums)) / num_pairs
+    loss = layout.sum_over_rows(sum(losses)).item()
+    means = layout.sum_over_rows(sum(metric_sums)) / num_pairs
     return {"loss": loss, **dict(zip(METRICS, means.tolist(), strict=True))}
 
 
 def train(args: Arguments, run: Run) -> None:
-    accelerator = make_accelerator(args)
-    run.start(accelerator)
+    accelerator, layout = make_accelerator(args)
+    run.start(layout)
     set_seed(args.seed)
 
     # ---- Data ----
@@ -437,13 +433,13 @@ def train(args: Arguments, run: Run) -> None:
     with accelerator.local_main_process_first():  # the other ranks read its cache
         train_rows, eval_rows = load_data(args, tokenizer)
     lengths = train_rows.lengths
-    plan = Plan(args, Mesh.of(accelerator), accelerator.device, len(train_rows), lengths)
+    plan = Plan(args, layout, len(train_rows), lengths)
     run.check_plan(plan.total_steps, plan.num_lines, plan.rows_per_step, train_rows.fingerprint)
     collator = PairCollator(
         pad_token_id=tokenizer.pad_token_id,
         learn_prompts=args.loss_type == "orpo",
         one_line=takes_one_line(args.attn_implementation),
-        pad_to_multiple_of=Mesh.of(accelerator).pad_to_multiple_of,
+        pad_to_multiple_of=layout.multiple_of,
     )
     both = join_splits(train_rows, eval_rows)  # one numbering, for the table of the reference
     train_loader = plan.training_loader(both, collator, first_step=run.step)
@@ -452,7 +448,7 @@ def train(args: Arguments, run: Run) -> None:
     eval_loader = plan.ordered_loader(both, collator, range(len(train_rows), len(both)))
 
     # ---- Model, optimizer, schedule ----
-    model = load_model(args, accelerator)
+    model = load_model(args, layout)
     token_loss = LossInHead(model, args.max_logits_mib, accelerator.device)
     check_model(
         args,
@@ -473,7 +469,7 @@ def train(args: Arguments, run: Run) -> None:
     if args.runs_reference_before_training:  # while the model has its original weights
         reference_logps = run.compute_once(
             f"reference-{both.fingerprint}",
-            partial(run_reference, accelerator, model, token_loss, whole_loader, len(both)),
+            partial(run_reference, layout, model, token_loss, whole_loader, len(both)),
         )
     run.resume(model, optimizer, schedule)
 
@@ -481,7 +477,7 @@ def train(args: Arguments, run: Run) -> None:
     measure = partial(
         evaluate,
         run,
-        accelerator,
+        layout,
         model,
         token_loss,
         reference_logps=reference_logps,
@@ -496,19 +492,19 @@ def train(args: Arguments, run: Run) -> None:
         # Pairs, tokens that are trained on, and all tokens without padding.
         # Divided by the counts of the whole step on all ranks, the loss is the same for any number
         # of ranks and micro-batches.
-        counts = sum_over_rows(accelerator, sum(batch["counts"] for batch in micro_batches))
+        counts = layout.sum_over_rows(sum(batch["counts"] for batch in micro_batches))
         num_pairs, num_trained_on, num_tokens = counts
         losses = []
         metric_sums = []
         grad_norm = None
         for batch in micro_batches:
-            with accelerator.accumulate(model), part_of(accelerator, batch) as part:
-                sums = compare_answers(accelerator, model, token_loss, part, reference_logps, args)
+            with accelerator.accumulate(model), layout.part_of(batch) as part:
+                sums = compare_answers(layout, model, token_loss, part, reference_logps, args)
                 metric_sums.append(sums.metrics)
                 loss = sums.loss / num_pairs + sums.chosen_nll / num_trained_on
                 losses.append(loss.detach())
                 # Backward, without the division by ranks and micro-batches that engines add
-                backward_of_sum(accelerator, loss)
+                backward_of_sum(layout, loss)
                 if accelerator.sync_gradients:
                     max_norm = args.max_grad_norm or math.inf  # 0 only measures the norm
                     grad_norm = accelerator.clip_grad_norm_(model.parameters(), max_norm)
@@ -524,7 +520,7 @@ def train(args: Arguments, run: Run) -> None:
             grad_norm,
             num_tokens,
             epoch=step / plan.steps_per_epoch,
-            more=partial(mean_metrics, accelerator, losses, metric_sums, num_pairs),
+            more=partial(mean_metrics, layout, losses, metric_sums, num_pairs),
         )
         if eval_loader and step in plan.evaluate_after:
             measure(eval_loader)

@@ -26,29 +26,25 @@ from functools import partial
 from typing import Any, ClassVar
 
 import torch
-from accelerate import Accelerator
 from accelerate.utils import set_seed
 from transformers import AutoModelForCausalLM
 
 from components.accelerator import make_accelerator
 from components.export import save_model
 from components.generation import name_false_marks
-from components.mesh import Mesh
 from components.model import load_pretrained, outline_of, set_up_layers
 from components.model_checks import check_model
 from components.perplexity import log_perplexity
-from components.pipeline import Pipeline
-from components.pipeline_batches import PipelineCollator
-from components.pipeline_kinds import PipelineTrainingArguments, num_microbatches
-from components.pipeline_mesh import PipelineMesh
-from components.pipeline_stages import PartOfModel, Stage, check_stages, describe_pipeline
 from components.run import Run
 from components.tokens import load_tokenizer
 from core.arguments import (
     ChatArguments,
+    CommonArguments,
     InstructionTuningArguments,
     LengthArguments,
+    LossInHeadArguments,
     MixtureArguments,
+    PipelineArguments,
     RowArguments,
     SamplingArguments,
 )
@@ -62,7 +58,13 @@ from core.chat import (
 )
 from core.cli import arg, parse
 from core.data import Rows, describe_rows, hold_out_and_mix, longest_row, read_rows
+from core.engine import Layout
 from core.model import add_neftune, make_optimizer
+from extras.pipeline.batches import PipelineCollator
+from extras.pipeline.layout import PipelineLayout
+from extras.pipeline.pipeline import Pipeline
+from extras.pipeline.schedules import KINDS, num_microbatches
+from extras.pipeline.stages import PartOfModel, Stage, check_stages, describe_pipeline
 
 # EDIT: your columns, {prompt: answer}; a column named messages needs no entry
 PROMPT_AND_ANSWER = {"prompt": "completion", "instruction": "output", "question": "answer"}
@@ -70,7 +72,9 @@ PROMPT_AND_ANSWER = {"prompt": "completion", "instruction": "output", "question"
 
 @dataclass(kw_only=True)
 class Arguments(
-    PipelineTrainingArguments,
+    PipelineArguments,
+    LossInHeadArguments,
+    CommonArguments,
     MixtureArguments,
     LengthArguments,
     RowArguments,
@@ -80,8 +84,7 @@ class Arguments(
 ):
     """Instruction tuning over a pipeline."""
 
-    EXTRAS: ClassVar[tuple[str, ...]] = ("configs", "hosts", "object_store")
-    MESH: ClassVar[Sequence[str]] = ()
+    EXTRAS: ClassVar[tuple[str, ...]] = ("configs", "hosts", "object_store", "pipeline")
     model_name_or_path: str = "HuggingFaceTB/SmolLM2-135M"
     # EDIT: your data set. Default: 2,260 rows (Apache-2.0 license)
     dataset_name: list[str] = arg(["HuggingFaceTB/smoltalk"])
@@ -186,38 +189,39 @@ def make_collators(args: Arguments, pad: int) -> tuple[PipelineCollator, Pipelin
 
 
 # ---- Model ----
-def load_part(args: Arguments, accelerator: Accelerator, stages: Sequence[Stage]) -> Any:
+def load_part(args: Arguments, layout: Layout, stages: Sequence[Stage]) -> Any:
     """Return the part of the model that this rank trains; it reads no other weights.
 
     Args:
         stages: those of this rank.
     """
-    model = load_pretrained(PartOfModel(stages), args, accelerator)
+    model: Any = load_pretrained(PartOfModel(stages), args, layout)
     set_up_layers(model, args)
     add_neftune(model, args.neftune_noise_alpha)
-    return model.to(accelerator.device)
+    return model.to(layout.device)
 
 
 @torch.no_grad()
 def evaluate(
-    run: Run, accelerator: Accelerator, pipeline: Pipeline, batches: Iterable[Mapping[str, Any]]
+    run: Run, layout: PipelineLayout, pipeline: Pipeline, batches: Iterable[Mapping[str, Any]]
 ) -> None:
     """Log the loss and the perplexity of the evaluation batches. Every rank takes part."""
     pipeline.eval()
-    loss = torch.zeros((), device=accelerator.device)
-    num_trained_on = torch.zeros((), dtype=torch.long, device=accelerator.device)
+    loss = torch.zeros((), device=layout.device)
+    num_trained_on = torch.zeros((), dtype=torch.long, device=layout.device)
     for batch in run.interruptible(batches):
         loss += pipeline.evaluate(batch)
         num_trained_on += batch["counts"][0]
     pipeline.train()
-    loss = accelerator.reduce(loss)  # 0 on ranks without the last stage
-    num_trained_on = pipeline.mesh.sum_over_pipelines([num_trained_on])
+    loss = layout.sum_over_tokens(loss)  # 0 on ranks without the last stage
+    num_trained_on = layout.sum_over_rows(num_trained_on)
     log_perplexity(run, loss.item() / num_trained_on.item())
 
 
 def train(args: Arguments, run: Run) -> None:
-    accelerator = make_accelerator(args)
-    run.start(accelerator)
+    accelerator, layout = make_accelerator(args)
+    assert isinstance(layout, PipelineLayout)  # what its extra makes
+    run.start(layout)
     set_seed(args.seed)
 
     # ---- Data ----
@@ -227,7 +231,7 @@ def train(args: Arguments, run: Run) -> None:
     lengths = train_rows.lengths
     # In the order of their first rows
     lines = sorted(pack(lengths, args.max_length), key=min) if args.packing else None
-    plan = Plan(args, Mesh.of(accelerator), accelerator.device, len(lines or lengths), lengths)
+    plan = Plan(args, layout, len(lines or lengths), lengths)
     run.check_plan(plan.total_steps, plan.num_lines, plan.rows_per_step, train_rows.fingerprint)
     train_collator, eval_collator = make_collators(args, tokenizer.pad_token_id)
     train_loader = plan.training_loader(
@@ -260,18 +264,18 @@ def train(args: Arguments, run: Run) -> None:
         longest_row=longest_row(train_rows, eval_rows),
     )
 
-    mesh = PipelineMesh(accelerator, args.ddp_timeout)
-    own_stages = [stages[number] for number in mesh.stages_under(args.pipeline_schedule)]
-    model = load_part(args, accelerator, own_stages)
+    kind = KINDS[args.pipeline_schedule]
+    own_stages = [stages[number] for number in kind.stages_of(layout.rank, args.pp_size)]
+    model = load_part(args, layout, own_stages)
     model.left_out = getattr(outline, "left_out", None)  # What the result keeps of the base
     # With --shard_stages the weights are shards from here on
-    pipeline = Pipeline(args, accelerator, mesh, own_stages, model)
+    pipeline = Pipeline(args, layout, own_stages, model)
     optimizer, schedule = make_optimizer(model, args, accelerator, plan.total_steps)
     optimizer = accelerator.prepare(optimizer)
     run.resume(model, optimizer, schedule)
 
     # ---- Train ----
-    measure = partial(evaluate, run, accelerator, pipeline)
+    measure = partial(evaluate, run, layout, pipeline)
     if eval_loader and run.owes_evaluation(plan.evaluate_after):
         measure(eval_loader)
     pipeline.train()
@@ -281,7 +285,7 @@ def train(args: Arguments, run: Run) -> None:
         # Tokens that are trained on, and all tokens without padding.
         # Divided by the counts of the whole step over all pipelines, the loss is the same for any
         # number of stages, pipelines and micro-batches.
-        counts = mesh.sum_over_pipelines([batch["counts"] for batch in window])
+        counts = layout.sum_over_rows(sum(batch["counts"] for batch in window))
         num_trained_on, num_tokens = counts
         losses = []
         grad_norm = None

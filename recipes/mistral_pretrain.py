@@ -27,7 +27,6 @@ from functools import partial
 from typing import Any, ClassVar, Literal
 
 import torch
-from accelerate import Accelerator
 from accelerate.utils import send_to_device, set_seed
 from datasets import Dataset
 from transformers import AutoModelForCausalLM
@@ -37,12 +36,10 @@ from components.best import require_rows_to_choose_by
 from components.documents import Documents, open_documents
 from components.export import save_model
 from components.generation import stop_tokens_of_texts
-from components.mesh import Mesh, part_of, sum_over_rows
 from components.model import add_adapters, load_pretrained, set_up_layers
 from components.model_checks import check_model
 from components.perplexity import evaluate_perplexity
 from components.run import Run
-from components.strategy import backward_of_sum
 from components.stream import (
     START,
     BlockStream,
@@ -63,6 +60,7 @@ from core.arguments import (
 )
 from core.batches import describe_batch, evaluation_steps, takes_one_line
 from core.cli import NOT_NEGATIVE, POSITIVE, arg, free, parse
+from core.engine import Layout, backward_of_sum
 from core.exits import Exit, fail
 from core.loss import LossInHead
 from core.model import make_optimizer
@@ -81,7 +79,7 @@ class Arguments(
 ):
     """Continued pretraining."""
 
-    EXTRAS: ClassVar[tuple[str, ...]] = ("configs", "hosts", "object_store")
+    EXTRAS: ClassVar[tuple[str, ...]] = ("configs", "hosts", "object_store", "mesh")
     MESH: ClassVar[Sequence[str]] = ("tp", "cp", "sp")
     model_name_or_path: str = "HuggingFaceTB/SmolLM2-135M"
     # EDIT: your data set. Default: 100,000 synthetic texts without a test split (Apache-2.0
@@ -240,7 +238,7 @@ def make_batch(
     blocks: Sequence[torch.Tensor],
     max_length: int,
     one_line: bool = False,
-    mesh: Mesh | None = None,
+    layout: Layout | None = None,
 ) -> dict[str, Any]:
     """Return a batch of blocks, each [3, max_length + 1]; a rank without blocks gets an empty one.
 
@@ -250,7 +248,7 @@ def make_batch(
 
     Args:
         one_line: put all blocks into one line, for FlashAttention.
-        mesh: that of the run. If ranks share the tokens of a line, nothing keeps documents in it
+        layout: that of the run. If ranks share the tokens of a line, nothing keeps documents in it
             apart, so each gets a line of its own.
     """
     if blocks:
@@ -271,8 +269,8 @@ def make_batch(
         inputs |= {"cu_seq_lens_q": ends, "cu_seq_lens_k": ends}
         inputs |= {"max_length_q": longest, "max_length_k": longest}
     is_text = numbers > 0
-    if mesh is not None and mesh.parts_of_row() > 1:
-        ids, places_in_lines = part_documents(ids, places, is_text, mesh.pad_to_multiple_of)
+    if layout is not None and layout.parts_of_row() > 1:
+        ids, places_in_lines = part_documents(ids, places, is_text, layout.multiple_of)
         inputs = {"input_ids": ids}
         positions = places_in_lines[positions]
     return {
@@ -310,24 +308,23 @@ def part_documents(
 
 
 # ---- Model ----
-def load_model(args: Arguments, accelerator: Accelerator) -> torch.nn.Module:
+def load_model(args: Arguments, layout: Layout) -> torch.nn.Module:
     """Return the model, quantized and with adapters if the arguments request it."""
-    model = load_pretrained(AutoModelForCausalLM, args, accelerator)
+    model = load_pretrained(AutoModelForCausalLM, args, layout)
     set_up_layers(model, args)
-    return add_adapters(model, args, accelerator, task_type="CAUSAL_LM")
+    return add_adapters(model, args, layout, task_type="CAUSAL_LM")
 
 
 def train(args: Arguments, run: Run) -> None:
-    accelerator = make_accelerator(args)
-    run.start(accelerator)
+    accelerator, layout = make_accelerator(args)
+    run.start(layout)
     set_seed(args.seed)
 
     # ---- Data ----
     tokenizer = load_text_tokenizer(args.model_name_or_path, args.model_revision)
     with accelerator.local_main_process_first():  # the other ranks read its cache
         corpus = load_data(args, tokenizer)
-    mesh = Mesh.of(accelerator)
-    batches_per_step = args.gradient_accumulation_steps * mesh.data_ranks
+    batches_per_step = args.gradient_accumulation_steps * layout.data_ranks
     rows_per_step = args.per_device_train_batch_size * batches_per_step
     total_steps = count_steps(args, corpus, rows_per_step * args.max_length)
     evaluate_after = evaluation_steps(args, total_steps, total_steps)
@@ -337,16 +334,14 @@ def train(args: Arguments, run: Run) -> None:
         rows_per_step,
         corpus.documents.fingerprint,
     )
-    stream = BlockStream(
-        corpus.documents, tokenizer, args, accelerator, corpus.passes, rows_per_step
-    )
+    stream = BlockStream(corpus.documents, tokenizer, args, layout, corpus.passes, rows_per_step)
     one_line = takes_one_line(args.attn_implementation)
-    to_batch = partial(make_batch, max_length=args.max_length, one_line=one_line, mesh=mesh)
-    eval_parts = deal_blocks(corpus.eval_blocks, args.per_device_eval_batch_size, accelerator)
+    to_batch = partial(make_batch, max_length=args.max_length, one_line=one_line, layout=layout)
+    eval_parts = deal_blocks(corpus.eval_blocks, args.per_device_eval_batch_size, layout)
     eval_batches = [send_to_device(to_batch(part), accelerator.device) for part in eval_parts]
 
     # ---- Model, optimizer, schedule ----
-    model = load_model(args, accelerator)
+    model = load_model(args, layout)
     # EDIT: another loss of a token is one line of token_losses in core/loss.py, as in
     #     cross_entropy(logits, targets, reduction="none", label_smoothing=0.1)
     token_loss = LossInHead(model, args.max_logits_mib, accelerator.device)
@@ -359,7 +354,7 @@ def train(args: Arguments, run: Run) -> None:
         gives_ends=one_line,
     )
     notes = corpus.notes()
-    notes["batch"] = describe_batch(args, mesh, "blocks", args.max_length)
+    notes["batch"] = describe_batch(args, layout, "blocks", args.max_length)
     notes["loss"] = str(token_loss)
     notes["sample"] = tokenizer.decode(corpus.first_block[0, :SHOWN_TOKENS].tolist())
     run.summarize(model, notes, longest_row=args.max_length)
@@ -368,7 +363,7 @@ def train(args: Arguments, run: Run) -> None:
     run.resume(model, optimizer, schedule, stream=stream)
 
     # ---- Train ----
-    measure = partial(evaluate_perplexity, run, accelerator, model, token_loss, eval_batches)
+    measure = partial(evaluate_perplexity, run, layout, model, token_loss, eval_batches)
     if eval_batches and run.owes_evaluation(evaluate_after):
         measure()
     model.train()
@@ -383,16 +378,16 @@ def train(args: Arguments, run: Run) -> None:
         # Tokens that are trained on, and all tokens without padding.
         # Divided by the counts of the whole step on all ranks, the loss is the same for any number
         # of ranks and micro-batches.
-        counts = sum_over_rows(accelerator, sum(batch["counts"] for batch in micro_batches))
+        counts = layout.sum_over_rows(sum(batch["counts"] for batch in micro_batches))
         num_trained_on, num_tokens = counts
         losses = []
         grad_norm = None
         for batch in micro_batches:
-            with accelerator.accumulate(model), part_of(accelerator, batch) as part:
+            with accelerator.accumulate(model), layout.part_of(batch) as part:
                 loss = token_loss(model, part) / num_trained_on
                 losses.append(loss.detach())
                 # Backward, without the division by ranks and micro-batches that engines add
-                backward_of_sum(accelerator, loss)
+                backward_of_sum(layout, loss)
                 if accelerator.sync_gradients:
                     max_norm = args.max_grad_norm or math.inf  # 0 only measures the norm
                     grad_norm = accelerator.clip_grad_norm_(model.parameters(), max_norm)

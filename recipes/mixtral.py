@@ -22,7 +22,6 @@ from functools import partial
 from typing import Any, ClassVar
 
 import torch
-from accelerate import Accelerator
 from accelerate.utils import set_seed
 from torch.nn.functional import pad
 from torch.utils.data import DataLoader
@@ -31,12 +30,10 @@ from transformers import AutoModelForCausalLM
 from components.accelerator import make_accelerator
 from components.export import save_model
 from components.generation import name_false_marks
-from components.mesh import Mesh, part_of, sum_over_parts, sum_over_rows, sum_over_tokens
 from components.model import add_adapters, load_pretrained, set_up_layers
 from components.model_checks import base_model_of, check_model
 from components.perplexity import perplexity_of
 from components.run import Run
-from components.strategy import backward_of_sum
 from components.tokens import load_tokenizer
 from core.arguments import (
     ChatArguments,
@@ -60,6 +57,7 @@ from core.chat import (
 )
 from core.cli import NOT_NEGATIVE, arg, parse
 from core.data import Rows, describe_rows, hold_out_and_mix, longest_row, read_rows
+from core.engine import Layout, backward_of_sum
 from core.exits import Exit, fail
 from core.loss import LossInHead
 from core.model import add_neftune, make_optimizer
@@ -83,7 +81,7 @@ class Arguments(
 ):
     """Instruction tuning of mixtures of experts."""
 
-    EXTRAS: ClassVar[tuple[str, ...]] = ("configs", "hosts", "object_store")
+    EXTRAS: ClassVar[tuple[str, ...]] = ("configs", "hosts", "object_store", "mesh", "experts")
     MESH: ClassVar[Sequence[str]] = ("tp", "cp", "sp")
     model_name_or_path: str = "allenai/OLMoE-1B-7B-0924"  # Apache-2.0
     # EDIT: your data set. Default: 2,260 rows (Apache-2.0 license)
@@ -205,9 +203,9 @@ def routed_of_part(part: Mapping[str, Any]) -> dict[str, torch.Tensor]:
 
 
 # ---- Model ----
-def load_model(args: Arguments, accelerator: Accelerator) -> torch.nn.Module:
+def load_model(args: Arguments, layout: Layout) -> torch.nn.Module:
     """Return the mixture, with adapters if requested; end with 64 if it has no router loss."""
-    model = load_pretrained(AutoModelForCausalLM, args, accelerator)
+    model = load_pretrained(AutoModelForCausalLM, args, layout)
     # router_loss is the per-row form of this function
     has_loss = hasattr(sys.modules[type(model).__module__], "load_balancing_loss_func")
     has_experts = any(".experts." in name for name, _ in model.named_parameters())
@@ -222,7 +220,7 @@ def load_model(args: Arguments, accelerator: Accelerator) -> torch.nn.Module:
     model = add_adapters(
         model,
         args,
-        accelerator,
+        layout,
         task_type="CAUSAL_LM",
         target_modules=lora_layers(model, args.lora_target_modules),
         target_parameters=args.lora_target_parameters,
@@ -312,7 +310,7 @@ def router_loss(
 
 
 def summed_losses(
-    accelerator: Accelerator,
+    layout: Layout,
     model: torch.nn.Module,
     token_loss: LossInHead,
     batch: Mapping[str, Any],
@@ -328,13 +326,13 @@ def summed_losses(
     """
     inputs = {**batch["inputs"], "output_router_logits": True}
     losses, output = token_loss.losses(model, {**batch, "inputs": inputs})
-    sum_of_parts = partial(sum_over_parts, accelerator, is_training=is_training)
+    sum_of_parts = partial(layout.sum_over_parts, is_training=is_training)
     routed = routed_of_part(batch)
     return losses.sum(), *router_loss(output.router_logits, routed, top_k, sum_of_parts)
 
 
 def mean_losses(
-    accelerator: Accelerator,
+    layout: Layout,
     sums: torch.Tensor,
     load: torch.Tensor,
     counts: torch.Tensor,
@@ -347,8 +345,8 @@ def mean_losses(
         load: the number of tokens that each expert got on this rank, [layers, experts].
         counts: tokens that are trained on, and all tokens, on all ranks.
     """
-    sums = sum_over_tokens(accelerator, sums, is_training)
-    load = sum_over_tokens(accelerator, load, is_training)
+    sums = layout.sum_over_tokens(sums, is_training)
+    load = layout.sum_over_tokens(load, is_training)
     loss, aux_loss = (sums / counts).tolist()
     largest = (load / load.mean(1, keepdim=True)).max().item()
     return {"loss": loss, "aux_loss": aux_loss, "max_expert_load": largest}
@@ -357,7 +355,7 @@ def mean_losses(
 @torch.no_grad()
 def evaluate(
     run: Run,
-    accelerator: Accelerator,
+    layout: Layout,
     model: torch.nn.Module,
     token_loss: LossInHead,
     loader: DataLoader,
@@ -366,20 +364,20 @@ def evaluate(
 ) -> None:
     """Log the losses and the perplexity of exactly the evaluation rows."""
     model.eval()
-    sums = torch.zeros(2, device=accelerator.device)  # cross-entropy and router loss
-    load = torch.zeros((), device=accelerator.device)  # becomes [layers, experts]
-    counts = torch.zeros(2, dtype=torch.long, device=accelerator.device)
+    sums = torch.zeros(2, device=layout.device)  # cross-entropy and router loss
+    load = torch.zeros((), device=layout.device)  # becomes [layers, experts]
+    counts = torch.zeros(2, dtype=torch.long, device=layout.device)
     for batch in run.interruptible(loader):
-        with part_of(accelerator, batch, is_training=False) as part:
+        with layout.part_of(batch, is_training=False) as part:
             loss, aux_loss, batch_load = summed_losses(
-                accelerator, model, token_loss, part, top_k, is_training=False
+                layout, model, token_loss, part, top_k, is_training=False
             )
         sums = sums + torch.stack([loss, aux_loss])
         load = load + batch_load
         counts = counts + batch["counts"]
     model.train()
-    counts = sum_over_rows(accelerator, counts)
-    means = mean_losses(accelerator, sums, load, counts, is_training=False)
+    counts = layout.sum_over_rows(counts)
+    means = mean_losses(layout, sums, load, counts, is_training=False)
     metrics = {f"eval_{name}": mean for name, mean in means.items()}
     metrics["eval_perplexity"] = perplexity_of(means["loss"])
     run.log_evaluation(
@@ -389,8 +387,8 @@ def evaluate(
 
 
 def train(args: Arguments, run: Run) -> None:
-    accelerator = make_accelerator(args)
-    run.start(accelerator)
+    accelerator, layout = make_accelerator(args)
+    run.start(layout)
     set_seed(args.seed)
 
     # ---- Data ----
@@ -398,18 +396,18 @@ def train(args: Arguments, run: Run) -> None:
     with accelerator.local_main_process_first():  # the other ranks read its cache
         train_rows, eval_rows = load_data(args, tokenizer)
     lengths = train_rows.lengths
-    plan = Plan(args, Mesh.of(accelerator), accelerator.device, len(train_rows), lengths)
+    plan = Plan(args, layout, len(train_rows), lengths)
     run.check_plan(plan.total_steps, plan.num_lines, plan.rows_per_step, train_rows.fingerprint)
     collator = RoutedCollator(
         pad_token_id=tokenizer.pad_token_id,
         one_line=takes_one_line(args.attn_implementation),
-        pad_to_multiple_of=Mesh.of(accelerator).pad_to_multiple_of,
+        pad_to_multiple_of=layout.multiple_of,
     )
     train_loader = plan.training_loader(train_rows, collator, first_step=run.step)
     eval_loader = plan.evaluation_loader(eval_rows, collator)
 
     # ---- Model, optimizer, schedule ----
-    model = load_model(args, accelerator)
+    model = load_model(args, layout)
     top_k = base_model_of(model).config.get_text_config().num_experts_per_tok
     factor = router_loss_factor(model, args)
     # EDIT: another loss of a token is one line of token_losses in core/loss.py, as in
@@ -436,7 +434,7 @@ def train(args: Arguments, run: Run) -> None:
     run.resume(model, optimizer, schedule)
 
     # ---- Train ----
-    measure = partial(evaluate, run, accelerator, model, token_loss, top_k=top_k)
+    measure = partial(evaluate, run, layout, model, token_loss, top_k=top_k)
     if eval_loader and run.owes_evaluation(plan.evaluate_after):
         measure(eval_loader)
     model.train()
@@ -446,23 +444,23 @@ def train(args: Arguments, run: Run) -> None:
         # Tokens that are trained on, and all tokens without padding.
         # Divided by the counts of the whole step on all ranks, the loss is the same for any number
         # of ranks and micro-batches.
-        counts = sum_over_rows(accelerator, sum(batch["counts"] for batch in micro_batches))
+        counts = layout.sum_over_rows(sum(batch["counts"] for batch in micro_batches))
         num_trained_on, num_tokens = counts
         losses = []
-        sums = torch.zeros(2, device=accelerator.device)  # cross-entropy and router loss
-        load = torch.zeros((), device=accelerator.device)  # becomes [layers, experts]
+        sums = torch.zeros(2, device=layout.device)  # cross-entropy and router loss
+        load = torch.zeros((), device=layout.device)  # becomes [layers, experts]
         grad_norm = None
         for batch in micro_batches:
-            with accelerator.accumulate(model), part_of(accelerator, batch) as part:
+            with accelerator.accumulate(model), layout.part_of(batch) as part:
                 token_sum, aux_sum, batch_load = summed_losses(
-                    accelerator, model, token_loss, part, top_k
+                    layout, model, token_loss, part, top_k
                 )
                 sums = sums + torch.stack([token_sum.detach(), aux_sum.detach()])
                 load = load + batch_load
                 loss = token_sum / num_trained_on + factor * aux_sum / num_tokens
                 losses.append(loss.detach())
                 # Backward, without the division by ranks and micro-batches that engines add
-                backward_of_sum(accelerator, loss)
+                backward_of_sum(layout, loss)
                 if accelerator.sync_gradients:
                     max_norm = args.max_grad_norm or math.inf  # 0 only measures the norm
                     grad_norm = accelerator.clip_grad_norm_(model.parameters(), max_norm)
@@ -478,7 +476,7 @@ def train(args: Arguments, run: Run) -> None:
             grad_norm,
             num_tokens,
             epoch=step / plan.steps_per_epoch,
-            more=partial(mean_losses, accelerator, sums, load, counts),
+            more=partial(mean_losses, layout, sums, load, counts),
         )
         if eval_loader and step in plan.evaluate_after:
             measure(eval_loader)

@@ -38,7 +38,6 @@ from transformers import AutoModelForSeq2SeqLM
 from components.accelerator import make_accelerator
 from components.export import save_model
 from components.generation import generate, greedy_options, stop_tokens_of_texts
-from components.mesh import Mesh, gather_rows, sum_over_rows
 from components.model import add_adapters, load_pretrained, set_up_layers
 from components.model_checks import check_model
 from components.predictions import NUM_SHOWN, SHOWN_LETTERS, show_prediction, write_predictions
@@ -49,7 +48,6 @@ from components.seq2seq import (
     share_embedding_modules,
     turn_off_layerdrop,
 )
-from components.strategy import backward_of_sum
 from components.tokens import load_text_tokenizer, without_lone_surrogates
 from core.arguments import (
     CommonArguments,
@@ -71,6 +69,7 @@ from core.data import (
     missing_columns,
     read_rows,
 )
+from core.engine import Layout, backward_of_sum
 from core.exits import Exit, fail
 from core.model import make_optimizer
 
@@ -98,7 +97,7 @@ class Arguments(
 ):
     """Sequence to sequence."""
 
-    EXTRAS: ClassVar[tuple[str, ...]] = ("configs", "hosts", "object_store")
+    EXTRAS: ClassVar[tuple[str, ...]] = ("configs", "hosts", "object_store", "mesh")
     model_name_or_path: str = "google/flan-t5-small"  # Apache-2.0
     # EDIT: your data set. Default: 18,949 bills of the US Congress and their summaries (CC0
     # license)
@@ -259,16 +258,16 @@ def load_data(args: Arguments, tokenizer: Any) -> tuple[Rows, Rows | None]:
 
 
 # ---- Model ----
-def load_model(args: Arguments, accelerator: Accelerator, tokenizer: Any) -> torch.nn.Module:
+def load_model(args: Arguments, layout: Layout, tokenizer: Any) -> torch.nn.Module:
     """Return the model, quantized and with adapters if the arguments request it."""
-    model = load_pretrained(AutoModelForSeq2SeqLM, args, accelerator)
+    model = load_pretrained(AutoModelForSeq2SeqLM, args, layout)
     if args.forced_bos_token:  # saved with a whole model, not with adapters
         model.generation_config.forced_bos_token_id = find_token(tokenizer, args.forced_bos_token)
     check_positions(model, args)
     turn_off_layerdrop(model)
     share_embedding_modules(model)
     set_up_layers(model, args)
-    return add_adapters(model, args, accelerator, task_type="SEQ_2_SEQ_LM")
+    return add_adapters(model, args, layout, task_type="SEQ_2_SEQ_LM")
 
 
 def find_token(tokenizer: Any, token: str) -> int:
@@ -358,7 +357,7 @@ def keep_predictions(
 @torch.no_grad()
 def evaluate(
     run: Run,
-    accelerator: Accelerator,
+    layout: Layout,
     model: torch.nn.Module,
     rows: Rows,
     loader: DataLoader,
@@ -367,7 +366,8 @@ def evaluate(
 ) -> None:
     """Log the loss, in nats per target token, and the text metrics of exactly these rows."""
     model.eval()
-    total = torch.zeros(2, device=accelerator.device)
+    accelerator = layout.accelerator
+    total = torch.zeros(2, device=layout.device)
     written: list[tuple[int, str]] = []
     options = greedy_options(accelerator.unwrap_model(model)) | {
         "max_new_tokens": args.generation_max_length or args.max_target_length,
@@ -382,9 +382,9 @@ def evaluate(
             # Not strict: a rank without rows generates one text, which belongs to no row
             written += zip(batch["row"], texts, strict=False)
     model.train()
-    loss, num_targets = sum_over_rows(accelerator, total).tolist()
+    loss, num_targets = layout.sum_over_rows(total).tolist()
     metrics = {"eval_loss": loss / num_targets}
-    written = sorted(gather_rows(accelerator, written))
+    written = sorted(layout.gather(written))
     if written and accelerator.is_main_process:
         metrics |= keep_predictions(written, rows, tokenizer, args.output_dir)
     listed = [f"{name.removeprefix('eval_')} {value:.4f}" for name, value in metrics.items()]
@@ -392,8 +392,8 @@ def evaluate(
 
 
 def train(args: Arguments, run: Run) -> None:
-    accelerator = make_accelerator(args)
-    run.start(accelerator)
+    accelerator, layout = make_accelerator(args)
+    run.start(layout)
     set_seed(args.seed)
 
     # ---- Data ----
@@ -404,14 +404,14 @@ def train(args: Arguments, run: Run) -> None:
     with accelerator.local_main_process_first():  # the other ranks read its cache
         train_rows, eval_rows = load_data(args, tokenizer)
     lengths = train_rows.lengths
-    plan = Plan(args, Mesh.of(accelerator), accelerator.device, len(train_rows), lengths)
+    plan = Plan(args, layout, len(train_rows), lengths)
     run.check_plan(plan.total_steps, plan.num_lines, plan.rows_per_step, train_rows.fingerprint)
     collator = Seq2SeqCollator(tokenizer.pad_token_id)
     train_loader = plan.training_loader(train_rows, collator, first_step=run.step)
     eval_loader = plan.evaluation_loader(eval_rows, collator)
 
     # ---- Model, optimizer, schedule ----
-    model = load_model(args, accelerator, tokenizer)
+    model = load_model(args, layout, tokenizer)
     first = train_rows.dataset[0]
     longest = longest_row(train_rows, eval_rows, "longest")
     check_model(args, model, train_rows.largest_token(tokenizer), longest)
@@ -428,7 +428,7 @@ def train(args: Arguments, run: Run) -> None:
     run.resume(model, optimizer, schedule)
 
     # ---- Train ----
-    measure = partial(evaluate, run, accelerator, model, tokenizer=tokenizer, args=args)
+    measure = partial(evaluate, run, layout, model, tokenizer=tokenizer, args=args)
     if eval_rows and eval_loader and run.owes_evaluation(plan.evaluate_after):
         measure(eval_rows, eval_loader)
     model.train()
@@ -438,7 +438,7 @@ def train(args: Arguments, run: Run) -> None:
         # Tokens of targets, and all tokens without padding.
         # Divided by the counts of the whole step on all ranks, the loss is the same for any number
         # of ranks and micro-batches.
-        counts = sum_over_rows(accelerator, sum(batch["counts"] for batch in micro_batches))
+        counts = layout.sum_over_rows(sum(batch["counts"] for batch in micro_batches))
         num_targets, num_tokens = counts
         losses = []
         grad_norm = None
@@ -447,7 +447,7 @@ def train(args: Arguments, run: Run) -> None:
                 loss = summed_target_loss(accelerator, model, batch) / num_targets
                 losses.append(loss.detach())
                 # Backward, without the division by ranks and micro-batches that engines add
-                backward_of_sum(accelerator, loss)
+                backward_of_sum(layout, loss)
                 if accelerator.sync_gradients:
                     max_norm = args.max_grad_norm or math.inf  # 0 only measures the norm
                     grad_norm = accelerator.clip_grad_norm_(model.parameters(), max_norm)

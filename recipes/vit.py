@@ -48,11 +48,8 @@ from components.labels import (
     label_as_text,
     label_tensors,
 )
-from components.loading import loading
-from components.mesh import Mesh, sum_over_rows
-from components.mesh_checks import read_model_config
+from components.loading import loading, read_model_config
 from components.run import Run
-from components.strategy import backward_of_sum
 from core.arguments import (
     CommonArguments,
     DenseModelArguments,
@@ -70,6 +67,7 @@ from core.data import (
     open_sources,
     prepare_rows,
 )
+from core.engine import backward_of_sum
 from core.exits import Exit, fail
 from core.model import make_optimizer
 
@@ -84,7 +82,7 @@ class Arguments(
 ):
     """Image classification."""
 
-    EXTRAS: ClassVar[tuple[str, ...]] = ("configs", "hosts", "object_store")
+    EXTRAS: ClassVar[tuple[str, ...]] = ("configs", "hosts", "object_store", "mesh")
     LOSS_UNIT: ClassVar[str] = "nats per image"
     model_name_or_path: str = "google/vit-base-patch16-224-in21k"  # Apache-2.0
     # EDIT: your data set. Default: 1,034 photos of leaves, 3 classes (MIT license)
@@ -291,8 +289,8 @@ def choose_num_workers(args: Arguments, accelerator: Accelerator, size: tuple[in
 
 
 def train(args: Arguments, run: Run) -> None:
-    accelerator = make_accelerator(args)
-    run.start(accelerator)
+    accelerator, layout = make_accelerator(args)
+    run.start(layout)
     set_seed(args.seed)
 
     # ---- Data ----
@@ -303,8 +301,7 @@ def train(args: Arguments, run: Run) -> None:
     num_workers = choose_num_workers(args, accelerator, size)
     plan = Plan(
         replace(args, dataloader_num_workers=num_workers),
-        Mesh.of(accelerator),
-        accelerator.device,
+        layout,
         len(train_rows),
     )
     run.check_plan(plan.total_steps, plan.num_lines, plan.rows_per_step, train_rows.fingerprint)
@@ -320,9 +317,7 @@ def train(args: Arguments, run: Run) -> None:
         eval_loader = plan.evaluation_loader(eval_rows, collator)
 
     # ---- Model, optimizer, schedule ----
-    model, of_head = load_classifier(
-        AutoModelForImageClassification, args, classes.names, accelerator
-    )
+    model, of_head = load_classifier(AutoModelForImageClassification, args, classes.names, layout)
     config = model.config
     cast_pixels(model)
     notes = describe_rows(train_rows, eval_rows) | of_head
@@ -338,7 +333,7 @@ def train(args: Arguments, run: Run) -> None:
     run.resume(model, optimizer, schedule)
 
     # ---- Train ----
-    measure = partial(evaluate_classifier, run, accelerator, model)
+    measure = partial(evaluate_classifier, run, layout, model)
     if eval_loader and run.owes_evaluation(plan.evaluate_after):
         measure(eval_loader)
     model.train()
@@ -348,7 +343,7 @@ def train(args: Arguments, run: Run) -> None:
         # The sum of the images' weights, and the number of images.
         # Divided by the counts of the whole step on all ranks, the loss is the same for any number
         # of ranks and micro-batches.
-        counts = sum_over_rows(accelerator, sum(batch["counts"] for batch in micro_batches))
+        counts = layout.sum_over_rows(sum(batch["counts"] for batch in micro_batches))
         weight, num_images = counts
         losses = []
         grad_norm = None
@@ -357,7 +352,7 @@ def train(args: Arguments, run: Run) -> None:
                 loss = weighted_row_losses(model, batch)[0] / weight
                 losses.append(loss.detach())
                 # Backward, without the division by ranks and micro-batches that engines add
-                backward_of_sum(accelerator, loss)
+                backward_of_sum(layout, loss)
                 if accelerator.sync_gradients:
                     max_norm = args.max_grad_norm or math.inf  # 0 only measures the norm
                     grad_norm = accelerator.clip_grad_norm_(model.parameters(), max_norm)

@@ -48,12 +48,40 @@ def parallelism(**sizes):
     return SimpleNamespace(**{f"{name}_size": sizes.get(name, 1) for name in names})
 
 
+def under(engine, ranks=2, deepspeed_config=None, **settings):
+    """What accelerate says of itself under an engine, such as "FSDP1 FULL_SHARD" or "ZeRO-2"."""
+    state = SimpleNamespace(deepspeed_plugin=None, fsdp_plugin=None, backend="gloo")
+    kind = DistributedType.NO
+    if engine.startswith("FSDP"):
+        kind = DistributedType.FSDP
+        state.fsdp_plugin = SimpleNamespace(
+            fsdp_version=int(engine[4]),
+            sharding_strategy=SimpleNamespace(name=engine[6:]),
+            reshard_after_forward=engine.endswith("FULL_SHARD"),
+            use_orig_params=True,
+        )
+    if engine.startswith("ZeRO"):
+        state.deepspeed_plugin = SimpleNamespace(
+            zero_stage=int(engine[5]), deepspeed_config=deepspeed_config or {}
+        )
+    return fake_accelerator(state=state, distributed_type=kind, num_processes=ranks, **settings)
+
+
+def rows_of_their_own(ranks=1, rank=0):
+    """The layout of one of the ranks that each have other rows."""
+    from core.engine import Layout
+
+    return Layout(fake_accelerator(num_processes=ranks, process_index=rank))
+
+
 def sharing_rows(ranks, rank=0):
-    """The Accelerator of one of the ranks that share each row by sequence parallelism."""
-    sizes = SimpleNamespace(
-        dp_replicate_size=1, dp_shard_size=1, cp_size=1, sp_size=ranks, tp_size=1
+    """The layout of one of the ranks that share each row by sequence parallelism."""
+    from extras.mesh.layout import MeshLayout
+
+    accelerator = fake_accelerator(
+        num_processes=ranks, process_index=rank, parallelism_config=parallelism(sp=ranks)
     )
-    return fake_accelerator(num_processes=ranks, process_index=rank, parallelism_config=sizes)
+    return MeshLayout(accelerator, {"sp": ranks})
 
 
 def alone(ranks):

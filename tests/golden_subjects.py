@@ -51,11 +51,9 @@ def prepared_rows(folder, tokenizer, skip_bad_rows):
 
 def batches(lengths, sampling, batch, accumulation, ranks, seed, epochs):
     """The rows of each micro-batch of all ranks, in order, with empty ones."""
-    import torch
-
-    from components.mesh import Mesh
     from core.batches import Plan, TrainingBatches
     from example_arguments import language_model_arguments
+    from fakes import rows_of_their_own
 
     words = f"--train_sampling_strategy {sampling} --per_device_train_batch_size {batch} "
     words += f"--gradient_accumulation_steps {accumulation} --seed {seed} "
@@ -63,8 +61,8 @@ def batches(lengths, sampling, batch, accumulation, ranks, seed, epochs):
     args = language_model_arguments(*words.split())
     of_ranks = []
     for rank in range(ranks):
-        mesh = Mesh(dp_shard=ranks, rank=rank)
-        plan = Plan(args, mesh, torch.device("cpu"), len(lengths), np.array(lengths))
+        layout = rows_of_their_own(ranks, rank)
+        plan = Plan(args, layout, len(lengths), np.array(lengths))
         of_ranks.append(list(TrainingBatches(plan, first_step=0)))
         done = plan.total_steps // 2
         resumed = list(TrainingBatches(plan, first_step=done))

@@ -5,14 +5,13 @@ import transformers
 from accelerate import Accelerator
 
 from components.checks import check_launch, find_missing_data, find_problems
-from components.strategy import new_accelerator, set_up_engine
-from components.strategy_checks import how_to_rehearse
 from core.arguments import CommonArguments
+from core.engine import Layout, make_layout, new_accelerator, set_up_engine
 from core.exits import Exit, fail
 
 
-def make_accelerator(args: CommonArguments) -> Accelerator:
-    """Return the Accelerator, which has to exist before the model is loaded.
+def make_accelerator(args: CommonArguments) -> tuple[Accelerator, Layout]:
+    """Return the Accelerator, which has to exist before the model is loaded, and its layout.
 
     Ends with 64 if YAML, launcher and arguments request something that it cannot run, or with 65 if
     the only problem is a missing data set.
@@ -20,21 +19,17 @@ def make_accelerator(args: CommonArguments) -> Accelerator:
     check_launch(args)
     try:
         accelerator = new_accelerator(args)
+        layout = make_layout(args, accelerator)
     except (RuntimeError, ValueError, ImportError) as error:
-        reason = str(error).splitlines()[0]
-        fail(
-            Exit.USAGE,
-            f"accelerate cannot run what the launch requests: {reason}",
-            how_to_rehearse(),
-        )
-    problems = find_problems(args, accelerator)
+        fail(Exit.USAGE, f"accelerate cannot run what the launch requests: {error!s:.300}")
+    problems = find_problems(args, layout)
     missing = list(find_missing_data(args))
     if problems or missing:
         fail(Exit.USAGE if problems else Exit.DATA, *problems, *missing)
     set_up_engine(args, accelerator)
     if not accelerator.is_local_main_process:
         hide_progress_bars()
-    return accelerator
+    return accelerator, layout
 
 
 def hide_progress_bars() -> None:

@@ -28,9 +28,7 @@ from components.generation import (
     most_positions,
     stop_tokens_of_texts,
 )
-from components.mesh import gather_rows
 from components.predictions import NUM_SHOWN, SHOWN_LETTERS, show_prediction, write_predictions
-from components.row_attention import heeding_masks
 from components.run import Run
 from components.trackers import log_table
 from core.batches import Line, Plan, rows_of_lines
@@ -251,6 +249,7 @@ class Predictor:
             )
         self._run = run
         self._accelerator = accelerator
+        self._layout = plan.layout
         self._template = ChatTemplate(tokenizer, args.chat_template_kwargs or {})
         self._output_dir = Path(args.output_dir)
         self._max_new_tokens = args.generation_max_new_tokens
@@ -309,7 +308,7 @@ class Predictor:
         answers: list[tuple[int, list[int]]] = []
         with (
             attending_to_padded_rows(unwrapped),
-            heeding_masks(self._accelerator, unwrapped),
+            self._layout.heeding_masks(unwrapped),
         ):
             for room, loader in self._loaders.items():
                 options["max_new_tokens"] = room
@@ -319,7 +318,7 @@ class Predictor:
                     # Not strict: a rank without rows generates a text that belongs to no row.
                     answers += zip(batch["row"], tokens[:, width:].tolist(), strict=False)
         predictions = []
-        for row, answer in sorted(gather_rows(self._accelerator, answers)):
+        for row, answer in sorted(self._layout.gather(answers)):
             predictions.append(self._judge(row, answer, options))
         if self._accelerator.is_main_process:
             self._keep(predictions)

@@ -1,22 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Find what makes a run impossible before anything is loaded: all problems at once, with fixes.
 
-What is wrong with the arguments alone, core/cli.py has refused. strategy_checks.py and
-device_checks.py check them together with the launch and the machine; model_checks.py follows once
-the model is there.
+What is wrong with the arguments alone, core/cli.py has refused. core/engine.py checks them
+together with the launch; model_checks.py follows once the model is there.
 """
 
 from collections.abc import Iterator
 from pathlib import Path
 
-from accelerate import Accelerator
-
-from components.device_checks import find_device_problems
-from components.expert_checks import find_expert_problems
 from components.hub_ids import find_missing
 from components.model_folder import find_folder_problems, find_missing_weights
-from components.pipeline_checks import find_pipeline_problems, layers_of_model
-from components.strategy_checks import find_missing_device, find_strategy_problems
 from components.trackers import find_missing_tracker
 from core import extras
 from core.arguments import (
@@ -25,6 +18,7 @@ from core.arguments import (
 )
 from core.config_names import find_launch_faults
 from core.data import FILE_TYPES
+from core.engine import Layout, find_faults
 from core.exits import Exit, fail
 
 
@@ -38,20 +32,16 @@ def check_launch(args: CommonArguments) -> None:
     if not errors:
         for before_accelerator in extras.hooks(args.EXTRAS, "before_accelerator"):
             errors.extend(before_accelerator(args))
-    errors.extend(find_missing_device())
     if errors:
         fail(Exit.USAGE, *errors)
 
 
-def find_problems(args: CommonArguments, accelerator: Accelerator) -> list[str]:
+def find_problems(args: CommonArguments, layout: Layout) -> list[str]:
     """Return a line for the user for each problem that makes the run impossible."""
     return [
         *find_model_problems(args),
         *find_missing_weights(args),
-        *find_strategy_problems(args, accelerator),
-        *find_device_problems(args, accelerator),
-        *find_pipeline_problems(args, accelerator, layers_of_model(args)),
-        *find_expert_problems(args, accelerator),
+        *find_faults(args, layout),
         *find_missing_tracker(args),
     ]
 

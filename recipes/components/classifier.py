@@ -6,19 +6,18 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import torch
-from accelerate import Accelerator
 from accelerate.utils import set_seed
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader
 
 from components.labels import compared, label_metrics, names_of_head
-from components.mesh import gather_rows, sum_over_rows
-from components.mesh_checks import read_model_config
+from components.loading import read_model_config
 from components.model import add_adapters, load_with_report, quantization, set_up_layers
 from components.model_checks import check_weights_are_read, is_of_body
 from components.run import Run
 from core import workarounds
 from core.arguments import CommonArguments
+from core.engine import Layout
 
 # Names without a number, which only layers in blocks have: a new layer must not be quantized
 OUTSIDE_OF_BLOCKS = [r"(?!.*\.\d).*"]
@@ -28,7 +27,7 @@ def load_classifier(
     auto_class: Any,
     args: CommonArguments,
     class_names: Sequence[str],
-    accelerator: Accelerator,
+    layout: Layout,
     task_type: str | None = None,
 ) -> tuple[torch.nn.Module, dict[str, str]]:
     """Return a model with a head for these classes, quantized and with adapters if requested.
@@ -47,8 +46,8 @@ def load_classifier(
         model, report = load_with_report(
             auto_class,
             args,
-            accelerator,
-            quantization_config=quantization(args, accelerator, OUTSIDE_OF_BLOCKS),
+            layout,
+            quantization_config=quantization(args, layout.accelerator, OUTSIDE_OF_BLOCKS),
             **head_options(class_names, task_type),
         )
     check_weights_are_read(args, model, report, has_new_head=True)
@@ -57,11 +56,11 @@ def load_classifier(
         # transformers keeps the head of other classes if they are as many
         new_weights |= draw_rows(model, len(class_names), args.seed, besides=new_weights)
     new_modules = find_new_modules(new_weights)
-    workarounds.share_new_modules(model, new_modules, accelerator)
+    workarounds.share_new_modules(model, new_modules, layout.accelerator)
     set_seed(args.seed)  # ranks that made no new weights drew less, and adapters are drawn next
     set_up_layers(model, args)
     notes = {"head": "new: the base has none for these classes"} if new_modules else {}
-    return add_adapters(model, args, accelerator, new_modules, task_type=task_type), notes
+    return add_adapters(model, args, layout, new_modules, task_type=task_type), notes
 
 
 def draw_rows(model: Any, num_classes: int, seed: int, besides: Collection[str]) -> set[str]:
@@ -140,11 +139,11 @@ def weighted_row_losses(
 
 @torch.no_grad()
 def evaluate_classifier(
-    run: Run, accelerator: Accelerator, model: torch.nn.Module, loader: DataLoader
+    run: Run, layout: Layout, model: torch.nn.Module, loader: DataLoader
 ) -> None:
     """Log the loss, computed as in training, and the metrics of exactly the evaluation rows."""
     model.eval()
-    total = torch.zeros(2, device=accelerator.device)
+    total = torch.zeros(2, device=layout.device)
     pairs = []
     for batch in run.interruptible(loader):
         loss, logits = weighted_row_losses(model, batch)
@@ -154,8 +153,8 @@ def evaluate_classifier(
             predicted = logits[:, 0]
         pairs.append(torch.stack([predicted, batch["labels"]]).cpu())
     model.train()
-    loss, weight = sum_over_rows(accelerator, total).tolist()
-    predicted, labels = torch.cat(gather_rows(accelerator, pairs), dim=1)
+    loss, weight = layout.sum_over_rows(total).tolist()
+    predicted, labels = torch.cat(layout.gather(pairs), dim=1)
     metrics = {"eval_loss": loss / weight, **label_metrics(predicted, labels)}
     listed = [f"{name.removeprefix('eval_')} {value:.4f}" for name, value in metrics.items()]
     run.log_evaluation(metrics, f"{', '.join(listed)} on held-out rows")

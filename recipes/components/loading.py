@@ -76,6 +76,19 @@ def fail_to_load(what: str, name: str, error: Exception) -> NoReturn:
     fail(Exit.USAGE, problem)
 
 
+def read_model_config(args: Any) -> Any:
+    """Return the config of the model in transformers' form, or None if it cannot be read.
+
+    Loading the model then says what is wrong.
+    """
+    try:
+        return AutoConfig.from_pretrained(
+            args.model_name_or_path, revision=args.model_revision, trust_remote_code=False
+        )
+    except Exception:  # Each kind of config raises exceptions of its own.
+        return None
+
+
 def kind_of_config(class_name: str) -> str:
     """Return the type of model that a class of configs is for; the class itself if it is unknown.
 

@@ -10,18 +10,15 @@ import transformers
 from accelerate import Accelerator
 from torch.distributed.tensor import DTensor
 
-from components import upstream, weights
+from components import weights
 from components.adapter_layers import find_layers_to_skip, reads_no_text
 from components.loading import build_without_weights, loading
-from components.mesh import Mesh
 from components.model_checks import (
     check_adapters,
     check_modules_to_save,
     check_weights_are_read,
     refuse_quantized_base,
 )
-from components.split_adapters import split_adapters
-from components.strategy import compute_dtype
 from core import workarounds
 from core.arguments import (
     AdapterArguments,
@@ -29,10 +26,11 @@ from core.arguments import (
     DenseModelArguments,
     LigerArguments,
 )
+from core.engine import Layout, compute_dtype
 
 
 def load_pretrained(
-    auto_class: Any, args: CommonArguments, accelerator: Accelerator
+    auto_class: Any, args: CommonArguments, layout: Layout
 ) -> "transformers.PreTrainedModel":
     """Return the model of a folder or hub id, quantized if the arguments say so.
 
@@ -41,10 +39,8 @@ def load_pretrained(
     Args:
         auto_class: one of transformers' AutoModel classes.
     """
-    model, report = load_with_report(auto_class, args, accelerator)
+    model, report = load_with_report(auto_class, args, layout)
     check_weights_are_read(args, model, report)
-    if Mesh.of(accelerator).sp > 1:
-        upstream.name_size_of_heads(model)
     return model
 
 
@@ -64,7 +60,7 @@ def outline_of(auto_class: Any, args: CommonArguments) -> "transformers.PreTrain
 
 
 def load_with_report(
-    auto_class: Any, args: CommonArguments, accelerator: Accelerator, **options: Any
+    auto_class: Any, args: CommonArguments, layout: Layout, **options: Any
 ) -> tuple["transformers.PreTrainedModel", Mapping[str, Any]]:
     """Return the model, as `load_pretrained` does, and a report of what its files did not hold.
 
@@ -75,7 +71,7 @@ def load_with_report(
     options = {
         "dtype": args.dtype,
         "attn_implementation": args.attn_implementation,
-        "quantization_config": quantization(args, accelerator),
+        "quantization_config": quantization(args, layout.accelerator),
         "revision": args.model_revision,
         "trust_remote_code": False,
         "output_loading_info": True,
@@ -83,10 +79,10 @@ def load_with_report(
         **options,
     }
     with loading("model", args.model_name_or_path):
-        refuse_quantized_base(args, accelerator, has_new_head)
+        refuse_quantized_base(args, layout.accelerator, has_new_head)
         if args.dry_run:
             return build_without_weights(auto_class, args.model_name_or_path, **options)
-        return weights.load_pretrained(auto_class, accelerator, args.model_name_or_path, **options)
+        return weights.load_pretrained(auto_class, layout, args.model_name_or_path, **options)
 
 
 def quantization(
@@ -136,7 +132,7 @@ def set_up_layers(model: "transformers.PreTrainedModel", args: CommonArguments) 
 def add_adapters(
     model: torch.nn.Module,
     args: CommonArguments,
-    accelerator: Accelerator,
+    layout: Layout,
     new_modules: Sequence[str] = (),
     **options: Any,
 ) -> torch.nn.Module:
@@ -155,10 +151,10 @@ def add_adapters(
     new_modules = [*new_modules, *args.modules_to_save]
     options |= {"modules_to_save": new_modules or None, "revision": args.model_revision}
     options["exclude_modules"] = find_layers_to_skip(model, args.lora_target_modules) or None
-    with upstream.making_whole_adapters(), upstream.copying_split_weights():
+    accelerator = layout.accelerator
+    with layout.making_adapters(model):
         model = wrap_in_adapters(model, lora_config(args, **options), accelerator)
     keep_running_statistics(model)
-    split_adapters(model, accelerator)
     use_dora = isinstance(args, DenseModelArguments) and args.use_dora
     workarounds.leave_casts_to_autocast(model, accelerator, use_dora)
     workarounds.cast_for_zero3(model, accelerator)

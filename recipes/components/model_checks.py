@@ -15,9 +15,8 @@ from transformers.pytorch_utils import Conv1D
 
 from components import varlen
 from components.adapter_layers import OF_OTHER_INPUTS, find_unfit_layers, reads_no_text
-from components.mesh_checks import read_model_config
+from components.loading import read_model_config
 from components.model_folder import why_not_causal
-from components.strategy import Strategy
 from core.arguments import (
     CommonArguments,
     DenseModelArguments,
@@ -26,6 +25,7 @@ from core.arguments import (
     LossInHeadArguments,
 )
 from core.batches import takes_one_line
+from core.engine import is_sharded, name_of_engine, zero_stage
 from core.exits import Exit, fail
 from core.state import running_statistics
 from core.summary import size_of
@@ -456,13 +456,12 @@ def check_under_strategy(
 
 def check_running_statistics(accelerator: Accelerator, model: torch.nn.Module) -> None:
     """End with 64 if the ranks' running statistics would differ, since only rank 0's are saved."""
-    strategy = Strategy.of(accelerator)
-    if strategy.is_sharded and any(running_statistics(model)):
+    if is_sharded(accelerator) and any(running_statistics(model)):
         base = base_model_of(model)
         fail(
             Exit.USAGE,
-            f"{type(base).__name__} has BatchNorm layers, and {strategy.name} does not keep their "
-            "running statistics equal on all ranks: use ddp.yaml, which does, or single.yaml",
+            f"{type(base).__name__} has BatchNorm layers, whose running statistics "
+            f"{name_of_engine(accelerator)} does not keep equal on all ranks: use ddp.yaml",
         )
 
 
@@ -476,13 +475,14 @@ def check_output_head(
     """
     if not isinstance(args, LossInHeadArguments):
         return
-    strategy = Strategy.of(accelerator)
-    gathers_in_head = strategy.fsdp_version == 1 or strategy.zero_stage == 3
+    plugin = fsdp_plugin(accelerator)
+    is_fsdp1 = plugin is not None and plugin.fsdp_version == 1
+    gathers_in_head = is_fsdp1 or zero_stage(accelerator) == 3
     if args.use_peft and gathers_in_head and head_has_adapters(model):
         fail(
             Exit.USAGE,
-            f"{strategy.name} cannot gather adapters of the output head piece by piece: leave it "
-            "out of --lora_target_modules, or use ddp.yaml, an fsdp2 YAML or deepspeed_zero2.yaml",
+            f"{name_of_engine(accelerator)} cannot gather adapters of the output head piece by "
+            "piece: leave it out of --lora_target_modules, or use ddp.yaml or an fsdp2 YAML",
         )
 
 

@@ -6,18 +6,17 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
-from accelerate import Accelerator
 
 from components.answers import Predictor
-from components.mesh import part_of, sum_over_rows, sum_over_tokens
 from components.run import Run
+from core.engine import Layout
 from core.loss import LossInHead
 
 
 @torch.no_grad()
 def evaluate_perplexity(
     run: Run,
-    accelerator: Accelerator,
+    layout: Layout,
     model: torch.nn.Module,
     token_loss: LossInHead,
     batches: Iterable[Mapping[str, Any]],
@@ -32,17 +31,17 @@ def evaluate_perplexity(
             trained on as the first of their `counts`. Every rank has the same number of batches.
     """
     model.eval()
-    total = torch.zeros(2, device=accelerator.device)
+    total = torch.zeros(2, device=layout.device)
     for batch in run.interruptible(batches):
-        with part_of(accelerator, batch, is_training=False) as part:
+        with layout.part_of(batch, is_training=False) as part:
             total += torch.stack([token_loss(model, part), batch["counts"][0]])
     answered: dict[str, float] = {}
     if predictor is not None:
         token_loss.return_logits()
         answered = predictor.predict(model)
     model.train()
-    loss = sum_over_tokens(accelerator, total[0], is_training=False).item()
-    num_trained_on = sum_over_rows(accelerator, total[1]).item()
+    loss = layout.sum_over_tokens(total[0], is_training=False).item()
+    num_trained_on = layout.sum_over_rows(total[1]).item()
     log_perplexity(run, loss / num_trained_on, answered)
 
 

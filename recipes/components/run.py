@@ -17,7 +17,6 @@ from typing import Any, NoReturn, Protocol, TypeVar
 
 import numpy as np
 import torch
-from accelerate import Accelerator
 from accelerate.optimizer import AcceleratedOptimizer
 from accelerate.utils import broadcast_object_list, gather_object
 from safetensors.torch import load_file, save_file
@@ -29,16 +28,15 @@ from components.changes import find_changes
 from components.folder_lock import FolderLock
 from components.left_out import note_left_out
 from components.long_calls import call_on_rank_0
-from components.mesh import Mesh, sum_over_tokens
 from components.metrics import Metrics, drop_lines_after, finite_or_none, peak_memory_gib
 from components.model_checks import check_under_strategy, warn_of_long_rows
 from components.resuming import require_on_every_host, verify_candidates, verify_together
-from components.strategy import Strategy
 from components.trackers import start_trackers
 from components.write_errors import WriteError
 from core import checkpoint, nonfinite, workarounds
 from core.arguments import CommonArguments, EvalOnStartArguments
 from core.checkpoint import Checkpoints, NotFiniteError, SavedTensor
+from core.engine import Layout, zero_stage
 from core.exits import RANK, End, Exit, end_alone, end_together, fail, print_without_failing
 from core.extras import parts_of_run
 from core.model import Schedule
@@ -130,13 +128,14 @@ class Run:
         self.step = 0
 
     # ---- Before the loop ----
-    def start(self, accelerator: Accelerator) -> None:
+    def start(self, layout: Layout) -> None:
         """Watch the other ranks, create the output folder, and find the newest checkpoint.
 
         Ends with 64, changing nothing, if another run is writing into the folder.
         """
+        accelerator = layout.accelerator
         self._accelerator = accelerator
-        self._mesh = Mesh.of(accelerator)
+        self._layout = layout
         self._end_if_folder_is_taken()
         found = gather_object([folder.find_problem(self._folder, self._args.dry_run)])
         problems = [problem for problem in found if problem]
@@ -236,7 +235,7 @@ class Run:
         warnings = [notes.pop("warning", ""), warn_of_long_rows(model, longest_row)]
         if any(warnings):
             notes["warning"] = "\n".join(filter(None, warnings))
-        strategy = Strategy.of(accelerator).name
+        strategy = self._layout.strategy
         lines = summary_lines(accelerator, self._args, model, strategy, self._total_steps, notes)
         for name, text in lines.items():
             indented = text.replace("\n", "\n" + 13 * " ")
@@ -263,7 +262,7 @@ class Run:
         self._optimizer = optimizer
         self._schedule = schedule
         self._others = others
-        if Strategy.of(accelerator).zero_stage == 0:
+        if zero_stage(accelerator) == 0:
             from core.zero import master_weights
 
             masters = master_weights(optimizer.optimizer).items()
@@ -464,7 +463,7 @@ class Run:
 
     def _seed_dropout(self, step: int) -> None:
         """Seed the generator of this rank's device for a step."""
-        place = (self._args.seed, step, self._mesh.token_rank)
+        place = (self._args.seed, step, self._layout.token_rank)
         seed = int(np.random.SeedSequence(place).generate_state(1)[0])
         if self._accelerator.device.type == "cuda":
             torch.cuda.manual_seed(seed)
@@ -493,7 +492,7 @@ class Run:
         """Write the metrics of a step. Every rank takes part."""
         found = {}
         if losses is not None:
-            found["loss"] = sum_over_tokens(self._accelerator, sum(losses)).item()
+            found["loss"] = self._layout.sum_over_tokens(sum(losses)).item()
         if more is not None:
             found |= more()
         norm = float("nan") if grad_norm is None else float(grad_norm)
@@ -560,7 +559,7 @@ class Run:
             "loss_scale": get_loss_scale(accelerator, optimizer),
             "optimizer_groups": changed_group_values(self._group_values, now),
             "ranks": accelerator.num_processes,
-            "strategy": Strategy.of(accelerator).name,
+            "strategy": self._layout.strategy,
         }
         self._kept_steps = {self._best.step} if self._best else set()
         try:

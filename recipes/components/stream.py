@@ -11,20 +11,17 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from datetime import timedelta
 from itertools import islice
 from typing import Any
 
 import numpy as np
 import torch
-from accelerate import Accelerator
 from datasets import Dataset
 
 from components.documents import Documents
-from components.mesh import Mesh
-from components.strategy import SECONDS_AFTER_THE_WATCH
 from components.tokens import tokenize_text
 from core.batches import starts_of_batches
+from core.engine import Layout, timeout_of_groups
 
 TOKENS, PLACES, NUMBERS = range(3)  # the rows of a block
 
@@ -198,7 +195,7 @@ class BlockStream:
         documents: Documents,
         tokenizer: Any,
         args: Any,
-        accelerator: Accelerator,
+        layout: Layout,
         passes: float,
         blocks_per_step: int,
     ) -> None:
@@ -211,18 +208,18 @@ class BlockStream:
         self._documents = documents
         self._tokenizer = tokenizer
         self._args = args
-        self._accelerator = accelerator
+        self._layout = layout
         self._passes = passes
         self._blocks_per_step = blocks_per_step
         self._blocks: Iterator[PlacedBlock] | None = None
         self._ahead: Future | None = None
         self._thread: ThreadPoolExecutor | None = None
         self._group: Any = None
-        if accelerator.is_main_process:
+        if layout.accelerator.is_main_process:
             self._thread = ThreadPoolExecutor(1)
-        if accelerator.num_processes > 1:
+        if layout.accelerator.num_processes > 1:
             # gloo uses TCP; GLOO_SOCKET_IFNAME names the interface between several hosts.
-            timeout = timedelta(seconds=args.ddp_timeout + SECONDS_AFTER_THE_WATCH)
+            timeout = timeout_of_groups(args.ddp_timeout)
             self._group = torch.distributed.new_group(backend="gloo", timeout=timeout)
 
     @property
@@ -265,8 +262,7 @@ class BlockStream:
         if is_last and self._passes < math.inf:  # The last token, already predicted, may be left
             self.position = Position(int(self._passes), left_out=self.position.left_out)
         size = self._args.per_device_train_batch_size
-        mesh = Mesh.of(self._accelerator)
-        starts = starts_of_batches(self._blocks_per_step, size, mesh)
+        starts = starts_of_batches(self._blocks_per_step, size, self._layout)
         return [[block for block, _ in dealt[start : start + size]] for start in starts]
 
     def _deal(self) -> list[PlacedBlock]:
@@ -319,11 +315,11 @@ def first_blocks(
 
 
 def deal_blocks(
-    blocks: Sequence[torch.Tensor], size: int, accelerator: Accelerator
+    blocks: Sequence[torch.Tensor], size: int, layout: Layout
 ) -> list[Sequence[torch.Tensor]]:
     """Return this rank's batches of up to `size` blocks, of which every rank has the same number.
 
     The last batches may be empty.
     """
-    starts = starts_of_batches(len(blocks), size, Mesh.of(accelerator))
+    starts = starts_of_batches(len(blocks), size, layout)
     return [blocks[start : start + size] for start in starts]

@@ -6,15 +6,14 @@ from typing import Any
 
 import numpy as np
 import torch
-from accelerate import Accelerator
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader
 
 from components.entities import are_of_entities, count_matches, tag_metrics
-from components.mesh import sum_over_rows
 from components.run import Run
 from components.tags import tag_words
 from core.data import IGNORED
+from core.engine import Layout
 
 
 def summed_tag_loss(
@@ -38,7 +37,7 @@ def summed_tag_loss(
 @torch.no_grad()
 def evaluate_tags(
     run: Run,
-    accelerator: Accelerator,
+    layout: Layout,
     model: torch.nn.Module,
     names: Sequence[str],
     loader: DataLoader,
@@ -50,7 +49,7 @@ def evaluate_tags(
     """
     model.eval()
     has_entities = are_of_entities(names)
-    total = torch.zeros(2, device=accelerator.device)
+    total = torch.zeros(2, device=layout.device)
     counts = np.zeros(5, dtype=np.int64)
     for batch in run.interruptible(loader):
         loss, logits = summed_tag_loss(model, batch)
@@ -62,9 +61,9 @@ def evaluate_tags(
             predicted = tag_words(numbers[row], word_ids, names, len(tags))
             counts += count_matches(tags, predicted, has_entities)
     model.train()
-    loss, num_labeled = sum_over_rows(accelerator, total).tolist()
-    whole = torch.from_numpy(counts).to(accelerator.device)
-    whole = sum_over_rows(accelerator, whole).tolist()
+    loss, num_labeled = layout.sum_over_rows(total).tolist()
+    whole = torch.from_numpy(counts).to(layout.device)
+    whole = layout.sum_over_rows(whole).tolist()
     metrics = {"eval_loss": loss / num_labeled}
     metrics |= tag_metrics(whole, has_entities)
     listed = [f"{name.removeprefix('eval_')} {value:.4f}" for name, value in metrics.items()]

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A pretrained model's weights, read once per host where possible."""
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -10,18 +9,15 @@ import torch
 from accelerate import Accelerator, init_empty_weights
 from accelerate.utils import broadcast_object_list
 from transformers import AutoConfig
-from transformers.distributed import DistributedConfig
 
-from components import upstream
-from components.experts import shard_copies
-from components.mesh import Mesh
+from core.engine import Layout, read_on_every_rank
 from core.workarounds import fsdp_plugin, mixed_dtype
 
 # Options of from_pretrained that from_config does not take
 ONLY_FOR_LOADING = ("quantization_config", "output_loading_info", "ignore_mismatched_sizes")
 
 
-def load_pretrained(auto_class: Any, accelerator: Accelerator, name: str, **options: Any) -> Any:
+def load_pretrained(auto_class: Any, layout: Layout, name: str, **options: Any) -> Any:
     """Return auto_class.from_pretrained(name, **options), with few copies on the host.
 
     FSDP broadcasts the weights of rank 0, but transformers 5 reads them on every rank
@@ -38,65 +34,18 @@ def load_pretrained(auto_class: Any, accelerator: Accelerator, name: str, **opti
         options: further arguments of from_pretrained; dtype, attn_implementation and
             output_loading_info=True are needed under FSDP and meshes.
     """
-    if Mesh.of(accelerator).tp > 1:
-        return load_split(auto_class, accelerator, name, options)
-    if Mesh.of(accelerator).ep > 1:
-        return load_spread(auto_class, accelerator, name, options)
+    accelerator = layout.accelerator
+    if layout.splits_weights:
+        return layout.from_pretrained(auto_class, name, **options)
     if not may_broadcast(accelerator, options):
         if stays_whole(accelerator) and not {"id2label", "num_labels"} & options.keys():
             options |= options_of_whole_model(accelerator, options)
-        return auto_class.from_pretrained(name, **options)
+        return layout.from_pretrained(auto_class, name, **options)
     skeleton = make_skeleton(auto_class, name, options)
     if can_be_broadcast(skeleton, accelerator):
         return load_on_rank_0(auto_class, accelerator, name, options, skeleton)
     read_on_every_rank(accelerator)
     return auto_class.from_pretrained(name, **options)
-
-
-def load_split(
-    auto_class: Any, accelerator: Accelerator, name: str, options: Mapping[str, Any]
-) -> Any:
-    """Return from_pretrained's result with this rank's part of each matrix, read from the files."""
-    splits = DistributedConfig(tp_size=Mesh.of(accelerator).tp)
-    with upstream.splitting_over(accelerator):
-        loaded = auto_class.from_pretrained(name, distributed_config=splits, **options)
-    model, _ = loaded
-    # Otherwise save_pretrained waits on the writing rank for ranks that do not call it.
-    del model.config.distributed_config
-    release_files(model)
-    upstream.keep_gradients_split(model)
-    return loaded
-
-
-def load_spread(auto_class: Any, accelerator: Any, name: str, options: Mapping[str, Any]) -> Any:
-    """Return from_pretrained's result with this rank's experts and all other weights.
-
-    Args:
-        accelerator: an ExpertAccelerator of strategy.py.
-    """
-    size = Mesh.of(accelerator).ep
-    mesh = accelerator.expert_mesh
-    spread = DistributedConfig(fsdp_size=size, ep_size=size, ep_implementation="all_to_all")
-    with upstream.spreading_experts_over(mesh, accelerator.device):
-        loaded = auto_class.from_pretrained(name, distributed_config=spread, **options)
-    model, _ = loaded
-    # Otherwise save_pretrained waits on the writing rank for ranks that do not call it.
-    del model.config.distributed_config
-    release_files(model)
-    if fsdp_plugin(accelerator) is not None:
-        shard_copies(model, mesh, accelerator)
-    return loaded
-
-
-def release_files(model: torch.nn.Module) -> None:
-    """Give each part of a weight memory of its own.
-
-    On the host a part is a view of the whole weight in its file, all of which stays in memory.
-    """
-    for weight in model.parameters():
-        part: Any = getattr(weight, "_local_tensor", weight)
-        if part.untyped_storage().nbytes() > part.nbytes:
-            part.data = part.clone()
 
 
 def may_broadcast(accelerator: Accelerator, options: Mapping[str, Any]) -> bool:
@@ -119,12 +68,6 @@ def can_be_broadcast(model: torch.nn.Module, accelerator: Accelerator) -> bool:
     saved = model.state_dict()
     has_saved_buffers = any(name in saved for name, _ in model.named_buffers())
     return not (accelerator.is_fsdp2 and has_saved_buffers)
-
-
-def read_on_every_rank(accelerator: Accelerator) -> None:
-    """Have transformers read the weights on each rank, and FSDP take them from there."""
-    fsdp_plugin(accelerator).cpu_ram_efficient_loading = False
-    os.environ["FSDP_CPU_RAM_EFFICIENT_LOADING"] = "false"  # transformers reads it too
 
 
 def stays_whole(accelerator: Accelerator) -> bool:

@@ -19,6 +19,7 @@ import torch
 from accelerate.data_loader import DataLoaderShard
 
 from core.data import IGNORED
+from core.engine import Layout
 
 Line = list[int]  # numbers of the rows in one line of a batch
 SORTED_STEPS = 50  # optimizer steps whose rows group_by_length sorts at a time
@@ -30,16 +31,13 @@ class Plan:
 
     Attributes:
         args: the recipe's arguments.
-        layout: has `data_ranks`, the number of ranks, or of groups of them, that have other rows,
-            and `data_rank`, the number of this one.
-        device: that of this rank, where loaders put batches.
+        layout: which ranks have other rows.
         num_lines: lines in a pass over the data.
         lengths: tokens of each line, [lines], for --train_sampling_strategy group_by_length.
     """
 
     args: Any
-    layout: Any
-    device: torch.device
+    layout: Layout
     num_lines: int
     lengths: np.ndarray | None = None
 
@@ -123,11 +121,11 @@ class Plan:
         """Return a loader of batches that are given as the numbers of their lines."""
         return DataLoaderShard(
             OneRowPerLine() if lines is None else lines,
-            device=self.device,
+            device=self.layout.device,
             batch_sampler=batches,
             collate_fn=partial(collate, rows.dataset.select_columns(collate.columns)),
             num_workers=self.args.dataloader_num_workers,
-            pin_memory=self.device.type == "cuda",
+            pin_memory=self.layout.device.type == "cuda",
             _non_blocking=True,
             worker_init_fn=leave_process_group,
             # A loader draws a number when it starts, which must not come from the global generator:
@@ -176,7 +174,7 @@ class OneRowPerLine:
         return [number]
 
 
-def starts_of_batches(number: int, size: int, layout: Any) -> range:
+def starts_of_batches(number: int, size: int, layout: Layout) -> range:
     """Return where this rank's batches of `size` of a `number` of rows begin.
 
     Batch j goes to rank j % ranks. All ranks have as many, of which the last may be empty.
@@ -212,7 +210,7 @@ def evaluation_steps(args: Any, steps_per_epoch: int, total_steps: int) -> froze
     return frozenset(steps)
 
 
-def describe_batch(args: Any, layout: Any, unit: str, tokens_per_line: float = 0) -> str:
+def describe_batch(args: Any, layout: Layout, unit: str, tokens_per_line: float = 0) -> str:
     """Return how many rows, lines or pairs (`unit`) a step has, and about how many tokens."""
     size = args.per_device_train_batch_size
     accumulated = args.gradient_accumulation_steps

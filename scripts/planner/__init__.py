@@ -12,6 +12,7 @@ and with real tensors:
 The modules in reading order; each imports only modules above it:
 
     errors        how the planner refuses: one line and an exit code
+    mesh          the mesh, and what cannot run on it
     recipe        what the planner needs from the recipes
     yaml_files    what the planner needs from accelerate configs
     request       a call of plan_memory.py, and the micro-batch to plan for

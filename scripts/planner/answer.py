@@ -10,6 +10,7 @@ from .cards import GIB, USUAL_CARD, bytes_of, describe, with_constants
 from .closed_form import closed_form, part_of, run_step, strategy_for
 from .errors import CannotWriteError, UnplannableError
 from .ledger import Sizes
+from .mesh import misfits_of_model
 from .output import TERMINAL, Report, write_json
 from .pipeline import fullest, peaks_of_ranks
 from .plan import Plan, plan_of
@@ -323,6 +324,6 @@ def plans_on(question: Question, ranks: int) -> dict[str, Plan]:
             plan = plan_of(args, config, ranks, request.num_machines, request.mixed_precision)
         except UnplannableError:
             continue
-        if not recipe.misfits_of_model(question.config, plan.mesh):
+        if not misfits_of_model(question.config, plan.mesh):
             plans[candidates.name_of(path.stem, plan)] = plan
     return plans

@@ -21,9 +21,10 @@ from .decoder import PROJECTIONS, Decoder, read_decoder
 from .errors import UnplannableError
 from .fsdp import Fsdp1, Fsdp2
 from .ledger import Ledger, Sizes
+from .mesh import misfits_of_model
 from .plan import Plan
 from .ranks import Replica
-from .recipe import RecipeArguments, has_router_loss, misfits_of_model
+from .recipe import RecipeArguments, has_router_loss
 from .request import Batch
 from .shapes import Quantized, build_base, layers_of, refuse_whole_modules
 from .splits import refuse_partly_split, shapes_of

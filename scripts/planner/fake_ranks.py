@@ -25,10 +25,10 @@ from torch.distributed.tensor.experimental import context_parallel
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from transformers import PreTrainedModel
 
+from extras.experts.layout import make_expert_mesh
 from rehearsal.cpu_patches import attend_by_a_ring
 
 from .plan import DTYPES, Plan
-from .recipe import make_expert_mesh
 
 CPU = torch.device("cpu")
 SHARDS = "dp_shard_cp"  # accelerate's name of the joint dimension over which FSDP2 shards

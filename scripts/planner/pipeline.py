@@ -106,7 +106,7 @@ def holders_of_weights(
 ) -> list[list[int]]:
     """Return the ranks of the run that have a weight, for each weight of the model in its order.
 
-    Ranks with the same place in different pipelines are neighbors (components/pipeline_mesh.py).
+    Ranks with the same place in different pipelines are neighbors (extras/pipeline/layout.py).
 
     Args:
         build: makes the model on the meta device.

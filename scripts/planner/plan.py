@@ -10,7 +10,8 @@ from config_strategy import ConfigStrategy, misfit_of_mesh, strategy_of
 
 from . import recipe
 from .errors import UnplannableError
-from .recipe import Mesh, RecipeArguments, StagesArguments
+from .mesh import Mesh
+from .recipe import RecipeArguments, StagesArguments
 from .yaml_files import Config
 
 ITEMSIZES = {"bf16": 2, "fp16": 2}  # bytes per element of each mixed precision
@@ -301,15 +302,6 @@ def refuse_unknown_keys(plan: Plan, config: Config) -> None:
 
 def refuse_as_the_recipe(plan: Plan, config: Config) -> None:
     """Raise UnplannableError if the recipe would refuse to start, with its reasons."""
-    fsdp_version = {"fsdp1": 1, "fsdp2": 2}.get(plan.engine, 0)
-    zero_stage = plan.stage if plan.engine == "zero" else None
-    problems = recipe.refusals(
-        plan.args,
-        recipe.Strategy(plan.name, fsdp_version, zero_stage, is_split=plan.tp * plan.ep > 1),
-        plan.ranks,
-        plan.mesh,
-        plan.mixed_precision,
-        config,
-    )
+    problems = recipe.refusals(plan, config)
     if problems:
         raise UnplannableError("; ".join(problems))

@@ -13,7 +13,6 @@ from typing import Any, TypeVar
 
 import torch
 from accelerate import DistributedType, init_empty_weights
-from torch.distributed.fsdp import CPUOffloadPolicy
 from transformers import (
     MODEL_FOR_CAUSAL_LM_MAPPING,
     AutoModelForCausalLM,
@@ -25,23 +24,29 @@ from transformers.distributed import DistributedConfig
 import llama
 import llama_pipeline
 import mixtral
-from components import expert_checks, experts, mesh, upstream
 from components.checks import find_model_problems
-from components.mesh_checks import find_misfits_of_config
 from components.model import lora_config, wrap_in_adapters
 from components.model_checks import base_model_of, find_problems_of_whole_modules
-from components.pipeline_checks import find_pipeline_problems
-from components.pipeline_kinds import KINDS, num_microbatches
-from components.pipeline_stages import Stage, check_stages
-from components.split_adapters import split_adapters
-from components.strategy import Strategy
-from components.strategy_checks import find_misfits
 from core import loss, workarounds
 from core.arguments import ExpertParallelArguments
 from core.chat import ChatTemplate
 from core.cli import Parser, find_conflicts, parse, with_files_read
+from core.engine import find_faults_of_dtypes, find_faults_of_engine
 from core.loss import LossInHead
 from core.model import make_adamw
+from extras.experts import hooks as expert_hooks
+from extras.experts import workarounds as expert_workarounds
+from extras.experts.layout import average_under_ddp, shard_copies
+from extras.mesh import hooks as mesh_hooks
+from extras.mesh import workarounds as mesh_workarounds
+from extras.mesh.layout import MeshLayout
+from extras.pipeline import hooks as pipeline_hooks
+from extras.pipeline import workarounds as pipeline_workarounds
+from extras.pipeline.layout import why_not_divided
+from extras.pipeline.schedules import KINDS, num_microbatches
+from extras.pipeline.stages import Stage, check_stages
+
+from .mesh import Mesh, layout_of, misfits_of_arguments
 
 
 class OnlyOfLlama:
@@ -75,8 +80,6 @@ RECIPES = {
 }
 FIRST = "llama.py"
 OF_MIXTURES = "mixtral.py"
-Mesh = mesh.Mesh
-make_expert_mesh = experts.make_expert_mesh
 A = TypeVar("A")
 MIB = 2**20
 CPU = torch.device("cpu")
@@ -157,100 +160,82 @@ def adapter_rate(args: RecipeArguments) -> float:
     return float(f"{10 * rate:.2g}")
 
 
-def refusals(
-    args: RecipeArguments,
-    strategy: Strategy,
-    ranks: int,
-    mesh: Mesh,
-    mixed_precision: str,
-    config: Mapping[str, Any],
-) -> list[str]:
+def refusals(plan: Any, config: Mapping[str, Any]) -> list[str]:
     """Return why the recipe would refuse to start, apart from reasons that depend on the machine.
 
     Args:
-        args: the recipe's arguments.
-        strategy: what would be in force.
-        ranks: of all, which may not fill the mesh.
-        mesh: of the ranks.
-        mixed_precision: no, bf16 or fp16.
+        plan: of plan.py.
         config: as accelerate reads it.
     """
-    state = SimpleNamespace(
-        deepspeed_plugin=deepspeed_settings(strategy.zero_stage),
-        fsdp_plugin=fsdp_settings(config.get("fsdp_config", {})),
-    )
+    fsdp_version = {"fsdp1": 1, "fsdp2": 2}.get(plan.engine, 0)
+    state = SimpleNamespace(deepspeed_plugin=None, fsdp_plugin=None)
+    kind = DistributedType.NO
+    if plan.engine == "zero":
+        state.deepspeed_plugin = SimpleNamespace(zero_stage=plan.stage, deepspeed_config={})
+    if fsdp_version:
+        state.fsdp_plugin = fsdp_settings(fsdp_version, config)
+        kind = DistributedType.FSDP
     accelerator = SimpleNamespace(
-        mixed_precision=mixed_precision,
-        num_processes=ranks,
+        mixed_precision=plan.mixed_precision,
+        num_processes=plan.ranks,
         process_index=0,
-        parallelism_config=parallelism_settings(mesh, config.get("parallelism_config", {})),
-        distributed_type=DistributedType.FSDP if strategy.fsdp_version else DistributedType.NO,
+        device=CPU,
+        parallelism_config=parallelism_settings(plan.mesh, config.get("parallelism_config", {})),
+        distributed_type=kind,
         state=state,
-        expert_ranks=mesh.ep,
-        pipeline_ranks=mesh.pp,
     )
     return [
         problem
-        for problem in problems_of(args, accelerator, strategy)
+        for problem in problems_of(plan.args, accelerator, plan.mesh, plan.name)
         if not problem.startswith(ABOUT_THIS_MACHINE)
     ]
 
 
-def fsdp_settings(written: Mapping[str, Any]) -> SimpleNamespace:
+def fsdp_settings(version: int, config: Mapping[str, Any]) -> SimpleNamespace:
     """Return what accelerate makes of the keys of fsdp_config on which refusals depend."""
+    written = config.get("fsdp_config", {})
     return SimpleNamespace(
-        fsdp_version=written.get("fsdp_version", 1),
+        fsdp_version=version,
+        sharding_strategy=SimpleNamespace(name="FULL_SHARD"),
         reshard_after_forward=written.get("fsdp_reshard_after_forward", True),
-        cpu_offload=CPUOffloadPolicy() if written.get("fsdp_offload_params") else None,
         use_orig_params=written.get("fsdp_use_orig_params", True) is not False,
-        cpu_ram_efficient_loading=written.get("fsdp_cpu_ram_efficient_loading", True),
     )
-
-
-def deepspeed_settings(stage: int | None = None) -> SimpleNamespace:
-    """Return what accelerate makes of the keys of deepspeed_config on which refusals depend."""
-    zero = {"stage3_gather_16bit_weights_on_model_save": True}
-    return SimpleNamespace(zero_stage=stage, deepspeed_config={"zero_optimization": zero})
 
 
 def parallelism_settings(mesh: Mesh, written: Mapping[str, Any]) -> SimpleNamespace | None:
     """Return what accelerate makes of a parallelism_config, None without one."""
     if not written:
         return None
-    prefix = "parallelism_config_sp_"
-    handler = SimpleNamespace(
-        sp_attn_implementation=written.get(f"{prefix}attn_implementation"),
-        sp_seq_length_is_variable=written.get(f"{prefix}seq_length_is_variable", True),
-    )
+    attention = written.get("parallelism_config_sp_attn_implementation")
     return SimpleNamespace(
         dp_replicate_size=mesh.dp_replicate,
         dp_shard_size=mesh.dp_shard,
         cp_size=mesh.cp,
         sp_size=mesh.sp,
         tp_size=mesh.tp,
-        sp_handler=handler,
+        sp_handler=SimpleNamespace(sp_attn_implementation=attention),
     )
 
 
-def misfits_of_model(config: PretrainedConfig, mesh: Mesh) -> list[str]:
-    """Return the sizes of a model that a mesh cannot split, as the recipe would refuse them."""
-    misfits = []
-    if mesh.copies > 1:
-        misfits += find_misfits_of_config(config.get_text_config(), mesh)
-    if mesh.ep > 1:
-        misfits += expert_checks.find_misfits_of_config(config.get_text_config(), mesh.ep)
-    return misfits
-
-
-def problems_of(args: RecipeArguments, accelerator: Any, strategy: Strategy) -> Iterator[str]:
+def problems_of(args: RecipeArguments, accelerator: Any, mesh: Mesh, name: str) -> Iterator[str]:
     """Yield conflicts between the recipe's arguments, and between them and the strategy."""
     yield from find_conflicts(args)
     yield from find_model_problems(args)
-    yield from find_misfits(args, accelerator, strategy)
-    yield from find_pipeline_problems(args, accelerator)
-    if accelerator.expert_ranks > 1:
-        yield from expert_checks.find_misfits_of_launch(accelerator.expert_ranks, accelerator)
-        yield from expert_checks.find_misfits_of_arguments(args, accelerator)
+    yield from misfits_of_arguments(args, name, mesh)
+    yield from find_faults_of_engine(args, accelerator)
+    yield from find_faults_of_dtypes(args, accelerator)
+    layout = mesh.layout(accelerator)
+    if isinstance(layout, MeshLayout):
+        yield from mesh_hooks.find_faults_of_engine(layout)
+        if layout.parts_of_row() > 1:
+            yield from mesh_hooks.find_faults_of_parts(args, layout)
+    if isinstance(args, ExpertParallelArguments):
+        yield from expert_hooks.find_faults(args, layout)
+    if isinstance(args, StagesArguments):
+        problem = why_not_divided(args, accelerator.num_processes)
+        if problem:
+            yield problem
+        yield from pipeline_hooks.find_faults(args, layout)
 
 
 # ---- Pipelines ----
@@ -286,26 +271,28 @@ def class_of_schedule(args: StagesArguments) -> str:
 
 def run_only_forward(schedule: Any) -> None:
     """Have a schedule with several stages per rank leave out the backward passes in evaluation."""
-    upstream.run_only_forward(schedule)
+    pipeline_workarounds.run_only_forward(schedule)
 
 
 # ---- A rank's part of the model ----
 def split_over_ranks(model: PreTrainedModel, accelerator: Any) -> None:
-    """Leave a model this rank's part of its matrices or experts, as the recipe's `load_split` does.
+    """Leave a model this rank's part of its matrices or experts, as the recipe's layout does.
 
     The model is on the meta device, where the parts become DTensors without bytes.
 
     accelerator: of this rank, or a stand-in. Raises ValueError for a model without a plan.
     """
-    sizes = Mesh.of(accelerator)
-    if sizes.tp > 1:
-        config = DistributedConfig(tp_size=sizes.tp)
-        on_ranks = upstream.splitting_over(accelerator)
-    elif sizes.ep > 1:
+    sizes = layout_of(accelerator).sizes
+    if sizes.get("tp", 1) > 1:
+        config = DistributedConfig(tp_size=sizes["tp"])
+        on_ranks = mesh_workarounds.splitting_over(accelerator)
+    elif sizes.get("ep", 1) > 1:
         config = DistributedConfig(
-            fsdp_size=sizes.ep, ep_size=sizes.ep, ep_implementation="all_to_all"
+            fsdp_size=sizes["ep"], ep_size=sizes["ep"], ep_implementation="all_to_all"
         )
-        on_ranks = upstream.spreading_experts_over(accelerator.expert_mesh, accelerator.device)
+        on_ranks = expert_workarounds.spreading_experts_over(
+            accelerator.expert_mesh, accelerator.device
+        )
     else:
         return
     untie(model)
@@ -329,14 +316,14 @@ def keep_split(model: torch.nn.Module, accelerator: Any) -> None:
 
     Call it once the weights are those of the step.
     """
-    sizes = Mesh.of(accelerator)
-    if sizes.tp > 1:
+    sizes = layout_of(accelerator).sizes
+    if sizes.get("tp", 1) > 1:
         trained = [weight for weight in model.parameters() if weight.requires_grad]
-        upstream.keep_gradients_split(torch.nn.ParameterList(trained))
-    if sizes.ep > 1 and accelerator.is_fsdp2:
-        experts.shard_copies(model, accelerator.expert_mesh, accelerator)
-    elif sizes.ep > 1:
-        experts.average_under_ddp(model, accelerator.expert_mesh)
+        mesh_workarounds.keep_gradients_split(torch.nn.ParameterList(trained))
+    if sizes.get("ep", 1) > 1 and accelerator.is_fsdp2:
+        shard_copies(model, accelerator.expert_mesh, accelerator)
+    elif sizes.get("ep", 1) > 1:
+        average_under_ddp(model, accelerator.expert_mesh)
 
 
 # ---- Adapters ----
@@ -357,9 +344,8 @@ def with_adapters(
         options["target_modules"] = mixtral.lora_layers(model, args.lora_target_modules)
         options["target_parameters"] = args.lora_target_parameters
     config = lora_config(args, task_type="CAUSAL_LM", **options)
-    with upstream.making_whole_adapters(), upstream.copying_split_weights():
+    with layout_of(accelerator).making_adapters(model):
         adapted = wrap_in_adapters(model, config, accelerator)
-    split_adapters(adapted, accelerator)
     if config.modules_to_save and accelerator.is_fsdp2 and accelerator.mixed_precision == "no":
         for weight in adapted.parameters():
             # peft gives adapters the precision of the base, but not on the meta device.
@@ -416,7 +402,9 @@ def summed_loss(
     if not isinstance(args, MixtureArguments):
         return token_loss(model, batch)
     per_token = base_model_of(model).config.get_text_config().num_experts_per_tok
-    tokens, routers, _ = mixtral.summed_losses(accelerator, model, token_loss, batch, per_token)
+    tokens, routers, _ = mixtral.summed_losses(
+        layout_of(accelerator), model, token_loss, batch, per_token
+    )
     return tokens + mixtral.router_loss_factor(base_model_of(model), args) * routers
 
 

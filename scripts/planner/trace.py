@@ -28,6 +28,7 @@ from .closed_form import part_of
 from .errors import UnplannableError, first_line
 from .fake_ranks import Buckets, cut_by_ring, fake_ranks, first_rank, make_fake, prepare
 from .ledger import Sizes
+from .mesh import misfits_of_model
 from .patches import even_routing, grouped_products, known_packing, real_meshes
 from .plan import DTYPES, Plan
 from .request import Batch
@@ -89,7 +90,7 @@ def measure(plan: Plan, config: PretrainedConfig, batch: Batch) -> Sizes:
 
 def refuse_untraceable(plan: Plan, config: PretrainedConfig, batch: Batch) -> None:
     """Raise UnplannableError for what fake tensors cannot show."""
-    misfits = recipe.misfits_of_model(config, plan.mesh)
+    misfits = misfits_of_model(config, plan.mesh)
     if misfits:
         raise UnplannableError("; ".join(misfits))
     if plan.engine not in ("single", "ddp", "fsdp2"):
@@ -155,7 +156,7 @@ def tensors_of(batch: Batch, plan: Plan) -> dict[str, Any]:
     A sequence holds one row, or two if it is packed. Where ranks share the tokens of a row, the
     tokens that are trained on are those of the fullest rank.
     """
-    multiple = plan.mesh.pad_to_multiple_of
+    multiple = plan.mesh.multiple_of
     length = math.ceil(batch.length / multiple) * multiple
     inputs = {"input_ids": torch.zeros(batch.sequences, length, dtype=torch.long)}
     if batch.packed or plan.cp > 1:

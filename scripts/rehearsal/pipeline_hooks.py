@@ -50,7 +50,7 @@ def when_pipelined(action: PartAction) -> None:
     @functools.wraps(make)
     def make_and_watch(self: Accelerator, *args: Any, **kwargs: Any) -> None:
         make(self, *args, **kwargs)
-        module = sys.modules.get("components.pipeline")
+        module = sys.modules.get("extras.pipeline.pipeline")
         if module is not None:
             watch(module.Pipeline, action)
 
@@ -62,11 +62,10 @@ def watch(pipelines: Any, action: PartAction) -> None:
     make = pipelines.__init__
 
     @functools.wraps(make)
-    def make_and_note(
-        self: Any, args: Any, accelerator: Any, mesh: Any, stages: Sequence[Any], model: Any
-    ) -> None:
-        make(self, args, accelerator, mesh, stages, model)
-        part = part_of(args, mesh, stages)
+    def make_and_note(self: Any, args: Any, layout: Any, stages: Sequence[Any], model: Any) -> None:
+        make(self, args, layout, stages, model)
+        part = part_of(args, layout, stages)
+        accelerator = layout.accelerator
         prepare = accelerator.prepare
 
         @functools.wraps(prepare)
@@ -81,12 +80,12 @@ def watch(pipelines: Any, action: PartAction) -> None:
     pipelines.__init__ = make_and_note
 
 
-def part_of(args: Any, mesh: Any, stages: Sequence[Any]) -> Part:
-    """Return what the rank of a PipelineMesh has to hold for its stages."""
+def part_of(args: Any, layout: Any, stages: Sequence[Any]) -> Part:
+    """Return what a rank of a PipelineLayout has to hold for its stages."""
     whole = whole_model(args)
-    shards = mesh.num_pipelines if args.shard_stages else 1
+    shards = layout.num_pipelines if args.shard_stages else 1
     layers = [number for stage in stages for number in stage.layers]
-    return Part(tensors_of(whole, stages), layers, shards, mesh.pipeline)
+    return Part(tensors_of(whole, stages), layers, shards, layout.data_rank)
 
 
 def whole_model(args: Any) -> Any:

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from accelerate import Accelerator
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
 from torch.nn import Module
 from torch.optim import Optimizer
 from transformers.distributed.parallel_utils import _get_parameter_plan
@@ -48,11 +50,11 @@ class Prepared:
     optimizer: Optimizer | None = None
     has_called: bool = False
 
-    def note_arguments(self, arguments: tuple, expert_ranks: int = 1) -> None:
+    def note_arguments(self, arguments: tuple) -> None:
         """Describe a model that is trained, before it is split."""
         for argument in arguments:
             if isinstance(argument, Module) and is_trained(argument):
-                self.tensors = describe(argument, expert_ranks)
+                self.tensors = describe(argument, ranks_of_experts(argument))
 
     def note_result(self, result: Any) -> None:
         """Keep the first prepared model that is trained, and the first prepared optimizer."""
@@ -125,17 +127,18 @@ def has_experts(model: Any, name: str) -> bool:
     return bool(plan) and _get_parameter_plan(name, plan) == OF_EXPERTS
 
 
-def ranks_of_experts(accelerator: Accelerator) -> int:
-    """Return over how many ranks experts are spread that no engine splits further.
+def ranks_of_experts(model: Module) -> int:
+    """Return over how many ranks the experts of a model are spread that no engine splits further.
 
     FSDP2 shards the parts over the ranks that have the same experts, which comes to one shard for
     each rank, as of all other weights.
     """
-    # As the recipes note it. Nothing of theirs is imported here: a copied recipe brings its own
-    ranks = getattr(accelerator, "expert_ranks", 1)
-    if ranks > 1 and accelerator.is_fsdp2:
+    if any(isinstance(module, FSDPModule) for module in model.modules()):
         return 1
-    return ranks
+    for name, weight in model.named_parameters():
+        if isinstance(weight, DTensor) and has_experts(model, name):
+            return weight.device_mesh.size()
+    return 1
 
 
 def when_prepared(action: PreparedAction) -> None:
@@ -145,7 +148,7 @@ def when_prepared(action: PreparedAction) -> None:
 
     @functools.wraps(original)
     def prepare_and_call(self: Accelerator, *args: Any, **kwargs: Any) -> Any:
-        seen.note_arguments(args, ranks_of_experts(self))
+        seen.note_arguments(args)
         result = original(self, *args, **kwargs)
         seen.note_result(result)
         seen.call_once(action)

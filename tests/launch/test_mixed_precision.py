@@ -4,17 +4,13 @@
 All of it runs in process, since autocast works on a CPU too.
 """
 
-from types import SimpleNamespace
-
 import pytest
 import torch
 
 import llama
 import vit
-from components import accelerator as accelerators
-from components import strategy
-from components.accelerator import make_accelerator
 from core.cli import parse
+from core.engine import Layout, set_up_engine
 from fakes import fake_accelerator
 
 # What accelerate says of itself under single, DDP and FSDP1 with mixed precision
@@ -53,7 +49,7 @@ def test_4_bit_weights_are_multiplied_in_what_mixed_precision_says(
     args = arguments(llama, "--use_peft", "--load_in_4bit", "--dtype", dtype)
     monkeypatch.setattr(llama.AutoModelForCausalLM, "from_pretrained", capture)
     with pytest.raises(Loaded) as found:
-        llama.load_model(args, accelerator_with(mixed_precision))
+        llama.load_model(args, Layout(accelerator_with(mixed_precision)))
     (config,) = found.value.args
     assert config.bnb_4bit_compute_dtype == computes_in
     # It only says how the bytes are packed
@@ -63,7 +59,7 @@ def test_4_bit_weights_are_multiplied_in_what_mixed_precision_says(
 def loaded(folder, *flags, **facts):
     torch.manual_seed(0)
     args = arguments(llama, "--model_name_or_path", str(folder / "model"), *flags)
-    model = llama.load_model(args, accelerator_with(**facts)).train()
+    model = llama.load_model(args, Layout(accelerator_with(**facts))).train()
     return with_learned_adapters(model)
 
 
@@ -133,15 +129,10 @@ def test_peft_casts_where_autocast_does_not_or_results_would_change(flags, facts
 @pytest.mark.parametrize("flags", [[], ["--tf32"]], ids=lambda flags: " ".join(flags) or "none")
 def test_convolutions_are_in_tf32_only_where_asked(flags, monkeypatch):
     """torch's default lets cuDNN round to TF32, such as vit.py's of patches."""
-    state = SimpleNamespace(deepspeed_plugin=None)
-    accelerator = accelerator_with("no", state=state)
-    for name in ("check_launch", "find_problems"):
-        monkeypatch.setattr(accelerators, name, lambda *_: [])
-    monkeypatch.setattr(strategy, "Accelerator", lambda **_: accelerator)
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", not flags)
     precision = torch.get_float32_matmul_precision()
     try:
-        assert make_accelerator(arguments(vit, *flags)) is accelerator
+        set_up_engine(arguments(vit, *flags), accelerator_with("no"))
         assert torch.backends.cudnn.allow_tf32 == bool(flags)
         assert torch.get_float32_matmul_precision() == ("high" if flags else "highest")
     finally:

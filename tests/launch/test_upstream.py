@@ -51,13 +51,16 @@ from transformers.distributed import DistributedConfig
 from transformers.distributed.parallel_utils import ALL_PARALLEL_STYLES
 
 import mixtral
-from components import generation, images, pairs, seq2seq, upstream
-from components.experts import modules_of_experts
-from components.strategy import new_accelerator
+from components import generation, images, pairs, seq2seq
 from components.weights import load_pretrained
 from core import workarounds
 from core.cli import parse
+from core.engine import make_layout, new_accelerator
 from core.zero import master_weights
+from extras.experts import workarounds as of_experts
+from extras.experts.layout import modules_of_experts
+from extras.mesh import workarounds as of_meshes
+from extras.pipeline import workarounds as of_pipelines
 from fakes import mixture_of_two
 from harm import shows_harm_without
 from launching import REPO
@@ -171,7 +174,8 @@ def error_of(function):
 
 # ---- The list ----
 WORKAROUNDS = {}
-for module in (workarounds, upstream, generation, images, pairs, seq2seq):
+OF_EXTRAS = (of_experts, of_meshes, of_pipelines)
+for module in (workarounds, *OF_EXTRAS, generation, images, pairs, seq2seq):
     for name, value in vars(module).items():
         if hasattr(value, "workaround"):
             WORKAROUNDS[name] = value
@@ -667,7 +671,7 @@ def test_transformers_splits_over_all_ranks_or_none(cured, tmp_path):
 
     def rows_of_a_part():
         accelerator = of_two_pairs()
-        context = upstream.splitting_over(accelerator) if cured else nullcontext()
+        context = of_meshes.splitting_over(accelerator) if cured else nullcontext()
         try:
             with context:
                 model = split_over_pairs(tmp_path)
@@ -687,7 +691,7 @@ def test_the_gradient_of_split_embeddings_is_whole_on_each_rank(cured, tmp_path)
         Accelerator(parallelism_config=ParallelismConfig(tp_size=2))
         model = split_over_pairs(tmp_path)
         if cured:
-            upstream.keep_gradients_split(model)
+            of_meshes.keep_gradients_split(model)
         model(input_ids=torch.arange(16)[None]).logits.sum().backward()
         weight = model.model.embed_tokens.weight
         return len(weight.to_local()), len(weight.grad.to_local())
@@ -701,10 +705,10 @@ def test_accelerate_wraps_whole_weights_by_a_class_that_is_gone(cured, tmp_path)
 
     def prepare():
         accelerator = of_two_pairs()
-        with upstream.splitting_over(accelerator):
+        with of_meshes.splitting_over(accelerator):
             model = split_over_pairs(tmp_path)
         if cured:
-            upstream.leave_whole_weights_to_fsdp(accelerator)
+            of_meshes.leave_whole_weights_to_fsdp(accelerator)
         try:
             model, _ = prepared(accelerator, model)
         except ImportError as error:
@@ -726,7 +730,7 @@ def test_peft_makes_adapters_for_a_part_of_a_weight(cured, tmp_path):
         Accelerator(parallelism_config=ParallelismConfig(tp_size=2))
         model = split_over_pairs(tmp_path)
         config = LoraConfig(target_modules=["down_proj"])
-        with upstream.making_whole_adapters() if cured else nullcontext():
+        with of_meshes.making_whole_adapters() if cured else nullcontext():
             model = get_peft_model(model, config)
         layer = model.get_base_model().model.layers[0].mlp.down_proj
         return layer.lora_A["default"].in_features
@@ -741,7 +745,7 @@ def test_peft_cannot_copy_split_modules(cured, tmp_path):
     def copy_of_head():
         Accelerator(parallelism_config=ParallelismConfig(tp_size=2))
         model = split_over_pairs(tmp_path)
-        context = upstream.copying_split_weights() if cured else nullcontext()
+        context = of_meshes.copying_split_weights() if cured else nullcontext()
         try:
             with context:
                 model = with_adapters(model, ["lm_head"])
@@ -762,11 +766,11 @@ def test_the_copy_of_a_split_layer_computes_with_the_weights_of_the_original(cur
     def differs():
         accelerator = Accelerator(parallelism_config=ParallelismConfig(tp_size=2))
         model = split_over_pairs(tmp_path)
-        with upstream.copying_split_weights():
+        with of_meshes.copying_split_weights():
             copied = copy.deepcopy(model.lm_head)
         if cured:
             style = ALL_PARALLEL_STYLES[model.tp_plan["lm_head"]]
-            upstream.run_copy_by_itself(copied, style, accelerator.torch_device_mesh["tp"])
+            of_meshes.run_copy_by_itself(copied, style, accelerator.torch_device_mesh["tp"])
         torch.nn.init.zeros_(copied.weight)
         return bool(copied(torch.ones(1, 1, 8)).any())
 
@@ -793,8 +797,9 @@ def spread(folder):
     """An Accelerator of two ranks that share experts, and the mixture as they load it."""
     args = parse(mixtral.Arguments, words=["--ep_size", "2", "--report_to", "none"])
     accelerator = new_accelerator(args)
+    layout = make_layout(args, accelerator)
     options = {"dtype": torch.float32, "attn_implementation": "sdpa", "output_loading_info": True}
-    model, _ = load_pretrained(AutoModelForCausalLM, accelerator, folder, **options)
+    model, _ = load_pretrained(AutoModelForCausalLM, layout, folder, **options)
     return accelerator, model
 
 
@@ -817,7 +822,7 @@ def test_ddp_takes_the_experts_of_rank_0_for_those_of_all(cured, folder):
         (experts,) = modules_of_experts(model)
         own = experts.down_proj.to_local().detach().clone()
         if cured:
-            upstream.leave_experts_out_of_ddp(model)
+            of_experts.leave_experts_out_of_ddp(model)
         error = error_of(lambda: DistributedDataParallel(model))
         return error == "" and torch.equal(experts.down_proj.to_local(), own)
 

@@ -48,10 +48,10 @@ def test_nothing_imports_a_command_of_scripts(imported):
     assert files_that_import(COMMANDS, imported) == []
 
 
-def test_components_import_nothing_of_scripts(imported):
-    components = {path: names for path, names in imported.items() if "components/" in path}
-    assert len(components) >= 50
-    assert files_that_import(OF_SCRIPTS, components) == []
+def test_recipes_and_their_modules_import_nothing_of_scripts(imported):
+    recipes = {path: names for path, names in imported.items() if path.startswith("recipes/")}
+    assert len(recipes) >= 50
+    assert files_that_import(OF_SCRIPTS, recipes) == []
 
 
 def test_the_core_imports_itself_and_libraries_only(imported):

@@ -11,14 +11,13 @@ from datasets import Dataset
 from peft import LoraConfig, get_peft_model
 
 import llama_dpo
-from components.mesh import part_of
 from core.chat import ChatTemplate
 from core.loss import LossInHead
-from fakes import fake_accelerator, sharing_rows
+from fakes import rows_of_their_own, sharing_rows
 from tiny.llama import make_model
 from tiny.options import LlamaOptions
 
-ONE_PROCESS = fake_accelerator()
+ONE_PROCESS = rows_of_their_own()
 USER = {"role": "user", "content": "Say a."}
 GOOD, BAD = ({"role": "assistant", "content": text} for text in "ab")
 EXPLICIT = {"prompt": [USER], "chosen": [GOOD], "rejected": [BAD]}
@@ -122,7 +121,7 @@ class TestLogps:
         whole = llama_dpo.sum_answers(llama_dpo.place_in_lines(logps, batch), batch)
         by_pair, prompts = torch.zeros(2, 2), torch.zeros(())
         for rank in range(2):
-            with part_of(sharing_rows(2, rank), batch) as part:
+            with sharing_rows(2, rank).part_of(batch) as part:
                 placed = llama_dpo.place_in_lines(-part["targets"] / 10, part)
                 sums = llama_dpo.sum_answers(placed, part)
             assert len(part["targets"]) < len(batch["targets"])

@@ -7,7 +7,8 @@ import torch
 from transformers import AutoModelForCausalLM, MistralConfig
 
 import mistral_pretrain as recipe
-from components.mesh import Mesh
+from extras.mesh.layout import MeshLayout
+from fakes import fake_accelerator
 from mask_probe import SHAPE, distance_from_alone, leak
 
 LENGTH = 8
@@ -58,8 +59,11 @@ class TestBatch:
             block((7, [11, 12, 13]), (4, [21, 22]), (9, [31, 32, 33, 34])),
             block((9, [34, 35, 1])),
         ]
-        mesh = Mesh(**{kind: 2})  # lines are multiples of 4 under CP, of 2 under SP
-        batch, whole = recipe.make_batch(blocks, LENGTH, mesh=mesh), recipe.make_batch(blocks, 8)
+        layout = MeshLayout(
+            fake_accelerator(), {kind: 2}
+        )  # lines are multiples of 4 under CP, of 2 under SP
+        batch = recipe.make_batch(blocks, LENGTH, layout=layout)
+        whole = recipe.make_batch(blocks, 8)
         ids = [[11, 12, 13, 0], [21, 22, 0, 0], [31, 32, 33, 0], [34, 35, 1, 0]]
         assert batch["inputs"].keys() == {"input_ids"}  # all begin at 0, as part_of counts them
         assert batch["inputs"]["input_ids"].tolist() == ids
@@ -67,8 +71,8 @@ class TestBatch:
         for name in ("targets", "counts"):
             assert batch[name].equal(whole[name])
         assert batch["row"] == whole["row"]
-        nothing = recipe.make_batch([], LENGTH, mesh=mesh)
-        assert nothing["inputs"]["input_ids"].shape == (1, mesh.pad_to_multiple_of)
+        nothing = recipe.make_batch([], LENGTH, layout=layout)
+        assert nothing["inputs"]["input_ids"].shape == (1, layout.multiple_of)
         assert len(nothing["targets"]) == 0
 
 

@@ -12,13 +12,12 @@ import torch
 from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_func
 
 import mixtral
-from components.mesh import part_of
 from core.cli import parse
 from core.loss import LossInHead
-from fakes import fake_accelerator, sharing_rows
+from fakes import rows_of_their_own, sharing_rows
 
 ATTENTION = {"q_proj", "k_proj", "v_proj", "o_proj"}
-ONE_PROCESS = fake_accelerator()
+ONE_PROCESS = rows_of_their_own()
 LAYERS, EXPERTS, TOP_K = 3, 5, 2
 ROWS = [
     {"input_ids": np.arange(1, n + 1), "labels": np.arange(1, n + 1), "row": n} for n in (7, 2, 4)
@@ -139,7 +138,7 @@ def test_over_the_ranks_that_share_rows_it_adds_up_to_one_process(ranks, lines):
     loss, load = torch.zeros(()), torch.zeros(LAYERS, EXPERTS)
     gradients = [torch.zeros_like(layer) for layer in logits]
     for rank in range(ranks):
-        with part_of(sharing_rows(ranks, rank), batch) as part:
+        with sharing_rows(ranks, rank).part_of(batch) as part:
             shape = *batch["inputs"]["input_ids"].shape, EXPERTS
             own = [layer.view(shape).chunk(ranks, 1)[rank].flatten(0, 1) for layer in logits]
             routed = mixtral.routed_of_part(part)

@@ -17,9 +17,8 @@ from jobs import SAME_AS
 from launching import REPO
 
 RECIPES = sorted((REPO / "recipes").glob("*.py"))
-COMPONENTS = sorted(
-    path for room in ("core", "components") for path in (REPO / "recipes" / room).glob("*.py")
-)
+ROOMS = ("core", "components", "extras")
+COMPONENTS = sorted(path for room in ROOMS for path in (REPO / "recipes" / room).rglob("*.py"))
 BANNERS = ["Data", "Model, optimizer, schedule", "Train", "Save"]
 VERBS = [  # calls of each `train`, in order
     "make_accelerator",
@@ -50,10 +49,10 @@ OF_PIPELINES = {
 # Calls in which every rank has to take part
 COLLECTIVES = set(
     """
-    accumulate answer_logps _any_rank_must_stop backward backward_of_sum
-    PipelineMesh barrier broadcast broadcast_object_list self._nonfinite.check check_plan
+    accumulate answer_logps _any_rank_must_stop backward backward_of_sum make_layout
+    group_of_this_rank barrier broadcast broadcast_object_list self._nonfinite.check check_plan
     clip_grad_norm_ clip_gradients full_tensor reduce_gradients all_reduce all_to_all_single
-    sum_over_pipelines sum_over_stages compare_answers compute_once conclude
+    sum_over_rows sum_over_tokens sum_over_stages compare_answers compute_once conclude
     end_all_ranks end_as_done evaluate evaluate_classifier evaluate_perplexity evaluate_tags
     evaluation_loader find_cause finish finish_step gather gather_for_metrics gather_object generate
     interruptible self._watch.join self._watch.vote load_on_rank_0 load_state losses
@@ -92,7 +91,9 @@ def nodes_of(path):
 @functools.cache
 def values_read_by(path):
     """The names that a file reads from arguments, or from itself where that is a group of them."""
-    return set(re.findall(r"\b(?:_?args|self)\.(?=(\w+))", path.read_text()))
+    text = path.read_text()
+    found = re.findall(r"\b(?:_?args|self)\.(?=(\w+))", text)
+    return {*found, *re.findall(r'getattr\(args, "(\w+)"', text)}
 
 
 def function(path, name):

@@ -4,8 +4,6 @@
 Each table has what looks alike and is taken, with an empty word.
 """
 
-from types import SimpleNamespace
-
 import pytest
 import torch
 from bitsandbytes.nn import Linear4bit, Linear8bitLt
@@ -31,7 +29,6 @@ from transformers import (
     RobertaConfig,
 )
 
-from components import model_checks
 from components.loading import build_without_weights, loading
 from components.model_checks import (
     check_adapters,
@@ -41,12 +38,11 @@ from components.model_checks import (
     check_running_statistics,
     warn_of_long_rows,
 )
-from components.strategy import Strategy
 from components.tokens import load_tokenizer
 from core.cli import parse
 from core.summary import size_of
 from example_arguments import ClassifierArguments, MixtureArguments, language_model_arguments
-from fakes import fake_accelerator
+from fakes import under
 
 TINY = {
     "hidden_size": 8,
@@ -260,43 +256,31 @@ def test_a_quantized_module_cannot_be_trained_whole(bits, assert_refused):
 
 
 # ---- Strategies ----
-ONE_PROCESS = Strategy("one process")
-DDP = Strategy("DDP")
-FSDP1 = Strategy("FSDP1 FULL_SHARD", fsdp_version=1)
-FSDP2 = Strategy("FSDP2 FULL_SHARD", fsdp_version=2)
-ZERO1 = Strategy("DeepSpeed ZeRO-1", zero_stage=1)
-ZERO3 = Strategy("DeepSpeed ZeRO-3", zero_stage=3)
-
-
 @pytest.mark.parametrize(
-    ("strategy", "word"), [(FSDP2, "ddp.yaml"), (ZERO1, "ddp.yaml"), (DDP, ""), (ONE_PROCESS, "")]
+    ("engine", "word"), [("FSDP2 FULL_SHARD", "ddp.yaml"), ("ZeRO-1", "ddp.yaml"), ("DDP", "")]
 )
-def test_batch_norm_where_ranks_would_have_statistics_of_their_own(
-    strategy, word, assert_refused, monkeypatch
-):
-    monkeypatch.setattr(model_checks, "Strategy", SimpleNamespace(of=lambda _: strategy))
+def test_batch_norm_where_ranks_would_have_statistics_of_their_own(engine, word, assert_refused):
     model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.BatchNorm1d(2))
-    assert_refused(word, check_running_statistics, fake_accelerator(), model)
+    assert_refused(word, check_running_statistics, under(engine), model)
 
 
 @pytest.mark.parametrize(
-    ("strategy", "targets", "word"),
+    ("engine", "targets", "word"),
     [
-        (ZERO3, ["q_proj", "lm_head"], "--lora_target_modules"),
-        (FSDP1, ["q_proj", "lm_head"], "--lora_target_modules"),
-        (FSDP2, ["q_proj", "lm_head"], ""),
-        (ZERO3, ["q_proj"], ""),
+        ("ZeRO-3", ["q_proj", "lm_head"], "--lora_target_modules"),
+        ("FSDP1 FULL_SHARD", ["q_proj", "lm_head"], "--lora_target_modules"),
+        ("FSDP2 FULL_SHARD", ["q_proj", "lm_head"], ""),
+        ("ZeRO-3", ["q_proj"], ""),
     ],
 )
 def test_adapters_of_the_head_where_each_piece_of_the_loss_would_gather_them(
-    strategy, targets, word, assert_refused, monkeypatch
+    engine, targets, word, assert_refused
 ):
-    monkeypatch.setattr(model_checks, "Strategy", SimpleNamespace(of=lambda _: strategy))
     model = get_peft_model(
         AutoModelForCausalLM.from_config(LLAMA), LoraConfig(target_modules=targets)
     )
     args = language_model_arguments("--use_peft")
-    assert_refused(word, check_output_head, fake_accelerator(), args, model)
+    assert_refused(word, check_output_head, under(engine), args, model)
 
 
 # ---- Loading ----

@@ -13,11 +13,11 @@ import torch
 from datasets import Dataset
 from transformers import AutoModelForCausalLM, LlamaConfig
 
-from components.mesh import Mesh
 from core.batches import Plan, TokenCollator, TrainingBatches, pack
 from core.loss import LossInHead
 from example_arguments import language_model_arguments
-from fakes import fake_accelerator
+from extras.pipeline.layout import PipelineLayout
+from fakes import fake_accelerator, rows_of_their_own
 
 CPU = torch.device("cpu")
 WIDTH = 64
@@ -47,8 +47,9 @@ def collate(rows, lines, pad_token_id=0, **options):
 
 
 # ---- Which rows form which batch ----
-def plan_of(flags, num_rows, mesh=None, lengths=None):
-    return Plan(language_model_arguments(*flags.split()), mesh or Mesh(), CPU, num_rows, lengths)
+def plan_of(flags, num_rows, layout=None, lengths=None):
+    args = language_model_arguments(*flags.split())
+    return Plan(args, layout or rows_of_their_own(), num_rows, lengths)
 
 
 def steps_of(flags, num_rows, ranks=1, accumulation=1, first_step=0, lengths=None):
@@ -56,7 +57,7 @@ def steps_of(flags, num_rows, ranks=1, accumulation=1, first_step=0, lengths=Non
     flags += f" --gradient_accumulation_steps {accumulation}"
     of_ranks = []
     for rank in range(ranks):
-        plan = plan_of(flags, num_rows, Mesh(dp_shard=ranks, rank=rank), lengths)
+        plan = plan_of(flags, num_rows, rows_of_their_own(ranks, rank), lengths)
         batches = list(TrainingBatches(plan, first_step))
         windows = range(0, len(batches), accumulation)
         of_ranks.append([sum(batches[i : i + accumulation], []) for i in windows])
@@ -91,7 +92,7 @@ def test_the_order_is_numpys_permutation_for_seed_and_epoch():
 def test_rows_of_one_length_come_together_and_each_comes_once():
     lengths = np.random.default_rng(0).integers(1, 513, 1000)
     flags = "--train_sampling_strategy group_by_length --per_device_train_batch_size 4"
-    plan = plan_of(f"{flags} --num_train_epochs 2", 1000, Mesh(dp_shard=6), lengths)
+    plan = plan_of(f"{flags} --num_train_epochs 2", 1000, rows_of_their_own(6), lengths)
     for epoch in range(2):
         order = plan.order_of(epoch)
         assert sorted(order.tolist()) == list(range(1000))
@@ -104,8 +105,9 @@ def test_the_ranks_of_a_pipeline_get_the_same_batches_and_pipelines_get_others()
     flags = "--per_device_train_batch_size 2 --gradient_accumulation_steps 2 --max_steps 3"
     found = []
     for rank in range(4):
-        accelerator = fake_accelerator(num_processes=4, process_index=rank, pipeline_ranks=2)
-        found.append(list(TrainingBatches(plan_of(flags, 24, Mesh.of(accelerator)), 0)))
+        accelerator = fake_accelerator(num_processes=4, process_index=rank)
+        layout = PipelineLayout(accelerator, {"pp": 2})
+        found.append(list(TrainingBatches(plan_of(flags, 24, layout), 0)))
     assert found[0] == found[2] and found[1] == found[3]
     assert sorted(sum(found[0] + found[1], [])) == list(range(24))
 
@@ -120,7 +122,7 @@ def test_each_pass_over_a_loader_has_every_row_to_evaluate_on_once():
     loaders = []
     for rank in range(3):
         args = SimpleNamespace(per_device_eval_batch_size=4, dataloader_num_workers=0)
-        plan = Plan(args, Mesh(dp_shard=3, rank=rank), CPU, 99)
+        plan = Plan(args, rows_of_their_own(3, rank), 99)
         loaders.append(plan.ordered_loader(rows, collate, range(5, 23)))
     for _ in range(2):
         passes = [[batch["row"] for batch in loader] for loader in loaders]

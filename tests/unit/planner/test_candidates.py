@@ -135,7 +135,6 @@ def test_each_mesh_that_the_ranks_and_the_heads_allow_is_listed(ranks, machines,
     ways = listed("--gradient_checkpointing", ranks, machines)
     shared = [way for way in ways if way.plan.copies > 1]
     assert {way.name for way in shared} == names
-    assert all(way.plan.mesh.data_ranks * way.plan.copies == ranks for way in shared)
 
 
 def test_what_a_mesh_refuses_is_not_listed():

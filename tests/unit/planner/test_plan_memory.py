@@ -65,8 +65,6 @@ REFUSED = {
     f"--config_file {{ep}} --num_processes 3 {MIXTRAL} --ep_size 2": "does not divide 3 ranks",
     f"--config_file {{ep}} --num_processes 3 {MIXTRAL} --ep_size 3": "the model's 4 experts",
     f"--config_file {{deepspeed_zero3}} --num_processes 2 {MIXTRAL} --ep_size 2": "ZeRO-3",
-    f"--config_file {{fsdp2_cpu_offload}} --num_processes 2 {MIXTRAL} --ep_size 2": "offload",
-    f"--config_file {{fsdp}} --num_processes 2 {MIXTRAL} --ep_size 2": "reads its own experts",
     f"--config_file {{ddp}} {MIXTRAL} --use_peft": "adapters of experts cannot be planned",
     f"--config_file {{ep}} --num_processes 2 {DENSE} --ep_size 2": "has no experts",
     f"--config_file {{ddp}} {DENSE}": "plan recipes/llama.py",

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from components.pipeline_stages import cut_into_stages, keep_only
+from extras.pipeline.stages import cut_into_stages, keep_only
 from rehearsal.pipeline_hooks import part_of, tensors_of
 from rehearsal.step_hooks import describe
 
@@ -47,6 +47,6 @@ def test_all_ranks_together_are_promised_the_whole_model():
 @pytest.mark.parametrize("shard_stages, shards", [(False, 1), (True, 3)])
 def test_pipelines_share_stages_only_if_requested(shard_stages, shards, monkeypatch):
     monkeypatch.setattr("rehearsal.pipeline_hooks.whole_model", lambda args: whole(is_tied=False))
-    mesh = SimpleNamespace(num_pipelines=3, pipeline=2)
-    part = part_of(SimpleNamespace(shard_stages=shard_stages), mesh, cut_into_stages(4, 2)[1:])
+    layout = SimpleNamespace(num_pipelines=3, data_rank=2)
+    part = part_of(SimpleNamespace(shard_stages=shard_stages), layout, cut_into_stages(4, 2)[1:])
     assert part.as_object() == {"layers": [2, 3], "shards": shards, "place": 2}

@@ -12,16 +12,16 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from accelerate import Accelerator
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
-from components.pipeline_batches import micro_batches_of
-from components.pipeline_kinds import PipelineTrainingArguments
-from components.pipeline_mesh import PipelineMesh
-from components.pipeline_schedules import ScheduleMaker, Shape
-from components.pipeline_stages import Stage, view_of
 from core.loss import LossInHead
 from core.workarounds import mixed_dtype
+from extras.pipeline.batches import micro_batches_of
+from extras.pipeline.layout import PipelineLayout
+from extras.pipeline.schedules import ScheduleMaker, Shape
+from extras.pipeline.stages import Stage, view_of
 
 
 class StageModule(torch.nn.Module):
@@ -80,14 +80,13 @@ class Pipeline:
 
     Attributes:
         model: the part of the model on this rank.
-        mesh: the place of this rank.
+        layout: the place of this rank.
     """
 
     def __init__(
         self,
-        args: PipelineTrainingArguments,
-        accelerator: Accelerator,
-        mesh: PipelineMesh,
+        args: Any,
+        layout: PipelineLayout,
         stages: Sequence[Stage],
         model: Any,
     ) -> None:
@@ -98,13 +97,13 @@ class Pipeline:
             model: the part of this rank, with its weights.
         """
         self.model = model
-        self.mesh = mesh
-        self._accelerator = accelerator
+        self.layout = layout
+        accelerator = layout.accelerator
         self._has_first = stages[0].is_first
         self._has_last = stages[-1].is_last
-        self._is_sharded = args.shard_stages and mesh.num_pipelines > 1
+        self._is_sharded = args.shard_stages and layout.num_pipelines > 1
         # FSDP2 divides gradients by the number of ranks that share the weights
-        self._averaged = mesh.num_pipelines if self._is_sharded else 1
+        self._averaged = layout.num_pipelines if self._is_sharded else 1
         precision = mixed_dtype(accelerator) if self._is_sharded else None
         dtype = getattr(torch, precision) if precision else model.dtype
         token_loss = None
@@ -115,15 +114,15 @@ class Pipeline:
         for stage in stages:
             module = StageModule(stage, model, token_loss, accelerator, dtype)
             if self._is_sharded:
-                shard(module, mesh, precision)
+                shard(module, layout.over_pipelines, precision)
             self._stages[stage.index] = module
         self._schedules = ScheduleMaker(
             args.pipeline_schedule,
             self._stages,
-            num_stages=mesh.num_ranks * len(stages),
+            num_stages=layout.num_ranks * len(stages),
             hidden=torch.empty(model.config.hidden_size, dtype=dtype, device="meta"),
             device=accelerator.device,
-            group=mesh.over_stages,
+            group=layout.over_stages,
             loss=self._part_of_loss,
         )
         self._made_for: tuple[Shape, bool] | None = None
@@ -153,7 +152,7 @@ class Pipeline:
     def evaluate(self, batch: Mapping[str, Any]) -> torch.Tensor:
         """Return this rank's part of the summed losses of the tokens of a batch."""
         schedule = self._schedule_for(batch, is_training=False)
-        loss = self._run(schedule.eval, batch, torch.ones((), device=self._accelerator.device))
+        loss = self._run(schedule.eval, batch, torch.ones((), device=self.layout.device))
         for stage in self._stages.values():
             for module in stage.modules():
                 if isinstance(module, FSDPModule):
@@ -200,7 +199,7 @@ class Pipeline:
         """Return the part of a micro-batch in the loss of the step.
 
         FSDP2 averages gradients, which is undone here. An infinite loss may have finite gradients.
-        As NaN they spread to all ranks, as in `backward_of_sum` of components/strategy.py.
+        As NaN they spread to all ranks, as in `backward_of_sum` of core/engine.py.
 
         Args:
             loss: the sum of the losses of the tokens of a micro-batch.
@@ -216,15 +215,15 @@ class Pipeline:
         FSDP2 has already done so for what it shards.
         """
         waiting = []
-        if self.mesh.num_pipelines > 1 and not self._is_sharded:
-            group = self.mesh.over_pipelines.get_group()
+        if self.layout.num_pipelines > 1 and not self._is_sharded:
+            group = self.layout.over_pipelines.get_group()
             for gradient in self._gradients():
                 waiting.append(dist.all_reduce(gradient, group=group, async_op=True))
         for work in waiting:
             work.wait()
         if self._shares_embedding():
             weight = self.model.get_input_embeddings().weight
-            dist.all_reduce(local(weight.grad), group=self.mesh.ends)
+            dist.all_reduce(local(weight.grad), group=self.layout.ends)
 
     def clip_gradients(self, max_norm: float) -> torch.Tensor:
         """Scale the gradients so that their norm over all stages is at most this; return the norm.
@@ -232,13 +231,13 @@ class Pipeline:
         Every rank takes part.
         """
         counted = [weight.grad for weight in self.model.parameters() if weight.grad is not None]
-        if self._shares_embedding() and self.mesh.rank > 0:  # The first rank counts it.
+        if self._shares_embedding() and self.layout.rank > 0:  # The first rank counts it.
             embedding = self.model.get_input_embeddings().weight
             counted = [gradient for gradient in counted if gradient is not embedding.grad]
         norm: Any = torch.nn.utils.get_total_norm(counted)
         if isinstance(norm, DTensor):
             norm = norm.full_tensor()
-        norm = self.mesh.sum_over_stages(norm**2).sqrt()
+        norm = self.layout.sum_over_stages(norm**2).sqrt()
         scale = torch.clamp(max_norm / (norm + 1e-6), max=1.0)
         for gradient in self._gradients():
             gradient.mul_(scale)
@@ -263,13 +262,14 @@ def local(tensor: Any) -> torch.Tensor:
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
-def shard(stage: StageModule, mesh: PipelineMesh, dtype: str | None) -> None:
+def shard(stage: StageModule, pipelines: DeviceMesh, dtype: str | None) -> None:
     """Shard the weights of a stage over the pipelines.
 
     They stay whole from the forward pass to the backward pass, or else each micro-batch would
     gather them twice.
 
     Args:
+        pipelines: the ranks that have the same stage.
         dtype: of mixed precision, or None.
     """
     precision = MixedPrecisionPolicy()
@@ -277,7 +277,5 @@ def shard(stage: StageModule, mesh: PipelineMesh, dtype: str | None) -> None:
         precision = MixedPrecisionPolicy(getattr(torch, dtype), torch.float32)
     for layer in stage.view.model.layers:
         if any(True for _ in layer.parameters()):
-            fully_shard(
-                layer, mesh=mesh.over_pipelines, mp_policy=precision, reshard_after_forward=False
-            )
-    fully_shard(stage, mesh=mesh.over_pipelines, mp_policy=precision, reshard_after_forward=False)
+            fully_shard(layer, mesh=pipelines, mp_policy=precision, reshard_after_forward=False)
+    fully_shard(stage, mesh=pipelines, mp_policy=precision, reshard_after_forward=False)

@@ -5,15 +5,15 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from components.pipeline_kinds import KINDS
-from components.pipeline_stages import (
+from components.weights import make_skeleton
+from extras.pipeline.schedules import KINDS
+from extras.pipeline.stages import (
     Elsewhere,
     PartOfModel,
     cut_into_stages,
     view_of,
     why_not_cut,
 )
-from components.weights import make_skeleton
 
 SHAPE = {
     "hidden_size": 32,
@@ -130,3 +130,9 @@ def test_a_model_with_other_modules_is_found(tmp_path):
     AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
     reason = why_not_cut(make_skeleton(AutoModelForCausalLM, tmp_path, OPTIONS))
     assert reason == "it has no embed_tokens, layers, norm, model"
+
+
+def test_stages_are_dealt_in_turn_or_folded():
+    assert [KINDS["1f1b"].stages_of(rank, 2) for rank in range(2)] == [[0], [1]]
+    assert [KINDS["interleaved"].stages_of(rank, 2) for rank in range(2)] == [[0, 2], [1, 3]]
+    assert [KINDS["zbv"].stages_of(rank, 2) for rank in range(2)] == [[0, 3], [1, 2]]

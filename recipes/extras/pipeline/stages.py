@@ -16,10 +16,8 @@ from typing import Any, ClassVar
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from components.pipeline_checks import has_layers, too_few_layers
-from components.pipeline_kinds import KINDS, PipelineTrainingArguments, num_microbatches
-from core.batches import takes_one_line
 from core.exits import Exit, fail
+from extras.pipeline.schedules import KINDS, num_microbatches
 
 
 @dataclass(frozen=True)
@@ -192,62 +190,40 @@ def why_not_cut(model: Any) -> str:
     return "it computes more between its embedding, layers and norm than their modules do"
 
 
-def check_stages(args: PipelineTrainingArguments, model: Any) -> list[Stage]:
+def check_stages(args: Any, model: Any) -> list[Stage]:
     """Return the stages of a model; end with 64 if it cannot be cut into them.
 
     Args:
         model: of transformers, whole; its parameters may be on the meta device.
     """
-    num_layers = len(getattr(model.base_model, "layers", []))
-    num_stages = args.pp_size * KINDS[args.pipeline_schedule].stages_per_rank
-    problem = (
-        lines_that_hold_rows(args)
-        or model_that_is_not_cut(args, model)
-        or shards_of_a_shared_weight(args, model)
-    )
-    if not problem and not has_layers(args, args.pp_size, num_layers):
-        problem = too_few_layers(args, args.pp_size, num_layers)
-    if problem:
-        fail(Exit.USAGE, problem)
+    kind = KINDS[args.pipeline_schedule]
+    num_stages = args.pp_size * kind.stages_per_rank
+    name = f"--model_name_or_path {args.model_name_or_path}"
+    reason = why_not_cut(copy.deepcopy(model))
+    if reason:
+        fail(
+            Exit.USAGE,
+            f"{name}: {type(model).__name__} cannot be cut into stages, since {reason}: train it "
+            "with recipes/llama.py under fsdp2_full_shard.yaml",
+        )
+    num_layers = len(model.base_model.layers)
+    if num_layers < num_stages:
+        fail(
+            Exit.USAGE,
+            f"{name} has {num_layers} layers, and --pp_size {args.pp_size} with "
+            f"{args.pipeline_schedule} makes {num_stages} stages: use a smaller --pp_size, or 1f1b",
+        )
+    if args.shard_stages and kind.is_folded and model.config.tie_word_embeddings:
+        fail(
+            Exit.USAGE,
+            "--shard_stages: embedding and output head of this model share their weight, which "
+            f"{args.pipeline_schedule} has in two stages of one rank: use "
+            "--pipeline_schedule interleaved_zero_bubble",
+        )
     return cut_into_stages(num_layers, num_stages)
 
 
-def lines_that_hold_rows(args: PipelineTrainingArguments) -> str:
-    """Return why a batch cannot be cut into micro-batches with this attention, or ""."""
-    if not takes_one_line(args.attn_implementation):
-        return ""
-    return (
-        f"--attn_implementation {args.attn_implementation} takes the rows of a batch in one "
-        "line, which cannot be cut into micro-batches: use sdpa"
-    )
-
-
-def model_that_is_not_cut(args: PipelineTrainingArguments, model: Any) -> str:
-    """Return why a model of this kind cannot be cut into stages, or ""."""
-    reason = why_not_cut(copy.deepcopy(model))
-    if not reason:
-        return ""
-    return (
-        f"--model_name_or_path {args.model_name_or_path}: {type(model).__name__} cannot be cut "
-        f"into stages, since {reason}: train it with recipes/llama.py under fsdp2_full_shard.yaml"
-    )
-
-
-def shards_of_a_shared_weight(args: PipelineTrainingArguments, model: Any) -> str:
-    """Return why the stages of a rank cannot be sharded, or ""."""
-    is_shared_by_stages = (
-        KINDS[args.pipeline_schedule].is_folded and model.config.tie_word_embeddings
-    )
-    if not (args.shard_stages and is_shared_by_stages):
-        return ""
-    return (
-        "--shard_stages: embedding and output head of this model share their weight, which "
-        f"{args.pipeline_schedule} has in two stages of one rank: use "
-        "--pipeline_schedule interleaved_zero_bubble"
-    )
-
-
-def describe_pipeline(args: PipelineTrainingArguments, stages: Sequence[Stage]) -> str:
+def describe_pipeline(args: Any, stages: Sequence[Stage]) -> str:
     """Return a line of the start summary: the stages, the schedule and the micro-batches.
 
     Args:

@@ -8,18 +8,21 @@ expert is that of the rows of all ranks of its group. Groups have copies of the 
 DDP each is whole, under FSDP2 the copies are shards of one another.
 """
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
 
 import torch
+from accelerate import Accelerator
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
+from transformers.distributed import DistributedConfig
 
+from core.engine import Layout, own_parts_only
 from core.workarounds import fsdp_plugin
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from accelerate import Accelerator
+from extras.experts import workarounds
 
 # The dimensions of the mesh: ranks with copies of the same experts; the group over which experts
 # are spread; and a rank by itself, since no two ranks have the same rows
@@ -28,7 +31,45 @@ GROUP = "ep"
 SINGLE = "single"
 
 
-def make_expert_mesh(accelerator: "Accelerator", size: int) -> DeviceMesh:
+@dataclass(frozen=True)
+class ExpertLayout(Layout):
+    """Ranks with rows of their own that share the experts of each layer; `sizes` has "ep"."""
+
+    @cached_property
+    def mesh(self) -> DeviceMesh:
+        """The mesh over whose groups experts are spread."""
+        return make_expert_mesh(self.accelerator, self.sizes["ep"])
+
+    @property
+    def splits_weights(self) -> bool:
+        """Whether each rank reads only its part of the weights."""
+        return True
+
+    def from_pretrained(self, auto_class: Any, name: str, **options: Any) -> Any:
+        """Return from_pretrained's result with this rank's experts and all other weights.
+
+        Raises:
+            ValueError: if transformers has no plan by which to spread experts of this model.
+        """
+        size = self.sizes["ep"]
+        spread = DistributedConfig(fsdp_size=size, ep_size=size, ep_implementation="all_to_all")
+        with workarounds.spreading_experts_over(self.mesh, self.device):
+            loaded = super().from_pretrained(auto_class, name, distributed_config=spread, **options)
+        model, _ = loaded
+        # Otherwise save_pretrained waits on the writing rank for ranks that do not call it.
+        del model.config.distributed_config
+        own_parts_only(model)
+        if not any(True for _ in modules_of_experts(model)):
+            raise ValueError(
+                f"--ep_size: transformers has no plan by which to spread the experts of a "
+                f"{model.config.model_type} model: leave it out"
+            )
+        if fsdp_plugin(self.accelerator) is not None:
+            shard_copies(model, self.mesh, self.accelerator)
+        return loaded
+
+
+def make_expert_mesh(accelerator: Any, size: int) -> DeviceMesh:
     """Return the mesh of all ranks, as groups of neighbors that have all experts between them.
 
     Args:
@@ -72,15 +113,13 @@ def averaging_over(copies: DeviceMesh) -> Any:
     return average
 
 
-def shard_copies(model: torch.nn.Module, mesh: DeviceMesh, accelerator: "Accelerator") -> None:
+def shard_copies(model: torch.nn.Module, mesh: DeviceMesh, accelerator: Accelerator) -> None:
     """Have FSDP2 shard the experts of a rank over the ranks that have the same ones.
 
     accelerate's FSDP2 then leaves them as they are, and shards the rest over all ranks. What FSDP2
     adds up over copies are sums over the rows of each group, so it has to divide by the number of
     all ranks.
     """
-    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
-
     plugin = fsdp_plugin(accelerator)
     for experts in modules_of_experts(model):
         if accelerator.mixed_precision != "no":  # As accelerate does, before it shards.
@@ -100,7 +139,7 @@ def shard_copies(model: torch.nn.Module, mesh: DeviceMesh, accelerator: "Acceler
             unit.set_force_sum_reduction_for_comms(True)
 
 
-def modules_of_experts(model: torch.nn.Module) -> "Iterator[torch.nn.Module]":
+def modules_of_experts(model: torch.nn.Module) -> Iterator[torch.nn.Module]:
     """Yield the modules that own experts which are spread over ranks."""
     for module in model.modules():
         if any(isinstance(weight, DTensor) for weight in module.parameters(recurse=False)):

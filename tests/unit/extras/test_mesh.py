@@ -25,13 +25,18 @@ from transformers import (
 )
 
 import llama
-from components import mesh, mesh_checks, upstream
 from components.pairs import PairCollator
-from components.strategy import Strategy
 from core.batches import TokenCollator
 from core.cli import parse
-from example_arguments import language_model_arguments
-from fakes import fake_accelerator, mixture_of_two, parallelism, sharing_rows
+from core.engine import Layout
+from extras.mesh import workarounds
+from extras.mesh.hooks import (
+    find_attention_of_its_own,
+    find_faults_of_engine,
+    find_faults_of_parts,
+)
+from extras.mesh.layout import MeshLayout
+from fakes import fake_accelerator, mixture_of_two, sharing_rows
 from harm import shows_harm_without
 
 PAIRS = [
@@ -44,7 +49,7 @@ def parts_of(batch, sp):
     """The part of a batch that each of `sp` ranks gets."""
     parts = []
     for rank in range(sp):
-        with mesh.part_of(sharing_rows(sp, rank), batch) as part:
+        with sharing_rows(sp, rank).part_of(batch) as part:
             parts.append(part)
     return parts
 
@@ -94,7 +99,7 @@ def test_each_rank_has_the_positions_of_its_part_and_the_rows_of_whole_lines(sp)
 
 def test_evaluation_under_ulysses_is_told_the_rows_of_whole_lines():
     batch = batch_of_shared_lines(2)
-    with mesh.part_of(sharing_rows(2), batch, is_training=False) as part:
+    with sharing_rows(2).part_of(batch, is_training=False) as part:
         assert part["inputs"] == batch["inputs"] | {"row_lengths": [[3, 2], [1]]}
 
 
@@ -107,40 +112,24 @@ def test_a_sum_over_parts_has_the_whole_value_and_the_gradient_of_the_own_part()
         total += others
 
     with (
-        mock.patch.object(mesh, "group_of_parts", lambda accelerator: "those who share the row"),
+        mock.patch.object(MeshLayout, "group_of_parts", lambda layout: "those who share the row"),
         mock.patch.object(torch.distributed, "all_reduce", add_others),
     ):
-        total = mesh.sum_over_parts(sharing_rows(2), own)
+        total = sharing_rows(2).sum_over_parts(own)
         (total**2).sum().backward()
     assert total.tolist() == [4, 7] and own.tolist() == [1, 2]
     assert own.grad.tolist() == [8, 14]  # 2 x the whole sum, once
 
 
-@pytest.mark.parametrize(
-    ("accelerator", "is_training"), [(fake_accelerator(), True), (sharing_rows(2), False)]
-)
-def test_a_rank_with_whole_rows_adds_nothing_up(accelerator, is_training):
+def test_a_rank_with_whole_rows_adds_nothing_up():
     own = torch.tensor([1.0])
-    assert mesh.sum_over_parts(accelerator, own, is_training) is own
+    assert Layout(fake_accelerator()).sum_over_parts(own) is own
+    assert sharing_rows(2).sum_over_parts(own, is_training=False) is own
 
 
-# ---- Ranks ----
-@pytest.mark.parametrize("sizes", [None, {"dp_replicate": 2}])
-def test_the_size_of_pipelines_is_known_with_and_without_sizes_in_the_yaml(sizes):
-    config = None if sizes is None else parallelism(**sizes)
-    pipelines = fake_accelerator(
-        num_processes=4, process_index=3, pipeline_ranks=2, parallelism_config=config
-    )
-    found = mesh.Mesh.of(pipelines)
-    assert (found.pp, found.data_ranks, found.data_rank) == (2, 2, 1)
-
-
-# ---- Refusals ----
-# The same ranks without those that share a row
-OUT_OF = {
-    "cp": "set cp_size to 1 and dp_shard_size to 2, or use fsdp2_full_shard.yaml",
-    "sp": "leave out parallelism_config, or use deepspeed_zero3.yaml",
-}
+# ---- What would be silently wrong ----
+def why_not_shared(config, kind):
+    return " ".join(find_attention_of_its_own(config, MeshLayout(fake_accelerator(), {kind: 2})))
 
 
 @pytest.mark.parametrize("kind", ["cp", "sp"])
@@ -156,8 +145,7 @@ OUT_OF = {
     ],
 )
 def test_attention_of_a_models_own_is_refused_where_rows_are_shared(config, fits, kind):
-    problems = [*mesh_checks.find_misfits_of_config(config(), mesh.Mesh(**{kind: 2}))]
-    assert any(OUT_OF[kind] in problem for problem in problems) != fits
+    assert bool(why_not_shared(config(), kind)) != fits
 
 
 SMALL = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "vocab_size": 8}
@@ -179,56 +167,43 @@ def test_attention_whose_mask_accelerate_does_not_drop_is_refused_in_a_ring(conf
     model = AutoModelForCausalLM.from_config(config)
     _attach_context_parallel_hooks(model)
     assert any(module._forward_pre_hooks for module in model.modules()) == is_hooked
-    problems = list(mesh_checks.find_misfits_of_config(config, mesh.Mesh(cp=2)))
-    assert len(problems) == (not is_hooked)
-    assert all(OUT_OF["cp"] in problem and "self_attn" in problem for problem in problems)
+    assert ("self_attn" in why_not_shared(config, "cp")) != is_hooked
 
 
 @pytest.mark.parametrize("kind", ["cp", "sp"])
 def test_a_window_is_refused_where_masks_are_dropped(kind):
     config = MistralConfig(num_attention_heads=4, num_key_value_heads=4, sliding_window=8)
-    (problem,) = mesh_checks.find_misfits_of_config(config, mesh.Mesh(**{kind: 2}))
-    assert OUT_OF[kind] in problem
+    assert "window" in why_not_shared(config, kind)
     config.sliding_window = None
-    assert not list(mesh_checks.find_misfits_of_config(config, mesh.Mesh(**{kind: 2})))
-
-
-@pytest.mark.parametrize("flag", ["--packing", "--padding_free"])
-@pytest.mark.parametrize(("kind", "refused"), [("cp", 1), ("sp", 0)])
-def test_rows_share_lines_under_sequence_but_not_under_context_parallelism(kind, refused, flag):
-    ranks = fake_accelerator(num_processes=2, parallelism_config=parallelism(**{kind: 2}))
-    handler = SimpleNamespace(sp_attn_implementation="sdpa", sp_seq_length_is_variable=True)
-    ranks.parallelism_config.sp_handler = handler
-    strategy = Strategy("a mesh", zero_stage=3 if kind == "sp" else None)
-    args = parse(llama.Arguments, words=[flag])
-    found = list(mesh_checks.find_mesh_misfits(args, ranks, strategy))
-    assert len(found) == refused
-    assert all(line.endswith("or use deepspeed_ulysses.yaml") for line in found)
+    assert not why_not_shared(config, kind)
 
 
 @pytest.mark.parametrize(
-    ("of_yaml", "flags", "fix"),
+    ("of_yaml", "words", "word"),
     [
-        ("flash_attention_2", [], "set parallelism_config_sp_attn_implementation: sdpa"),
-        (None, ["--attn_implementation", "eager"], "leave --attn_implementation out"),
-        (
-            "flash_attention_2",
-            ["--attn_implementation", "eager"],
-            "set parallelism_config_sp_attn_implementation: sdpa and leave --attn_implementation "
-            "out",
-        ),
-        (None, [], None),
+        (None, "", ""),
+        (None, "--attn_implementation sdpa", ""),
+        (None, "--attn_implementation eager", "only sdpa"),
+        ("flash_attention_2", "", "only sdpa"),
+        (None, "--neftune_noise_alpha 5", "--neftune_noise_alpha"),
     ],
 )
-def test_an_attention_that_sequence_parallelism_does_not_replace_is_refused(of_yaml, flags, fix):
+def test_arguments_that_cannot_work_on_a_part_of_a_row(of_yaml, words, word):
     ranks = sharing_rows(2)
-    ranks.parallelism_config.sp_handler = SimpleNamespace(
-        sp_attn_implementation=of_yaml, sp_seq_length_is_variable=True
-    )
-    args = language_model_arguments(*flags)
-    found = list(mesh_checks.find_misfits_of_sp(args, ranks, Strategy("ZeRO-2", zero_stage=2)))
-    assert len(found) == (fix is not None)
-    assert all(line.endswith(f"part of a row: {fix}") for line in found)
+    handler = SimpleNamespace(sp_attn_implementation=of_yaml)
+    ranks.accelerator.parallelism_config.sp_handler = handler
+    args = parse(llama.Arguments, words=words.split())
+    found = " ".join(find_faults_of_parts(args, ranks))
+    assert word in found and bool(found) == bool(word)
+
+
+def test_engines_that_form_no_such_groups():
+    def faults(layout):
+        return " ".join(find_faults_of_engine(layout))
+
+    assert "does not split rows" in faults(sharing_rows(2))
+    assert not faults(MeshLayout(fake_accelerator(num_processes=2), {"tp": 2}))
+    assert "never compared" in faults(MeshLayout(fake_accelerator(), {"tp": 2, "cp": 2}))
 
 
 # ---- Sizes ----
@@ -250,9 +225,9 @@ def test_ulysses_takes_a_batch_of_another_size(cured):
         mock.patch.object(ulysses_sp.UlyssesSPAttentionHF, "forward", original),
     ):
         if cured:
-            upstream.let_batches_differ_in_size(sharing_rows(2))
+            workarounds.let_batches_differ_in_size()
             once = ulysses_sp.UlyssesSPAttentionHF.forward
-            upstream.let_batches_differ_in_size(sharing_rows(2))
+            workarounds.let_batches_differ_in_size()
             assert ulysses_sp.UlyssesSPAttentionHF.forward is once
         attention = ulysses_sp.UlyssesSPAttentionHF(
             lambda module, query, key, value, mask, **others: (value.transpose(1, 2), None),
@@ -282,7 +257,7 @@ def test_ulysses_knows_the_size_of_heads_that_a_config_leaves_open(cured):
     config = mixture_of_two()
     model = AutoModelForCausalLM.from_config(config, attn_implementation="sdpa")
     if cured:
-        upstream.name_size_of_heads(model)
+        workarounds.name_size_of_heads(model)
     seen = {}
 
     def note_sizes(self, **sizes):

@@ -12,8 +12,44 @@ from typing import Any
 import torch
 from torch.distributed import pipelining
 
-from components import upstream
-from components.pipeline_kinds import KINDS
+from extras.pipeline import workarounds
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of schedule.
+
+    Attributes:
+        class_name: its class in torch.distributed.pipelining.
+        stages_per_rank: how many stages a rank has.
+        is_folded: whether the second half of the stages goes back over the ranks, so that the first
+            rank also has the last stage.
+    """
+
+    class_name: str
+    stages_per_rank: int = 1
+    is_folded: bool = False
+
+    def stages_of(self, rank: int, num_ranks: int) -> list[int]:
+        """Return the numbers of the stages of a rank of a pipeline."""
+        if self.is_folded:
+            return [rank, 2 * num_ranks - 1 - rank]
+        return [rank + turn * num_ranks for turn in range(self.stages_per_rank)]
+
+
+# By --pipeline_schedule
+KINDS: Mapping[str, Kind] = {
+    "1f1b": Kind("Schedule1F1B"),
+    "gpipe": Kind("ScheduleGPipe"),
+    "interleaved": Kind("ScheduleInterleaved1F1B", stages_per_rank=2),
+    "interleaved_zero_bubble": Kind("ScheduleInterleavedZeroBubble", stages_per_rank=2),
+    "zbv": Kind("ScheduleZBVZeroBubble", stages_per_rank=2, is_folded=True),
+}
+
+
+def num_microbatches(args: Any) -> int:
+    """Return how many micro-batches are in a batch: --num_microbatches, or one for each row."""
+    return args.num_microbatches or args.per_device_train_batch_size
 
 
 @dataclass(frozen=True)
@@ -57,16 +93,14 @@ class ScheduleMaker:
         """Return a schedule for batches of a shape: its step() to train, its eval() otherwise."""
         kind = KINDS[self.name]
         has_several = kind.stages_per_rank > 1
-        stages = self._stages_for(shape)
+        stages: Any = self._stages_for(shape)
+        if not has_several:
+            (stages,) = stages
+        make = getattr(pipelining, kind.class_name)
         # The loss is divided by the tokens of the whole step, not by micro-batches
-        schedule = getattr(pipelining, kind.class_name)(
-            stages if has_several else stages[0],
-            shape.num_microbatches,
-            loss_fn=self.loss,
-            scale_grads=False,
-        )
+        schedule = make(stages, shape.num_microbatches, loss_fn=self.loss, scale_grads=False)
         if has_several and not is_training:
-            upstream.run_only_forward(schedule)
+            workarounds.run_only_forward(schedule)
         return schedule
 
     def _stages_for(self, shape: Shape) -> list[Any]:
@@ -84,6 +118,6 @@ class ScheduleMaker:
                 output_args=self.hidden.sum() if number == self.num_stages - 1 else states,
                 group=self.group,
             )
-            upstream.keep_gradients_of_shards(stage)
+            workarounds.keep_gradients_of_shards(stage)
             stages.append(stage)
         return stages

@@ -5,8 +5,8 @@ import pytest
 import torch
 from datasets import Dataset
 
-from components.pipeline_batches import PipelineCollator, micro_batches_of
 from core.batches import TokenCollator
+from extras.pipeline.batches import PipelineCollator, micro_batches_of
 
 ROWS = [
     {"input_ids": [5, 6, 7], "labels": [-100, 6, 7], "row": 1},

@@ -6,12 +6,11 @@ from unittest import mock
 
 import pytest
 import torch
-from transformers import AttentionInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from components.row_attention import attention_by_row, heeding_masks, keep_rows_apart
-from fakes import fake_accelerator, sharing_rows
+from extras.mesh.attention import attention_by_row
+from fakes import sharing_rows
 
 LENGTHS = [[3, 1, 5], [9], [4, 6]]  # in lines of 12 tokens
 WIDTH, HEADS, FEATURES = 12, 4, 8
@@ -65,19 +64,10 @@ def test_without_shared_lines_it_is_the_attention_itself():
     assert found.equal(expected)
 
 
-@pytest.mark.parametrize(
-    ("accelerator", "registered"), [(sharing_rows(2), ["sdpa"]), (fake_accelerator(), [])]
-)
-def test_only_sequence_parallelism_replaces_sdpa(accelerator, registered):
-    with mock.patch.object(AttentionInterface, "register") as register:
-        keep_rows_apart(accelerator)
-    assert [call.args[0] for call in register.call_args_list] == registered
-
-
 def test_masks_are_heeded_within_the_context_and_dropped_again_behind_it():
     model = SimpleNamespace(config=SimpleNamespace(_attn_implementation="sdpa"))
     registered = ALL_ATTENTION_FUNCTIONS["sdpa"]
     with mock.patch.dict(ALL_ATTENTION_FUNCTIONS._local_mapping, sdpa="of DeepSpeed"):
-        with heeding_masks(sharing_rows(2), model):
+        with sharing_rows(2).heeding_masks(model):
             assert ALL_ATTENTION_FUNCTIONS["sdpa"] is registered
         assert ALL_ATTENTION_FUNCTIONS["sdpa"] == "of DeepSpeed"

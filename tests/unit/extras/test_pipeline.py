@@ -15,14 +15,14 @@ from datasets import Dataset
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 import llama_pipeline
-from components import upstream
-from components.pipeline import Pipeline
-from components.pipeline_batches import PipelineCollator
-from components.pipeline_mesh import PipelineMesh
-from components.pipeline_stages import cut_into_stages, keep_only
 from core import loss
 from core.batches import TokenCollator
 from core.cli import parse
+from extras.pipeline import workarounds
+from extras.pipeline.batches import PipelineCollator
+from extras.pipeline.layout import make_layout
+from extras.pipeline.pipeline import Pipeline
+from extras.pipeline.stages import cut_into_stages, keep_only
 from harm import shows_harm_without
 
 SEVERAL_STAGES = ["interleaved", "interleaved_zero_bubble", "zbv"]
@@ -70,7 +70,12 @@ def make_pipeline(accelerator, whole, schedule):
     part = copy.deepcopy(whole)
     stages = cut_into_stages(3, 2)
     keep_only(part, stages)
-    return Pipeline(args, accelerator, PipelineMesh(accelerator, 60), stages, part)
+    return Pipeline(args, layout_of_one_rank(args, accelerator), stages, part)
+
+
+def layout_of_one_rank(args, accelerator):
+    args.pp_size = 1
+    return make_layout(args, accelerator)
 
 
 def loss_of(model, batch):
@@ -135,7 +140,7 @@ def test_an_infinite_loss_gives_gradients_that_are_not_finite(
 @shows_harm_without("run_only_forward")
 def test_an_evaluation_under_zbv_ends(cured, accelerator, whole, batches, monkeypatch):
     if not cured:
-        monkeypatch.setattr(upstream, "run_only_forward", lambda schedule: None)
+        monkeypatch.setattr(workarounds, "run_only_forward", lambda schedule: None)
     pipeline = make_pipeline(accelerator, whole, "zbv")
     failure = None
     try:
@@ -150,18 +155,18 @@ def test_the_gradients_of_shards_outlive_a_new_schedule(
     cured, accelerator, whole, batches, monkeypatch
 ):
     if not cured:
-        monkeypatch.setattr(upstream, "keep_gradients_of_shards", lambda stage: None)
+        monkeypatch.setattr(workarounds, "keep_gradients_of_shards", lambda stage: None)
     words = ["--pipeline_schedule", "interleaved", "--shard_stages"]
     args = parse(llama_pipeline.Arguments, words=words)
-    mesh = PipelineMesh(accelerator, 60)
+    layout = layout_of_one_rank(args, accelerator)
     stages = cut_into_stages(3, 2)
     # No two stages of a rank can have shards of one weight
     whole.lm_head.weight = torch.nn.Parameter(whole.lm_head.weight.detach().clone())
     whole.all_tied_weights_keys = {}
     keep_only(whole, stages)
-    pipeline = Pipeline(args, accelerator, mesh, stages, whole)
+    pipeline = Pipeline(args, layout, stages, whole)
     for stage in pipeline._stages.values():
-        torch.distributed.fsdp.fully_shard(stage, mesh=mesh.over_pipelines)
+        torch.distributed.fsdp.fully_shard(stage, mesh=layout.over_pipelines)
     norms = []
     for batch in batches:  # They have two widths, for which two schedules are made
         pipeline.step(batch, torch.tensor(1))

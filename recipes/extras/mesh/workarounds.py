@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Workarounds of tensor, expert and pipeline parallelism and of Ulysses, as in core/workarounds.py.
-
-Other libraries are imported inside the functions: most runs need none of them.
-"""
+"""Workarounds for what other libraries get wrong under meshes (recipes/core/workarounds.py)."""
 
 import contextlib
 import functools
@@ -10,7 +7,21 @@ import importlib
 from collections.abc import Generator
 from typing import Any
 
+import torch
+from torch.distributed.tensor import DTensor
+
 from core.workarounds import workaround
+
+
+class GroupOfRanks:
+    """Stands for transformers' mesh over all ranks; its only group is a tensor parallel one."""
+
+    def __init__(self, group: Any) -> None:
+        self._group = group
+
+    def get_mesh(self, names: Any) -> Any:
+        """Return accelerate's mesh of the group, whatever the names."""
+        return self._group
 
 
 @workaround(
@@ -33,74 +44,6 @@ def splitting_over(accelerator: Any) -> Generator[None]:
         mixin.initialize_distributed_mesh = original
 
 
-class GroupOfRanks:
-    """Stands for transformers' mesh over all ranks; its only group is a tensor parallel one."""
-
-    def __init__(self, group: Any) -> None:
-        self._group = group
-
-    def get_mesh(self, names: Any) -> Any:
-        """Return accelerate's mesh of the group, whatever the names."""
-        return self._group
-
-
-class GroupsOfExperts:
-    """Stands for transformers' mesh over all ranks; its groups are those of a mesh of experts."""
-
-    def __init__(self, mesh: Any) -> None:
-        self._mesh = mesh
-
-    def get_mesh(self, names: Any) -> Any:
-        """Return the group over which experts are spread, or else the group of only this rank."""
-        return self._mesh["ep" if names == "ep" else "single"]
-
-
-@workaround("transformers/distributed/mixin.py, maybe_distribute_model", seen="transformers 5.23")
-@contextlib.contextmanager
-def spreading_experts_over(mesh: Any, device: Any) -> Generator[None]:
-    """Have transformers spread experts over the groups of a mesh within this context, and no more.
-
-    It spreads experts only over ranks over which it shards the other weights too, by FSDP2 without
-    accelerate's settings. The engine of the YAML does that.
-
-    Args:
-        mesh: has the dimensions "ep" and "single".
-    """
-    mixin: Any = importlib.import_module("transformers.distributed.mixin")
-    make_mesh = mixin.initialize_distributed_mesh
-    shard = mixin.apply_fully_sharded_data_parallelism
-    mixin.initialize_distributed_mesh = lambda config: (device, GroupsOfExperts(mesh))
-    mixin.apply_fully_sharded_data_parallelism = lambda model, *_: model
-    try:
-        yield
-    finally:
-        mixin.initialize_distributed_mesh = make_mesh
-        mixin.apply_fully_sharded_data_parallelism = shard
-
-
-@workaround("https://github.com/pytorch/pytorch/issues/43690", seen="torch 2.13")
-def leave_experts_out_of_ddp(model: Any) -> None:
-    """Have DDP neither broadcast nor reduce the weights of which each rank has a part."""
-    from torch.distributed.tensor import DTensor
-    from torch.nn.parallel import DistributedDataParallel
-
-    names = [name for name, weight in model.named_parameters() if isinstance(weight, DTensor)]
-    DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, names)
-
-
-@workaround("accelerate/accelerator.py, prepare_model", seen="accelerate 1.15")
-@contextlib.contextmanager
-def ddp_takes_split_weights() -> Generator[None]:
-    """Stop accelerate from refusing DTensors beside DDP, which ignores them here."""
-    module: Any = importlib.import_module("accelerate.accelerator")
-    original = module.model_has_dtensor
-    module.model_has_dtensor = lambda model: False
-    try:
-        yield
-    finally:
-        module.model_has_dtensor = original
-
-
 @workaround(
     "torch/distributed/tensor/_ops/_embedding_ops.py, embedding_dense_backward_strategy",
     seen="torch 2.13",
@@ -114,7 +57,6 @@ def keep_gradients_split(model: Any) -> None:
     A hook must not refer to its weight: what FSDP2 replaces would then stay until Python's garbage
     collector finds the cycle.
     """
-    from torch.distributed.tensor import DTensor
 
     def split_by(placements: Any) -> Any:
         return lambda gradient: gradient.redistribute(placements=placements)
@@ -132,7 +74,6 @@ def making_whole_adapters() -> Generator[None]:
     It makes them for a rank's part of a weight, and draws them for the part's width, on every rank
     the same (evidence/upstream/peft_lora_tp.md).
     """
-    import torch
     from peft.tuners.lora import LoraLayer
 
     original = LoraLayer._get_in_out_features
@@ -157,8 +98,6 @@ def copying_split_weights() -> Generator[None]:
     torch copies the storage of a tensor, and a DTensor has none: "Attempted to call copy_() on an
     invalid python storage".
     """
-    import torch
-    from torch.distributed.tensor import DTensor
 
     def copied(self: Any, memo: dict) -> Any:
         if id(self) not in memo:
@@ -220,15 +159,12 @@ def name_size_of_heads(model: Any) -> None:
     "deepspeed/runtime/sequence_parallel/ulysses_sp.py, required_query_shape",
     seen="deepspeed 0.19",
 )
-def let_batches_differ_in_size(accelerator: Any) -> None:
+def let_batches_differ_in_size() -> None:
     """Have DeepSpeed-Ulysses take batches of any number of lines, not only of the micro-batch's.
 
     A last batch has fewer rows, one of pairs has two lines for each, and documents of one block get
     lines of their own.
     """
-    config = accelerator.parallelism_config
-    if config is None or config.sp_size == 1:
-        return
     from deepspeed.runtime.sequence_parallel.ulysses_sp import UlyssesSPAttentionHF
 
     if hasattr(UlyssesSPAttentionHF.forward, "__wrapped__"):  # By an earlier call
@@ -244,28 +180,3 @@ def let_batches_differ_in_size(accelerator: Any) -> None:
         return original(attention, module, query, *args, **kwargs)
 
     UlyssesSPAttentionHF.forward = forward
-
-
-@workaround(
-    "torch/distributed/pipelining/stage.py, _post_metadata_inference_cleanup", seen="torch 2.13"
-)
-def keep_gradients_of_shards(stage: Any) -> None:
-    """Have a stage of a pipeline keep FSDP2's gradients when a schedule first runs it.
-
-    torch drops them, as what is left of a trial run that finds out shapes. Here shapes are given,
-    so there is none, and the gradients are those of earlier batches of the optimizer step.
-    """
-    stage._post_metadata_inference_cleanup = lambda: None
-
-
-@workaround("torch/distributed/pipelining/schedules.py, _step_microbatches", seen="torch 2.13")
-def run_only_forward(schedule: Any) -> None:
-    """Have the eval() of a schedule with several stages per rank leave out backward passes.
-
-    torch goes through them without doing anything, and fails where two stages that follow each
-    other are on one rank, as in ZBV: "can't steal_bwd_input if this stage doesn't have backward".
-    """
-    needed = ("FORWARD", "SEND_F", "RECV_F", "UNSHARD", "RESHARD")
-    for rank, actions in schedule.pipeline_order_with_comms.items():
-        kept = [action for action in actions if action.computation_type.name in needed]
-        schedule.pipeline_order_with_comms[rank] = kept

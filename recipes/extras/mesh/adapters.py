@@ -12,7 +12,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from accelerate import Accelerator
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard
 from transformers.distributed.parallel_utils import (
@@ -25,9 +24,7 @@ from transformers.distributed.tensor_parallel import (
     RowwiseParallel,
 )
 
-from components import upstream
-from components.mesh import Mesh
-from core.exits import Exit, fail
+from extras.mesh import workarounds
 
 
 class DropoutOfPart(torch.nn.Module):
@@ -59,25 +56,25 @@ class DropoutOfPart(torch.nn.Module):
         return features * mask.chunk(self.parts, -1)[self.part]
 
 
-def split_adapters(model: Any, accelerator: Accelerator) -> None:
+def split_adapters(base: Any, mesh: DeviceMesh) -> None:
     """Split peft's adapters and copies of modules as what they adapt or replace.
 
-    Every rank of a group takes part. Ends with 64 if an adapter cannot follow the split.
+    Every rank of a group takes part.
 
     Args:
-        model: with adapters that are whole, as `upstream.making_whole_adapters` has them made.
+        base: the model in which peft has put whole adapters.
+        mesh: the ranks of a group.
+
+    Raises:
+        ValueError: if an adapter cannot follow the split.
     """
-    if Mesh.of(accelerator).tp == 1:
-        return
-    mesh: Any = accelerator.torch_device_mesh
-    base = model.get_base_model()
     for path, layer in adapted_layers(base):
-        split_adapters_of(layer, path, style_of(base, path), mesh["tp"])
+        split_adapters_of(layer, path, style_of(base, path), mesh)
     for path, copied in copied_layers(base):
         style = style_of(base, path)
         if style is not None:
-            upstream.run_copy_by_itself(copied, style, mesh["tp"])
-            upstream.keep_gradients_split(copied)
+            workarounds.run_copy_by_itself(copied, style, mesh)
+            workarounds.keep_gradients_split(copied)
 
 
 def adapted_layers(base: torch.nn.Module) -> Iterator[tuple[str, Any]]:
@@ -114,19 +111,23 @@ def split_adapters_of(layer: Any, path: str, style: Any, mesh: DeviceMesh) -> No
         layer: peft's, around the layer at `path`.
         style: of transformers, by which that layer is split, or None.
         mesh: the ranks of a group.
+
+    Raises:
+        ValueError: if it is split in a way that adapters cannot follow.
     """
-    if isinstance(style, ColwiseParallel):
+    # DoRA takes norms over whole matrices
+    can_follow = not any(getattr(layer, "use_dora", {}).values())
+    if can_follow and isinstance(style, ColwiseParallel):
         split_halves(layer.lora_B, style, mesh)
-    elif isinstance(style, RowwiseParallel):
+    elif can_follow and isinstance(style, RowwiseParallel):
         split_halves(layer.lora_A, style, mesh)
         if isinstance(style.input_layouts, Shard):
             draw_parts_of_masks(layer, mesh)
     # An embedding puts out whole vectors, and so does its adapter, which stays whole.
     elif style is not None and not isinstance(style, EmbeddingParallel):
-        fail(
-            Exit.USAGE,
-            f"--use_peft: tensor parallelism splits {path} in a way that adapters cannot follow: "
-            "leave it out of --lora_target_modules, or use fsdp2_full_shard.yaml",
+        raise ValueError(
+            f"--use_peft: tensor parallelism splits {path} in a way that these adapters cannot "
+            "follow: leave it out of --lora_target_modules, or use fsdp2_full_shard.yaml"
         )
 
 

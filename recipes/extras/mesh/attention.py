@@ -8,53 +8,19 @@ other. `attention_by_row` is given how long each row of the whole line is instea
 nothing between rows, and holds no mask of [tokens, tokens].
 """
 
-import contextlib
 import functools
-from collections.abc import Callable, Generator, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
-
-from components.mesh import Mesh
-
-if TYPE_CHECKING:
-    from accelerate import Accelerator
+from transformers import AttentionInterface
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 
-def keep_rows_apart(accelerator: "Accelerator") -> None:
+def keep_rows_apart() -> None:
     """Have DeepSpeed-Ulysses wrap an sdpa that keeps rows apart. Call it before `prepare`."""
-    if Mesh.of(accelerator).sp == 1:
-        return
-    from transformers import AttentionInterface
-    from transformers.integrations.sdpa_attention import sdpa_attention_forward
-
     by_row = functools.partial(attention_by_row, sdpa_attention_forward)
     AttentionInterface.register("sdpa", by_row)
-
-
-@contextlib.contextmanager
-def heeding_masks(accelerator: "Accelerator", model: Any) -> Generator[None]:
-    """Within this context, attention in evaluation heeds masks under DeepSpeed-Ulysses too.
-
-    Rows are whole in evaluation, but DeepSpeed drops their masks all the same. Prompts that are
-    padded on the left would be answered from the padding. Other evaluations do without masks, since
-    padding on the right is seen by no token before it.
-
-    Args:
-        model: of transformers, without wrappers.
-    """
-    if Mesh.of(accelerator).sp == 1:
-        yield
-        return
-    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
-
-    name = model.config._attn_implementation
-    of_deepspeed = ALL_ATTENTION_FUNCTIONS[name]
-    del ALL_ATTENTION_FUNCTIONS[name]  # What is registered under this name is then found.
-    try:
-        yield
-    finally:
-        ALL_ATTENTION_FUNCTIONS[name] = of_deepspeed
 
 
 def attention_by_row(

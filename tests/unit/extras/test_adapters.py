@@ -1,0 +1,41 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What adapters of split matrices draw, and which splits they cannot follow."""
+
+import pytest
+import torch
+from transformers.distributed.parallel_utils import ALL_PARALLEL_STYLES
+
+from extras.mesh.adapters import DropoutOfPart, split_adapters_of
+
+
+def test_each_part_drops_what_the_whole_drops():
+    features = torch.randn(3, 5, 8)
+    torch.manual_seed(1)
+    whole = torch.nn.Dropout(0.5)(features)
+    parts = []
+    for rank, part in enumerate(features.chunk(2, -1)):
+        torch.manual_seed(1)
+        parts.append(DropoutOfPart(0.5, rank, 2)(part))
+    assert torch.equal(torch.cat(parts, -1), whole)
+    assert (whole == 0).any()
+
+
+def test_evaluation_drops_nothing():
+    features = torch.randn(3, 4)
+    assert DropoutOfPart(0.5, 0, 2).eval()(features) is features
+
+
+@pytest.mark.parametrize("style", [None, ALL_PARALLEL_STYLES["embedding_rowwise"]])
+def test_adapters_of_whole_outputs_stay_whole(style):
+    layer = torch.nn.ModuleDict({"lora_A": torch.nn.Linear(2, 1)})
+    before = dict(layer.named_parameters())
+    split_adapters_of(layer, "embed_tokens", style, mesh=None)
+    assert dict(layer.named_parameters()) == before
+
+
+def test_adapters_of_other_splits_are_refused():
+    dora = torch.nn.Module()
+    dora.use_dora = {"default": True}
+    for layer, style in ((torch.nn.Module(), "grouped_gemm"), (dora, "colwise")):
+        with pytest.raises(ValueError, match="layers.0"):
+            split_adapters_of(layer, "layers.0", ALL_PARALLEL_STYLES[style], mesh=None)
