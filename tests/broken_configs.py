@@ -17,8 +17,6 @@ ZERO3 = ZERO + "  zero_stage: 3\n  zero3_save_16bit_model: true\n"
 # Without a precision, as beside a DeepSpeed JSON, which has its own
 ZERO_WITHOUT_PRECISION = ZERO.replace("mixed_precision: bf16\n", "")
 DDP = "distributed_type: MULTI_GPU\nnum_processes: 8\nmixed_precision: bf16\n"
-# A key that accelerate ignores
-TYPO = FSDP2 + "  fsdp_reshard_after_foward: false\n"
 # The number of shards follows.
 MESH_OF = (
     "parallelism_config:\n  parallelism_config_{first}_size: 2\n"

@@ -71,7 +71,7 @@ class Slowing(torch.optim.AdamW):
 @pytest.mark.cold("as a user starts a copy")
 def test_a_stopped_copy_with_its_own_optimizer_continues_as_if_it_had_not(copied, net_tiny):
     folder = copied("llama")
-    path = folder / "components" / "optimizer.py"
+    path = folder / "core" / "model.py"
     text = path.read_text()
     made = "torch.optim.AdamW(groups, fused=is_fused, **settings)"
     assert text.count(made) == 1

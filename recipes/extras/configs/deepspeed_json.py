@@ -100,6 +100,10 @@ def without_autos(section: dict) -> dict:
 
 def rules_of_json(content: dict) -> Iterator[Found]:
     """Yield what is otherwise in force than it is written, and what the recipes take elsewhere."""
+    enabled = [(content.get(kind) or {}).get("enabled") for kind in ("bf16", "fp16")]
+    if "auto" in enabled and True not in enabled:
+        reason = "auto is fp32 without --mixed_precision of accelerate launch, or Trainer"
+        yield "warning", f"{'bf16' if enabled[0] == 'auto' else 'fp16'}.enabled", reason, "true"
     for name, flag in OWNED.items():
         if content.get(name, "auto") != "auto":
             yield "recipes", name, f"the recipes take it from {flag}", "auto, or delete it"
@@ -118,7 +122,8 @@ def rules_of_json(content: dict) -> Iterator[Found]:
             reason = f"ZeRO-{stage} does not offload this"
             yield "error", f"zero_optimization.{what}.device", reason, f"stage {first}"
     gathers = "stage3_gather_16bit_weights_on_model_save"
-    if stage == 3 and zero.get(gathers) not in (True, "true"):
+    is_gathered = zero.get(gathers, zero.get(gathers.removeprefix("stage3_")))
+    if stage == 3 and is_gathered not in (True, "true"):
         reason = "accelerator.get_state_dict fails at the end, after the training"
         yield "warning", f"zero_optimization.{gathers}", reason, "true"
     if stage in (1, 2) and zero.get("round_robin_gradients"):

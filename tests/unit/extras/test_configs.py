@@ -110,6 +110,7 @@ JSON_FAULTS = [  # change of a DeepSpeed JSON that has no fault, key
     ({"zero_optimization": {"stage": 2, "round_robin_gradients": True}}, "round_robin_gradients"),
     ({"optimizer": {"type": "AdamW"}}, "optimizer"),
     ({"bf16": {"enabled": True, "loss_scale": 0}}, "bf16.loss_scale"),
+    ({"bf16": {"enabled": "auto"}}, "bf16.enabled"),
     ({"zero_optimization": "cpu"}, "zero_optimization"),
 ]
 
