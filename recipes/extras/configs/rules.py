@@ -147,7 +147,7 @@ def rules_of_values(c: Config) -> Iterator[Found]:
             continue  # it may have FSDP1's names, and is not read
         wanted = what_it_has_to_be(name, value)
         if wanted:
-            yield "error", name, f"{value}: not {wanted}", wanted
+            yield "error", name, f"{value!r} is not what accelerate takes", wanted
 
 
 def what_it_has_to_be(name: str, value: Any) -> str:
