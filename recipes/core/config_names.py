@@ -37,8 +37,7 @@ def find_launch() -> Namespace | None:
 
     The launcher does not pass them on: its command line is looked up among the parents of this
     process. There is none under torchrun and plain python. `config_file` is the file that it read,
-    as a path from here, or None; `folder` is where it was started; `nondefault` has the names of
-    the options that were given.
+    as a path from here, or None; `nondefault` has the names of the options that were given.
     """
     launcher = find_launcher()
     if launcher is None:
@@ -81,7 +80,6 @@ def read_command(words: list[str], folder: str) -> Namespace:
     if path is not None and os.path.realpath(folder) != os.path.realpath(os.getcwd()):
         path = os.path.join(folder, path)
     args.config_file = path
-    args.folder = folder
     return args
 
 

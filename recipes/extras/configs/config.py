@@ -33,15 +33,9 @@ Found = tuple[str, str, str, str]
 
 @dataclass(frozen=True)
 class Config:
-    """A config, as the command line of the launcher changes it.
-
-    Attributes:
-        values: {name: value}; a section has its mapping.
-        folder: where the launcher is started.
-    """
+    """The values of a config by name, as the launcher changes them; that of a section is a dict."""
 
     values: dict[str, Any]
-    folder: str = "."
 
     def text(self, name: str, default: str = "") -> str:
         """Return a value as text; the default also stands for an empty one."""
@@ -85,7 +79,7 @@ class Config:
     def json(self) -> str | None:
         """The path of the DeepSpeed JSON, which stands for the keys of deepspeed_config."""
         name = self.text("deepspeed_config_file", "none")
-        return str(Path(self.folder, name)) if name != "none" else None
+        return name if name != "none" else None
 
     @property
     def machines(self) -> int:
@@ -115,15 +109,13 @@ def read_config(file: str, launch: Namespace | None = None) -> Config:
         inner = content.get(section)
         if isinstance(inner, dict):
             values |= {full_name(section, str(key)): value for key, value in inner.items()}
-    folder = "."
     if launch is not None:
-        folder = launch.folder
         values |= {name: getattr(launch, name) for name in launch.nondefault}
     for option, engine in ENGINES.items():
         if values.get(option):  # it also means that the sections of the others are not read
             values["distributed_type"] = engine
             values |= dict.fromkeys(set(SECTION_OF.values()) - {SECTION_OF.get(engine)})
-    return Config(values, folder)
+    return Config(values)
 
 
 def at_keys(
