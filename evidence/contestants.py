@@ -122,9 +122,9 @@ def prepare(job: Job, home: Path) -> None:
     The batches are the recipe's own in its sequential order, made in advance for the bare loops.
     """
     import torch
+    from transformers import AutoTokenizer
 
     import llama
-    from components.tokens import load_tokenizer
     from core.batches import TokenCollator
     from core.chat import ChatTemplate
 
@@ -133,7 +133,7 @@ def prepare(job: Job, home: Path) -> None:
     batch_size = job.flags["per_device_train_batch_size"]
     lines = text_rows(job, home, job.num_rows or batch_size * (job.steps + job.warmup))
     (home / "data" / "rows.jsonl").write_text("\n".join(lines) + "\n")
-    tokenizer = load_tokenizer(str(home / "model"))
+    tokenizer: Any = AutoTokenizer.from_pretrained(home / "model")
     template = ChatTemplate(tokenizer)
     rows = Rows()
     for line in lines:

@@ -100,17 +100,15 @@ def cpu_seconds():
 def of_recipe(label, home):
     """The recipe's function from a file to its prepared rows."""
     import llama
-    from components.tokens import load_tokenizer
     from core.cli import parse
+    from core.model import load_tokenizer
 
     flags = {"model_name_or_path": home / "model", "dataset_name": home / "few.jsonl"}
     flags |= {"max_length": MAX_LENGTH, "eval_strategy": "no"}
-    if label != "ours":
-        template = load_tokenizer(str(home / "model")).chat_template
-        flags["chat_template"] = home / "unmarked.jinja"
-        flags["chat_template"].write_text(MARK.sub("", template))
     args = parse(llama.Arguments, words=contestants.words_of(flags))
-    tokenizer = load_tokenizer(args.model_name_or_path, chat_template=args.chat_template)
+    tokenizer = load_tokenizer(args)
+    if label != "ours":
+        tokenizer.chat_template = MARK.sub("", tokenizer.chat_template)
 
     def prepare(file):
         rows, _ = llama.load_data(dataclasses.replace(args, dataset_name=[str(file)]), tokenizer)

@@ -172,13 +172,12 @@ def verdict(run, floor, job):
 def held_out_loss(folder, base):
     """The loss of a saved model on GSM8K's test rows, in nats per supervised token."""
     import torch
-    from transformers import AutoModelForCausalLM
+    from transformers import AutoModelForCausalLM, AutoTokenizer
 
     import llama
-    from components.tokens import load_tokenizer
     from core.chat import ChatTemplate
 
-    tokenizer = load_tokenizer(str(base))
+    tokenizer = AutoTokenizer.from_pretrained(base)
     template = ChatTemplate(tokenizer)
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     total = 0.0

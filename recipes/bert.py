@@ -26,7 +26,12 @@ from accelerate.utils import set_seed
 from transformers import AutoModelForSequenceClassification
 
 from components.accelerator import make_accelerator
-from components.classifier import evaluate_classifier, load_classifier, weighted_row_losses
+from components.classifier import (
+    evaluate_classifier,
+    load_classifier,
+    pad_texts,
+    weighted_row_losses,
+)
 from components.export import save_model
 from components.labels import (
     Classes,
@@ -36,11 +41,9 @@ from components.labels import (
     read_label,
     validate_texts,
 )
-from components.loading import read_model_config
-from components.model_checks import base_model_of, check_model
-from components.padding import pad_texts
+from components.model_checks import check_model
 from components.run import Run
-from components.tokens import load_text_tokenizer, without_lone_surrogates
+from components.tokens import without_lone_surrogates
 from core.arguments import (
     CommonArguments,
     DenseModelArguments,
@@ -52,9 +55,14 @@ from core.arguments import (
 )
 from core.batches import Line, Plan, describe_batch, rows_of_lines
 from core.cli import arg, parse
-from core.data import Rows, describe_rows, hash_of_row, hold_out_and_mix, longest_row, read_rows
+from core.data import Rows, describe_rows, hash_of_row, hold_out_and_mix, read_rows
 from core.engine import backward_of_sum
-from core.model import make_optimizer
+from core.model import (
+    base_model_of,
+    load_tokenizer,
+    make_optimizer,
+    read_config,
+)
 
 # EDIT: your columns, of a text or of a pair of texts
 TEXT_COLUMNS = [
@@ -170,7 +178,7 @@ def load_data(args: Arguments, tokenizer: Any) -> tuple[Rows, Rows | None, Class
     #     dataset = rows.dataset.filter(lambda row: row["length"] >= 8)
     #     rows = dataclasses.replace(rows, dataset=dataset)
     classes = find_classes(rows, args, args.label_column)
-    classes = classes.in_order_of(read_model_config(args))
+    classes = classes.in_order_of(read_config(args))
     rows = add_labels(rows, classes, args)
     if eval_rows is not None:
         eval_rows = add_labels(eval_rows, classes, args)
@@ -209,7 +217,7 @@ def train(args: Arguments, run: Run) -> None:
     set_seed(args.seed)
 
     # ---- Data ----
-    tokenizer = load_text_tokenizer(args.model_name_or_path, args.model_revision)
+    tokenizer = load_tokenizer(args)
     with accelerator.local_main_process_first():  # the other ranks read its cache
         train_rows, eval_rows, classes = load_data(args, tokenizer)
     lengths = train_rows.lengths
@@ -225,14 +233,13 @@ def train(args: Arguments, run: Run) -> None:
     )
     config = base_model_of(model).config
     config.pad_token_id = tokenizer.pad_token_id  # decoders classify at the last token before it
-    longest = longest_row(train_rows, eval_rows)
-    check_model(args, model, train_rows.largest_token(tokenizer), longest)
+    check_model(args, model, train_rows.largest_token(tokenizer))
     notes = describe_rows(train_rows, eval_rows) | of_head
     first = train_rows.dataset[0]
     notes["labels"] = classes.describe()
     notes["batch"] = describe_batch(args, plan.layout, "rows", lengths.mean())
     notes["sample"] = f"{tokenizer.decode(first['input_ids'])} -> {first['label_text']}"
-    run.summarize(model, notes, longest_row=longest)
+    run.summarize(model, notes)
     optimizer, schedule = make_optimizer(model, args, accelerator, plan.total_steps)
     model, optimizer = accelerator.prepare(model, optimizer)
     run.resume(model, optimizer, schedule)

@@ -26,11 +26,9 @@ from accelerate.utils import set_seed
 from transformers import AutoConfig, AutoModelForTokenClassification
 
 from components.accelerator import make_accelerator
-from components.classifier import load_classifier
+from components.classifier import load_classifier, pad_texts
 from components.export import save_model
-from components.loading import loading
-from components.model_checks import base_model_of, check_model
-from components.padding import pad_texts
+from components.model_checks import check_model
 from components.run import Run
 from components.tagger import evaluate_tags, summed_tag_loss
 from components.tags import (
@@ -45,7 +43,6 @@ from components.tags import (
     show_tags,
     without_unknown_tags,
 )
-from components.tokens import load_text_tokenizer
 from core.arguments import (
     CommonArguments,
     DenseModelArguments,
@@ -62,11 +59,15 @@ from core.data import (
     describe_rows,
     hash_of_row,
     hold_out_and_mix,
-    longest_row,
     read_rows,
 )
 from core.engine import backward_of_sum
-from core.model import make_optimizer
+from core.model import (
+    base_model_of,
+    load_tokenizer,
+    loading,
+    make_optimizer,
+)
 
 # EDIT: your columns of tags
 TAG_COLUMNS = ["ner_tags", "labels", "tags"]
@@ -235,7 +236,7 @@ def train(args: Arguments, run: Run) -> None:
     set_seed(args.seed)
 
     # ---- Data ----
-    tokenizer = load_text_tokenizer(args.model_name_or_path, args.model_revision)
+    tokenizer = load_tokenizer(args)
     with accelerator.local_main_process_first():  # the other ranks read its cache
         train_rows, eval_rows, tag_ids = load_data(args, tokenizer)
     names = list(tag_ids)
@@ -252,13 +253,12 @@ def train(args: Arguments, run: Run) -> None:
     )
     config = base_model_of(model).config
     config.pad_token_id = tokenizer.pad_token_id
-    longest = longest_row(train_rows, eval_rows)
-    check_model(args, model, train_rows.largest_token(tokenizer), longest)
+    check_model(args, model, train_rows.largest_token(tokenizer))
     notes = describe_rows(train_rows, eval_rows) | of_head
     notes["labels"] = describe_tags(count_tags(train_rows), tag_ids)
     notes["batch"] = describe_batch(args, plan.layout, "rows", lengths.mean())
     notes["sample"] = show_tags(train_rows.dataset[0], tokenizer, tag_ids)
-    run.summarize(model, notes, longest_row=longest)
+    run.summarize(model, notes)
     optimizer, schedule = make_optimizer(model, args, accelerator, plan.total_steps)
     model, optimizer = accelerator.prepare(model, optimizer)
     run.resume(model, optimizer, schedule)

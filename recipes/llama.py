@@ -31,11 +31,9 @@ from components.accelerator import make_accelerator
 from components.answers import describe_predictions, make_predictor
 from components.export import save_model
 from components.generation import name_false_marks
-from components.model import add_adapters, load_pretrained, set_up_layers
 from components.model_checks import check_model
 from components.perplexity import evaluate_perplexity
 from components.run import Run
-from components.tokens import load_tokenizer
 from core.arguments import (
     ChatArguments,
     CommonArguments,
@@ -58,10 +56,17 @@ from core.chat import (
     tokenize_conversation,
 )
 from core.cli import arg, free, parse
-from core.data import Rows, describe_rows, hold_out_and_mix, longest_row, read_rows
+from core.data import Rows, describe_rows, hold_out_and_mix, read_rows
 from core.engine import Layout, backward_of_sum
 from core.loss import LossInHead
-from core.model import add_neftune, make_optimizer
+from core.model import (
+    add_adapters,
+    add_neftune,
+    load_pretrained,
+    load_tokenizer,
+    make_optimizer,
+    set_up_layers,
+)
 
 # EDIT: your columns, {prompt: answer}; a column named messages needs no entry
 PROMPT_AND_ANSWER = {"prompt": "completion", "instruction": "output", "question": "answer"}
@@ -177,8 +182,8 @@ def load_data(args: Arguments, tokenizer: Any) -> tuple[Rows, Rows | None]:
 # ---- Model ----
 def load_model(args: Arguments, layout: Layout) -> torch.nn.Module:
     """Return the model, quantized and with adapters if the arguments request it."""
-    model = load_pretrained(AutoModelForCausalLM, args, layout)
-    set_up_layers(model, args)
+    model, _ = load_pretrained(AutoModelForCausalLM, args, layout)
+    set_up_layers(model, args, layout)
     model = add_adapters(model, args, layout, task_type="CAUSAL_LM")
     add_neftune(model, args.neftune_noise_alpha)
     return model
@@ -190,7 +195,7 @@ def train(args: Arguments, run: Run) -> None:
     set_seed(args.seed)
 
     # ---- Data ----
-    tokenizer = load_tokenizer(args.model_name_or_path, args.model_revision, args.chat_template)
+    tokenizer = load_tokenizer(args)
     with accelerator.local_main_process_first():  # the other ranks read its cache
         train_rows, eval_rows = load_data(args, tokenizer)
     lengths = train_rows.lengths
@@ -220,7 +225,6 @@ def train(args: Arguments, run: Run) -> None:
         args,
         model,
         train_rows.largest_token(tokenizer),
-        longest_row=longest_row(train_rows, eval_rows),
         shares_lines=args.packing or args.padding_free or collator.one_line,
         gives_ends=collator.one_line or layout.parts_of_row() > 1,
     )
@@ -234,11 +238,7 @@ def train(args: Arguments, run: Run) -> None:
     notes["sample"] = show_trained_tokens(sample, tokenizer) + name_false_marks(tokenizer)
     if lines is not None:
         notes["packing"] = describe_packing(lines, lengths, args.max_length)
-    run.summarize(
-        model,
-        notes,
-        longest_row=longest_row(train_rows, eval_rows),
-    )
+    run.summarize(model, notes)
     optimizer, schedule = make_optimizer(model, args, accelerator, plan.total_steps)
     model, optimizer = accelerator.prepare(model, optimizer)
     run.resume(model, optimizer, schedule)

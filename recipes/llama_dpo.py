@@ -32,7 +32,6 @@ from transformers import AutoModelForCausalLM
 
 from components.accelerator import make_accelerator
 from components.export import save_model
-from components.model import add_adapters, load_pretrained, set_up_layers
 from components.model_checks import check_model
 from components.pairs import (
     PairCollator,
@@ -45,7 +44,6 @@ from components.pairs import (
     tokenize_text_pair,
 )
 from components.run import Run
-from components.tokens import load_tokenizer
 from core.arguments import (
     ChatArguments,
     CommonArguments,
@@ -64,13 +62,18 @@ from core.data import (
     Rows,
     describe_rows,
     hold_out_and_mix,
-    longest_row,
     read_rows,
     rename_columns,
 )
 from core.engine import Layout, backward_of_sum
 from core.loss import LossInHead
-from core.model import make_optimizer
+from core.model import (
+    add_adapters,
+    load_pretrained,
+    load_tokenizer,
+    make_optimizer,
+    set_up_layers,
+)
 
 METRICS = [  # TRL's names
     "rewards/chosen",
@@ -185,8 +188,8 @@ def load_model(args: Arguments, layout: Layout) -> torch.nn.Module:
 
     Adapters keep their --lora_dropout.
     """
-    model = load_pretrained(AutoModelForCausalLM, args, layout)
-    set_up_layers(model, args)
+    model, _ = load_pretrained(AutoModelForCausalLM, args, layout)
+    set_up_layers(model, args, layout)
     turn_off_dropout(model)
     return add_adapters(model, args, layout, task_type="CAUSAL_LM")
 
@@ -429,7 +432,7 @@ def train(args: Arguments, run: Run) -> None:
     set_seed(args.seed)
 
     # ---- Data ----
-    tokenizer = load_tokenizer(args.model_name_or_path, args.model_revision, args.chat_template)
+    tokenizer = load_tokenizer(args)
     with accelerator.local_main_process_first():  # the other ranks read its cache
         train_rows, eval_rows = load_data(args, tokenizer)
     lengths = train_rows.lengths
@@ -454,7 +457,6 @@ def train(args: Arguments, run: Run) -> None:
         args,
         model,
         train_rows.largest_token(tokenizer),
-        longest_row=longest_row(train_rows, eval_rows),
         shares_lines=collator.one_line,
         gives_ends=collator.one_line,
     )
@@ -462,7 +464,7 @@ def train(args: Arguments, run: Run) -> None:
     notes["batch"] = describe_batch(args, plan.layout, "pairs", 2 * lengths.mean())
     notes["loss"] = str(token_loss)
     notes["sample"] = show_pair(train_rows.dataset[0], tokenizer)
-    run.summarize(model, notes, longest_row=longest_row(train_rows, eval_rows))
+    run.summarize(model, notes)
     optimizer, schedule = make_optimizer(model, args, accelerator, plan.total_steps)
     model, optimizer = accelerator.prepare(model, optimizer)
     reference_logps = None  # compare_answers then runs it in each step

@@ -32,11 +32,9 @@ from transformers import AutoModelForCausalLM
 from components.accelerator import make_accelerator
 from components.export import save_model
 from components.generation import name_false_marks
-from components.model import load_pretrained, outline_of, set_up_layers
 from components.model_checks import check_model
 from components.perplexity import log_perplexity
 from components.run import Run
-from components.tokens import load_tokenizer
 from core.arguments import (
     ChatArguments,
     CommonArguments,
@@ -57,9 +55,16 @@ from core.chat import (
     tokenize_conversation,
 )
 from core.cli import arg, parse
-from core.data import Rows, describe_rows, hold_out_and_mix, longest_row, read_rows
+from core.data import Rows, describe_rows, hold_out_and_mix, read_rows
 from core.engine import Layout
-from core.model import add_neftune, make_optimizer
+from core.model import (
+    add_neftune,
+    load_pretrained,
+    load_tokenizer,
+    make_optimizer,
+    outline_of,
+    set_up_layers,
+)
 from extras.pipeline.batches import PipelineCollator
 from extras.pipeline.layout import PipelineLayout
 from extras.pipeline.pipeline import Pipeline
@@ -195,8 +200,8 @@ def load_part(args: Arguments, layout: Layout, stages: Sequence[Stage]) -> Any:
     Args:
         stages: those of this rank.
     """
-    model: Any = load_pretrained(PartOfModel(stages), args, layout)
-    set_up_layers(model, args)
+    model, _ = load_pretrained(PartOfModel(stages), args, layout)
+    set_up_layers(model, args, layout)
     add_neftune(model, args.neftune_noise_alpha)
     return model.to(layout.device)
 
@@ -225,7 +230,7 @@ def train(args: Arguments, run: Run) -> None:
     set_seed(args.seed)
 
     # ---- Data ----
-    tokenizer = load_tokenizer(args.model_name_or_path, args.model_revision, args.chat_template)
+    tokenizer = load_tokenizer(args)
     with accelerator.local_main_process_first():  # the other ranks read its cache
         train_rows, eval_rows = load_data(args, tokenizer)
     lengths = train_rows.lengths
@@ -246,7 +251,6 @@ def train(args: Arguments, run: Run) -> None:
         args,
         outline,
         train_rows.largest_token(tokenizer),
-        longest_row=longest_row(train_rows, eval_rows),
         shares_lines=args.packing,
     )
     notes = describe_rows(train_rows, eval_rows)
@@ -258,11 +262,7 @@ def train(args: Arguments, run: Run) -> None:
     notes["sample"] = show_trained_tokens(sample, tokenizer) + name_false_marks(tokenizer)
     if lines is not None:
         notes["packing"] = describe_packing(lines, lengths, args.max_length)
-    run.summarize(
-        outline,
-        notes,
-        longest_row=longest_row(train_rows, eval_rows),
-    )
+    run.summarize(outline, notes)
 
     kind = KINDS[args.pipeline_schedule]
     own_stages = [stages[number] for number in kind.stages_of(layout.rank, args.pp_size)]

@@ -36,7 +36,6 @@ from components.best import require_rows_to_choose_by
 from components.documents import Documents, open_documents
 from components.export import save_model
 from components.generation import stop_tokens_of_texts
-from components.model import add_adapters, load_pretrained, set_up_layers
 from components.model_checks import check_model
 from components.perplexity import evaluate_perplexity
 from components.run import Run
@@ -49,7 +48,6 @@ from components.stream import (
     first_blocks,
     read_documents,
 )
-from components.tokens import load_text_tokenizer
 from core.arguments import (
     CommonArguments,
     DenseModelArguments,
@@ -63,7 +61,13 @@ from core.cli import NOT_NEGATIVE, POSITIVE, arg, free, parse
 from core.engine import Layout, backward_of_sum
 from core.exits import Exit, fail
 from core.loss import LossInHead
-from core.model import make_optimizer
+from core.model import (
+    add_adapters,
+    load_pretrained,
+    load_tokenizer,
+    make_optimizer,
+    set_up_layers,
+)
 
 SHOWN_TOKENS = 200  # tokens of the first block that the start summary shows
 
@@ -310,8 +314,8 @@ def part_documents(
 # ---- Model ----
 def load_model(args: Arguments, layout: Layout) -> torch.nn.Module:
     """Return the model, quantized and with adapters if the arguments request it."""
-    model = load_pretrained(AutoModelForCausalLM, args, layout)
-    set_up_layers(model, args)
+    model, _ = load_pretrained(AutoModelForCausalLM, args, layout)
+    set_up_layers(model, args, layout)
     return add_adapters(model, args, layout, task_type="CAUSAL_LM")
 
 
@@ -321,7 +325,7 @@ def train(args: Arguments, run: Run) -> None:
     set_seed(args.seed)
 
     # ---- Data ----
-    tokenizer = load_text_tokenizer(args.model_name_or_path, args.model_revision)
+    tokenizer = load_tokenizer(args)
     with accelerator.local_main_process_first():  # the other ranks read its cache
         corpus = load_data(args, tokenizer)
     batches_per_step = args.gradient_accumulation_steps * layout.data_ranks
@@ -349,7 +353,6 @@ def train(args: Arguments, run: Run) -> None:
         args,
         model,
         corpus.largest_token(tokenizer),
-        longest_row=args.max_length,
         shares_lines=True,
         gives_ends=one_line,
     )
@@ -357,7 +360,7 @@ def train(args: Arguments, run: Run) -> None:
     notes["batch"] = describe_batch(args, layout, "blocks", args.max_length)
     notes["loss"] = str(token_loss)
     notes["sample"] = tokenizer.decode(corpus.first_block[0, :SHOWN_TOKENS].tolist())
-    run.summarize(model, notes, longest_row=args.max_length)
+    run.summarize(model, notes)
     optimizer, schedule = make_optimizer(model, args, accelerator, total_steps)
     model, optimizer = accelerator.prepare(model, optimizer)
     run.resume(model, optimizer, schedule, stream=stream)

@@ -30,11 +30,9 @@ from transformers import AutoModelForCausalLM
 from components.accelerator import make_accelerator
 from components.export import save_model
 from components.generation import name_false_marks
-from components.model import add_adapters, load_pretrained, set_up_layers
-from components.model_checks import base_model_of, check_model
+from components.model_checks import check_model
 from components.perplexity import perplexity_of
 from components.run import Run
-from components.tokens import load_tokenizer
 from core.arguments import (
     ChatArguments,
     CommonArguments,
@@ -56,11 +54,19 @@ from core.chat import (
     tokenize_conversation,
 )
 from core.cli import NOT_NEGATIVE, arg, parse
-from core.data import Rows, describe_rows, hold_out_and_mix, longest_row, read_rows
+from core.data import Rows, describe_rows, hold_out_and_mix, read_rows
 from core.engine import Layout, backward_of_sum
 from core.exits import Exit, fail
 from core.loss import LossInHead
-from core.model import add_neftune, make_optimizer
+from core.model import (
+    add_adapters,
+    add_neftune,
+    base_model_of,
+    load_pretrained,
+    load_tokenizer,
+    make_optimizer,
+    set_up_layers,
+)
 
 # EDIT: your columns, {prompt: answer}; a column named messages needs no entry
 PROMPT_AND_ANSWER = {"prompt": "completion", "instruction": "output", "question": "answer"}
@@ -205,7 +211,7 @@ def routed_of_part(part: Mapping[str, Any]) -> dict[str, torch.Tensor]:
 # ---- Model ----
 def load_model(args: Arguments, layout: Layout) -> torch.nn.Module:
     """Return the mixture, with adapters if requested; end with 64 if it has no router loss."""
-    model = load_pretrained(AutoModelForCausalLM, args, layout)
+    model, _ = load_pretrained(AutoModelForCausalLM, args, layout)
     # router_loss is the per-row form of this function
     has_loss = hasattr(sys.modules[type(model).__module__], "load_balancing_loss_func")
     has_experts = any(".experts." in name for name, _ in model.named_parameters())
@@ -216,7 +222,7 @@ def load_model(args: Arguments, layout: Layout) -> torch.nn.Module:
             f"{type(model).__name__} has no router loss in transformers: train it with "
             "recipes/llama.py",
         )
-    set_up_layers(model, args)
+    set_up_layers(model, args, layout)
     model = add_adapters(
         model,
         args,
@@ -392,7 +398,7 @@ def train(args: Arguments, run: Run) -> None:
     set_seed(args.seed)
 
     # ---- Data ----
-    tokenizer = load_tokenizer(args.model_name_or_path, args.model_revision, args.chat_template)
+    tokenizer = load_tokenizer(args)
     with accelerator.local_main_process_first():  # the other ranks read its cache
         train_rows, eval_rows = load_data(args, tokenizer)
     lengths = train_rows.lengths
@@ -417,7 +423,6 @@ def train(args: Arguments, run: Run) -> None:
         args,
         model,
         train_rows.largest_token(tokenizer),
-        longest_row=longest_row(train_rows, eval_rows),
         shares_lines=collator.one_line,
         gives_ends=collator.one_line,
     )
@@ -428,7 +433,7 @@ def train(args: Arguments, run: Run) -> None:
     notes["sample"] = show_trained_tokens(train_rows.dataset[0], tokenizer) + name_false_marks(
         tokenizer
     )
-    run.summarize(model, notes, longest_row=longest_row(train_rows, eval_rows))
+    run.summarize(model, notes)
     optimizer, schedule = make_optimizer(model, args, accelerator, plan.total_steps)
     model, optimizer = accelerator.prepare(model, optimizer)
     run.resume(model, optimizer, schedule)

@@ -38,7 +38,6 @@ from transformers import AutoModelForSeq2SeqLM
 from components.accelerator import make_accelerator
 from components.export import save_model
 from components.generation import generate, greedy_options, stop_tokens_of_texts
-from components.model import add_adapters, load_pretrained, set_up_layers
 from components.model_checks import check_model
 from components.predictions import NUM_SHOWN, SHOWN_LETTERS, show_prediction, write_predictions
 from components.run import Run
@@ -48,7 +47,7 @@ from components.seq2seq import (
     share_embedding_modules,
     turn_off_layerdrop,
 )
-from components.tokens import load_text_tokenizer, without_lone_surrogates
+from components.tokens import without_lone_surrogates
 from core.arguments import (
     CommonArguments,
     DenseModelArguments,
@@ -65,13 +64,18 @@ from core.data import (
     describe_rows,
     hash_of_row,
     hold_out_and_mix,
-    longest_row,
     missing_columns,
     read_rows,
 )
 from core.engine import Layout, backward_of_sum
 from core.exits import Exit, fail
-from core.model import make_optimizer
+from core.model import (
+    add_adapters,
+    load_pretrained,
+    load_tokenizer,
+    make_optimizer,
+    set_up_layers,
+)
 
 # EDIT: your columns, {source: target}; a column named translation needs --source_lang instead
 SOURCE_AND_TARGET = {
@@ -260,13 +264,13 @@ def load_data(args: Arguments, tokenizer: Any) -> tuple[Rows, Rows | None]:
 # ---- Model ----
 def load_model(args: Arguments, layout: Layout, tokenizer: Any) -> torch.nn.Module:
     """Return the model, quantized and with adapters if the arguments request it."""
-    model = load_pretrained(AutoModelForSeq2SeqLM, args, layout)
+    model, _ = load_pretrained(AutoModelForSeq2SeqLM, args, layout)
     if args.forced_bos_token:  # saved with a whole model, not with adapters
         model.generation_config.forced_bos_token_id = find_token(tokenizer, args.forced_bos_token)
     check_positions(model, args)
     turn_off_layerdrop(model)
     share_embedding_modules(model)
-    set_up_layers(model, args)
+    set_up_layers(model, args, layout)
     return add_adapters(model, args, layout, task_type="SEQ_2_SEQ_LM")
 
 
@@ -400,7 +404,7 @@ def train(args: Arguments, run: Run) -> None:
     languages = {}
     if args.source_lang:  # mBART and NLLB mark texts with their language
         languages = {"src_lang": args.source_lang, "tgt_lang": args.target_lang}
-    tokenizer = load_text_tokenizer(args.model_name_or_path, args.model_revision, **languages)
+    tokenizer = load_tokenizer(args, **languages)
     with accelerator.local_main_process_first():  # the other ranks read its cache
         train_rows, eval_rows = load_data(args, tokenizer)
     lengths = train_rows.lengths
@@ -413,8 +417,7 @@ def train(args: Arguments, run: Run) -> None:
     # ---- Model, optimizer, schedule ----
     model = load_model(args, layout, tokenizer)
     first = train_rows.dataset[0]
-    longest = longest_row(train_rows, eval_rows, "longest")
-    check_model(args, model, train_rows.largest_token(tokenizer), longest)
+    check_model(args, model, train_rows.largest_token(tokenizer))
     notes = describe_rows(train_rows, eval_rows)
     notes["batch"] = describe_batch(args, plan.layout, "rows", lengths.mean())
     notes["length"] = (
@@ -422,7 +425,7 @@ def train(args: Arguments, run: Run) -> None:
         f"{args.max_target_length:,} of a target (--max_target_length)"
     )
     notes["sample"] = " -> ".join(tokenizer.decode(first[name]) for name in ("input_ids", "labels"))
-    run.summarize(model, notes, longest_row=longest)
+    run.summarize(model, notes)
     optimizer, schedule = make_optimizer(model, args, accelerator, plan.total_steps)
     model, optimizer = accelerator.prepare(model, optimizer)
     run.resume(model, optimizer, schedule)

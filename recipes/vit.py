@@ -48,7 +48,6 @@ from components.labels import (
     label_as_text,
     label_tensors,
 )
-from components.loading import loading, read_model_config
 from components.run import Run
 from core.arguments import (
     CommonArguments,
@@ -69,7 +68,11 @@ from core.data import (
 )
 from core.engine import backward_of_sum
 from core.exits import Exit, fail
-from core.model import make_optimizer
+from core.model import (
+    loading,
+    make_optimizer,
+    read_config,
+)
 
 MOST_WORKERS = 16
 BATCHES_PER_WORKER = 3  # two are ready at most, and a third is being made
@@ -158,7 +161,7 @@ def load_data(args: Arguments) -> tuple[Rows, Rows | None, Classes]:
     #     rows = dataclasses.replace(rows, dataset=dataset)
     found = [name for name in label_columns if name in train[0].dataset.column_names]
     classes = find_classes(rows, args, found[0])
-    classes = classes.in_order_of(read_model_config(args))
+    classes = classes.in_order_of(read_config(args))
     rows = add_labels(rows, classes, args)
     eval_rows = add_labels(prepare_rows(test, label, args), classes, args) if test else None
     return *hold_out_and_mix(args, rows, eval_rows), classes

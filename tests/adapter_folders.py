@@ -12,7 +12,7 @@ import torch
 from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM
 
-from components.base_files import fingerprint_of_weights
+from core.weights import fingerprint_of_weights
 from tiny import makers
 
 SMALL = (

@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from components.hub_ids import find_missing
-from components.model_folder import find_folder_problems, find_missing_weights
 from components.trackers import find_missing_tracker
 from core import extras
 from core.arguments import (
@@ -39,19 +38,9 @@ def check_launch(args: CommonArguments) -> None:
 def find_problems(args: CommonArguments, layout: Layout) -> list[str]:
     """Return a line for the user for each problem that makes the run impossible."""
     return [
-        *find_model_problems(args),
-        *find_missing_weights(args),
         *find_faults(args, layout),
         *find_missing_tracker(args),
     ]
-
-
-def find_model_problems(args: CommonArguments) -> Iterator[str]:
-    """Yield a line if --model_name_or_path is no model of the recipe's kind, or not there."""
-    missing = find_missing(args.model_name_or_path)
-    if missing is not None:
-        yield f"--model_name_or_path {missing}"
-    yield from find_folder_problems(args)
 
 
 def find_missing_data(args: CommonArguments) -> Iterator[str]:

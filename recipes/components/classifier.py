@@ -11,16 +11,17 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader
 
 from components.labels import compared, label_metrics, names_of_head
-from components.loading import read_model_config
-from components.model import add_adapters, load_with_report, quantization, set_up_layers
-from components.model_checks import check_weights_are_read, is_of_body
 from components.run import Run
 from core import workarounds
 from core.arguments import CommonArguments
 from core.engine import Layout
-
-# Names without a number, which only layers in blocks have: a new layer must not be quantized
-OUTSIDE_OF_BLOCKS = [r"(?!.*\.\d).*"]
+from core.model import (
+    add_adapters,
+    is_of_body,
+    load_pretrained,
+    read_config,
+    set_up_layers,
+)
 
 
 def load_classifier(
@@ -41,24 +42,17 @@ def load_classifier(
         class_names: [] for the regression of one number.
         task_type: peft's name of the task, if it has one.
     """
-    old_names = names_of_head(read_model_config(args))
-    with workarounds.drawing_new_weights_from(args.seed):
-        model, report = load_with_report(
-            auto_class,
-            args,
-            layout,
-            quantization_config=quantization(args, layout.accelerator, OUTSIDE_OF_BLOCKS),
-            **head_options(class_names, task_type),
-        )
-    check_weights_are_read(args, model, report, has_new_head=True)
-    new_weights = {*report["missing_keys"], *(name for name, *_ in report["mismatched_keys"])}
+    old_names = names_of_head(read_config(args))
+    model, new_weights = load_pretrained(
+        auto_class, args, layout, **head_options(class_names, task_type)
+    )
     if class_names and old_names != [compared(name) for name in class_names]:
         # transformers keeps the head of other classes if they are as many
         new_weights |= draw_rows(model, len(class_names), args.seed, besides=new_weights)
     new_modules = find_new_modules(new_weights)
     workarounds.share_new_modules(model, new_modules, layout.accelerator)
     set_seed(args.seed)  # ranks that made no new weights drew less, and adapters are drawn next
-    set_up_layers(model, args)
+    set_up_layers(model, args, layout)
     notes = {"head": "new: the base has none for these classes"} if new_modules else {}
     return add_adapters(model, args, layout, new_modules, task_type=task_type), notes
 
@@ -158,3 +152,19 @@ def evaluate_classifier(
     metrics = {"eval_loss": loss / weight, **label_metrics(predicted, labels)}
     listed = [f"{name.removeprefix('eval_')} {value:.4f}" for name, value in metrics.items()]
     run.log_evaluation(metrics, f"{', '.join(listed)} on held-out rows")
+
+
+def pad_texts(rows: Sequence[Mapping[str, Any]], tokenizer: Any) -> dict[str, Any]:
+    """Return the model's arguments for a batch's rows, [rows, tokens], padded on the right.
+
+    A rank without rows takes part with one token.
+
+    Args:
+        rows: with input_ids and token_type_ids, which are empty if the model takes none.
+    """
+    nothing = {"input_ids": [tokenizer.pad_token_id], "token_type_ids": []}
+    texts = []
+    for row in rows or [nothing]:
+        names = [name for name in ("input_ids", "token_type_ids") if len(row[name])]
+        texts.append({name: row[name] for name in names})
+    return dict(tokenizer.pad(texts, padding_side="right", return_tensors="pt"))

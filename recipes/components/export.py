@@ -9,13 +9,13 @@ from accelerate import Accelerator
 from accelerate.utils.other import extract_model_from_parallel
 
 from components.generation import listed_stop_tokens
-from components.left_out import read_left_out
 from components.long_calls import call_on_rank_0
 from components.write_errors import WriteError
 from core import workarounds
 from core.checkpoint import make_patient_group
 from core.exits import End, Exit
 from core.export import adapter_weights, model_weights, write_result
+from core.weights import read_left_out
 
 
 def save_model(

@@ -22,14 +22,11 @@ from accelerate.utils import broadcast_object_list, gather_object
 from safetensors.torch import load_file, save_file
 
 from components import folder, resuming
-from components.base_files import fingerprint_of_weights
 from components.best import BestEvaluation, is_better, metric_name
 from components.changes import find_changes
 from components.folder_lock import FolderLock
-from components.left_out import note_left_out
 from components.long_calls import call_on_rank_0
 from components.metrics import Metrics, drop_lines_after, finite_or_none, peak_memory_gib
-from components.model_checks import check_under_strategy, warn_of_long_rows
 from components.resuming import require_on_every_host, verify_candidates, verify_together
 from components.trackers import start_trackers
 from components.write_errors import WriteError
@@ -50,6 +47,7 @@ from core.state import (
 )
 from core.stop import Status, Watch, explain, write_whole
 from core.summary import summary_lines, write_run_json
+from core.weights import fingerprint_of_weights, note_left_out
 
 T = TypeVar("T")
 Problem = tuple[Exit, str]  # the code with which the run has to end, and why
@@ -213,28 +211,16 @@ class Run:
             found = fingerprint_of_weights(args.model_name_or_path, args.model_revision)
         return broadcast_object_list([found])[0]
 
-    def summarize(
-        self,
-        model: torch.nn.Module,
-        notes: Mapping[str, str],
-        longest_row: int = 0,
-    ) -> None:
+    def summarize(self, model: torch.nn.Module, notes: Mapping[str, str]) -> None:
         """Print what is really in force, and write run.json; --dry_run ends here.
-
-        Ends with 64 if the strategy in force cannot train this model.
 
         Args:
             notes: the recipe's lines of the summary: about rows, batches and the loss.
-            longest_row: tokens of the longest row of text, for a warning if that is too long.
         """
         accelerator = self._accelerator
-        check_under_strategy(accelerator, self._args, model)
         notes = dict(notes)
         if accelerator.is_main_process and not self._args.use_peft:
             notes |= note_left_out(self._args, model)
-        warnings = [notes.pop("warning", ""), warn_of_long_rows(model, longest_row)]
-        if any(warnings):
-            notes["warning"] = "\n".join(filter(None, warnings))
         strategy = self._layout.strategy
         lines = summary_lines(accelerator, self._args, model, strategy, self._total_steps, notes)
         for name, text in lines.items():

@@ -587,12 +587,6 @@ def describe_rows(rows: Rows, eval_rows: Rows | None) -> dict[str, str]:
     return notes
 
 
-def longest_row(rows: Rows, eval_rows: Rows | None, column: str = "length") -> int:
-    """Return the number of tokens, in this column, of the longest row of both."""
-    splits = [one for one in (rows, eval_rows) if one is not None]
-    return max(int(one.column(column).max()) for one in splits)
-
-
 # ---- Held out and mixed ----
 def hold_out_and_mix(args: Any, rows: Rows, eval_rows: Rows | None) -> tuple[Rows, Rows | None]:
     """Return the rows to train on and those to evaluate on, after --eval_split and weights.

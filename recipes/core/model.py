@@ -1,23 +1,461 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The optimizer and its schedule, and noise on the embeddings."""
+"""The model: tokenizer, quantized base, adapters, kernels, noise; its optimizer and schedule."""
 
+import contextlib
+import inspect
 import math
+import os
+import re
+import sys
+from collections.abc import Generator, Iterator, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
 from accelerate import Accelerator
+from huggingface_hub.errors import HFValidationError
+from huggingface_hub.utils import validate_repo_id
 from torch.distributed.tensor import DTensor
+from torch.nn.modules.batchnorm import _NormBase
+from transformers import AutoConfig, AutoTokenizer, BitsAndBytesConfig
+from transformers.models.auto.modeling_auto import (
+    MODEL_FOR_MASKED_LM_MAPPING_NAMES,
+    MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES,
+)
+from transformers.pytorch_utils import Conv1D
 
-from core import workarounds
+from core import weights, workarounds
+from core.chat import DEFAULT_TEMPLATE
+from core.engine import Layout, compute_dtype, is_sharded
+from core.exits import Exit, fail
+from core.workarounds import fsdp_plugin
 
+# In the names of parts that read no text: towers, and what maps their output to embeddings
+OF_OTHER_INPUTS = re.compile("vision|visual|image|img|audio|multi_modal")
+# Found in the source of a model that makes its masks from the positions. OPT and Falcon take
+# positions too, but make their masks without them.
+MASKS_BY_POSITION = re.compile(
+    r'mask\w*\([^)]*position_ids=position_ids|"position_ids": position_ids'
+)
+# Layers that attend by a mask, in which rows of one line can be kept apart
+MASKED_LAYER_TYPES = {"full_attention", "sliding_attention", "chunked_attention"}
+# Found in the source of a model: the arguments of each call of its attention
+ATTENTION_CALLS = re.compile(r"attention_interface\((.*?)\n +\)", re.DOTALL)
 # The optimizers of bitsandbytes by --optim
 BITSANDBYTES = {
     "adamw_8bit": "AdamW8bit",
     "paged_adamw_8bit": "PagedAdamW8bit",
     "paged_adamw_32bit": "PagedAdamW32bit",
 }
+
+
+# ---- Load ----
+@contextlib.contextmanager
+def loading(what: str, name: str) -> Generator[None]:
+    """End with one line, and 64, or 69 if the hub cannot be reached, if a model cannot be loaded.
+
+    Args:
+        what: "tokenizer", "image processor" or "model".
+        name: the folder or hub id.
+    """
+    try:
+        yield
+    # What transformers makes of most faults; a missing package is one
+    except (OSError, ValueError, KeyError, ImportError) as error:
+        code = Exit.NO_HUB
+        try:
+            validate_repo_id(name)
+        except HFValidationError:  # It can only be a path.
+            code = Exit.USAGE
+        if Path(name).exists() or not isinstance(error, OSError):
+            code = Exit.USAGE
+        reason = f"{type(error).__name__}: {' '.join(str(error).split())[:400]}"
+        fail(code, f"--model_name_or_path {name}: no {what}: {reason}")
+
+
+def load_tokenizer(args: Any, **options: Any) -> Any:
+    """Return the tokenizer of --model_name_or_path, with a pad token.
+
+    Where the recipe has --chat_template, it has that, its own or a plain one. Ends with 64 or 69 if
+    there is no tokenizer.
+
+    Args:
+        options: further arguments of from_pretrained, such as src_lang.
+    """
+    with loading("tokenizer", args.model_name_or_path):
+        tokenizer: Any = AutoTokenizer.from_pretrained(
+            args.model_name_or_path,
+            revision=args.model_revision,
+            trust_remote_code=False,
+            **options,
+        )
+    if not tokenizer.pad_token:
+        tokenizer.pad_token = tokenizer.eos_token
+    if hasattr(args, "chat_template"):
+        if args.chat_template is not None:
+            tokenizer.chat_template = Path(args.chat_template).read_text(encoding="utf-8")
+        tokenizer.chat_template = tokenizer.chat_template or DEFAULT_TEMPLATE
+    return tokenizer
+
+
+def read_config(args: Any) -> Any:
+    """Return the config of --model_name_or_path; end with 64 or 69 if there is none."""
+    with loading("model", args.model_name_or_path):
+        return AutoConfig.from_pretrained(
+            args.model_name_or_path, revision=args.model_revision, trust_remote_code=False
+        )
+
+
+def outline_of(auto_class: Any, args: Any) -> Any:
+    """Return the model of --model_name_or_path without its weights, which are on the meta device.
+
+    Ends with 64 or 69 if there is no such model.
+    """
+    with loading("model", args.model_name_or_path):
+        return weights.make_skeleton(
+            auto_class,
+            args.model_name_or_path,
+            dtype=args.dtype,
+            attn_implementation=args.attn_implementation,
+            revision=args.model_revision,
+            trust_remote_code=False,
+        )
+
+
+def load_pretrained(
+    auto_class: Any, args: Any, layout: Layout, **head: Any
+) -> tuple[Any, set[str]]:
+    """Return the model of --model_name_or_path, quantized if the arguments say so.
+
+    With it come the names of the weights of its head that its files do not hold; they are drawn
+    from the seed. Ends with 64 if it cannot be loaded, or would be trained as something else than
+    its files say. With --dry_run it has no weights, only their shapes.
+
+    Args:
+        auto_class: one of transformers' AutoModel classes.
+        head: further arguments of from_pretrained, of a model whose head may be new.
+    """
+    name = args.model_name_or_path
+    options: dict[str, Any] = {
+        "dtype": args.dtype,
+        "attn_implementation": args.attn_implementation,
+        "revision": args.model_revision,
+        "trust_remote_code": False,
+        "quantization_config": quantization(args, layout.accelerator, of_classifier=bool(head)),
+        "output_loading_info": True,
+        "ignore_mismatched_sizes": True,  # These weights are in the report.
+        **head,
+    }
+    config = read_config(args)
+    problems = [
+        *find_encoder(auto_class, config),
+        *find_other_quantization(args, layout.accelerator, config, bool(head)),
+    ]
+    if problems:
+        fail(Exit.USAGE, *[f"--model_name_or_path {name}: {problem}" for problem in problems])
+    drawing: Any = contextlib.nullcontext()
+    if head:
+        drawing = workarounds.drawing_new_weights_from(args.seed)
+    with loading("model", name), drawing:
+        if args.dry_run:
+            return weights.make_skeleton(auto_class, name, **options), set()
+        model, report = weights.load_pretrained(auto_class, layout, name, **options)
+    shapes = {weight: [*sizes] for weight, *sizes in report["mismatched_keys"]}
+    new = {*report["missing_keys"], *shapes}
+    lacking = sorted(new)
+    if head:
+        lacking = [one for one in lacking if is_of_body(one, model) and ".pooler." not in one]
+    if getattr(model, "_hf_peft_config_loaded", False):
+        fail(Exit.USAGE, f"--model_name_or_path {name}: is of adapters: first merge them")
+    if lacking:
+        first = lacking[0]
+        fix = f"its files lack {len(lacking)} of its weights, such as {', '.join(lacking[:3])}"
+        if first in shapes:
+            stored, made = [[*size] for size in shapes[first]]
+            fix = f"the weights of {first} have the shape {stored}, config.json says {made}"
+        fail(Exit.USAGE, f"--model_name_or_path {name}: {fix}: use a whole model")
+    return model, new
+
+
+def is_of_body(name: str, model: Any) -> bool:
+    """Return whether a weight of a classifier belongs to the model below its head."""
+    if model.base_model is model:  # CLIP's and a few others, whose head comes last
+        return not name.startswith(f"{list(model._modules)[-1]}.")
+    return name.startswith(f"{model.base_model_prefix}.")
+
+
+def quantization(
+    args: Any, accelerator: Accelerator, of_classifier: bool = False
+) -> BitsAndBytesConfig | None:
+    """Return bitsandbytes' config for --load_in_8bit or --load_in_4bit, or None.
+
+    Args:
+        of_classifier: whether the model has layers outside of blocks that may be new, which must
+            not be quantized. Only the names of layers in blocks have a number.
+    """
+    skipped = [r"(?!.*\.\d).*"] if of_classifier else None
+    if getattr(args, "load_in_8bit", False):
+        return BitsAndBytesConfig(load_in_8bit=True, llm_int8_skip_modules=skipped)
+    if not getattr(args, "load_in_4bit", False):
+        return None
+    # All four are set, since the library's defaults would be fp4, float32 and uint8.
+    return BitsAndBytesConfig(
+        load_in_4bit=True,
+        bnb_4bit_quant_type=args.bnb_4bit_quant_type,
+        bnb_4bit_quant_storage=args.dtype,
+        bnb_4bit_compute_dtype=compute_dtype(args.dtype, accelerator),
+        bnb_4bit_use_double_quant=args.bnb_4bit_use_double_quant,
+        llm_int8_skip_modules=skipped,
+    )
+
+
+# ---- What would be silently wrong ----
+def find_encoder(auto_class: Any, config: Any) -> Iterator[str]:
+    """Yield a problem if an encoder is to predict tokens that each of its tokens sees."""
+    kind = config.model_type
+    is_seq2seq = kind in MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES
+    is_encoder = kind in MODEL_FOR_MASKED_LM_MAPPING_NAMES and not is_seq2seq
+    sees_only_the_past = getattr(config, "is_decoder", False) or getattr(config, "causal", False)
+    is_causal = auto_class is transformers.AutoModelForCausalLM
+    if is_causal and is_encoder and not sees_only_the_past:
+        yield f"a model of type {kind} is no causal language model: see recipes/bert.py"
+
+
+def find_other_quantization(
+    args: Any, accelerator: Accelerator, config: Any, has_new_head: bool
+) -> Iterator[str]:
+    """Yield a problem if the files hold quantized weights that would not be read as such.
+
+    Only those of bitsandbytes can be trained on, under the flags that say how they are stored. A
+    new head beside them would be quantized too.
+    """
+    stored = getattr(config, "quantization_config", None)
+    stored = stored or getattr(config.get_text_config(), "quantization_config", None)
+    if not stored:
+        return
+    method = stored.get("quant_method", "bitsandbytes")
+    fix = "use the unquantized model"
+    if method == "bitsandbytes" and hasattr(args, "load_in_4bit") and not has_new_head:
+        found: Any = BitsAndBytesConfig.from_dict(stored)
+        names = ["load_in_8bit", "load_in_4bit"]
+        if found.load_in_4bit:
+            names += ["bnb_4bit_quant_type", "bnb_4bit_use_double_quant"]
+        others = [name for name in names if getattr(args, name) != getattr(found, name)]
+        storage = str(found.bnb_4bit_quant_storage).removeprefix("torch.")
+        if others:
+            flags = " ".join(f"--{name} {getattr(found, name)}" for name in others)
+            fix = f"pass {flags}, or {fix}"
+        elif found.load_in_4bit and fsdp_plugin(accelerator) and storage != args.dtype:
+            fix = f"FSDP cannot shard {storage}: {fix}, or ddp.yaml"
+        else:
+            return
+    yield f"its weights are quantized ({method}): {fix}"
+
+
+def base_model_of(model: Any) -> Any:
+    """Return the model that peft has wrapped, or the model itself if it has no adapters."""
+    return model.get_base_model() if hasattr(model, "get_base_model") else model
+
+
+def check_model(
+    model: Any,
+    largest_token: int,
+    *,
+    shares_lines: bool = False,
+    gives_ends: bool = False,
+) -> None:
+    """End with 64 if rows of a line would see each other, or a token has no embedding.
+
+    Args:
+        model: with or without adapters.
+        largest_token: the largest token of the rows, the pad token included.
+        shares_lines: whether several rows, or documents of a stream, share a line of a batch and
+            must not see each other.
+        gives_ends: whether the attention is given the ends or lengths of the rows of a line,
+            in place of a mask.
+    """
+    base = base_model_of(model)
+    if largest_token >= base.get_input_embeddings().num_embeddings:
+        fail(
+            Exit.USAGE,
+            f"the rows have a token {largest_token}, but the model has no embedding for it: "
+            "resize its embeddings first",
+        )
+    reason = why_rows_would_mix(base, gives_ends) if shares_lines else ""
+    if reason:
+        fail(
+            Exit.USAGE,
+            f"{type(base).__name__} cannot keep the rows of a line apart ({reason}): leave out "
+            "--packing, --padding_free and --attn_implementation, or take another model",
+        )
+
+
+def why_rows_would_mix(base: Any, gives_ends: bool) -> str:
+    """Return why rows that share a line would see each other, or "" if they would not.
+
+    Rows mix where masks are made without positions, and in layers that carry a state along.
+    """
+    layer_types = getattr(base.config.get_text_config(), "layer_types", None) or []
+    others = set(layer_types) - MASKED_LAYER_TYPES
+    if others:
+        return ", ".join(sorted(others))
+    source = inspect.getsource(sys.modules[type(base.base_model).__module__])
+    if not MASKS_BY_POSITION.search(source):
+        return "its masks do not depend on position_ids"
+    calls = ATTENTION_CALLS.findall(source)
+    passes_ends = bool(calls) and all("**kwargs" in call for call in calls)
+    if gives_ends and not passes_ends:
+        return "its layers do not pass the ends of rows to their attention"
+    return ""
+
+
+# ---- Layers ----
+def set_up_layers(model: Any, args: Any, layout: Layout) -> None:
+    """Turn on --gradient_checkpointing and --use_liger_kernel, and freeze what nothing trains."""
+    if args.gradient_checkpointing:
+        model.activation_checkpointing_enable({"use_reentrant": False})
+    workarounds.keep_4bit_weights_as_loaded(model)
+    workarounds.keep_frozen_weights_frozen(model)
+    for name, weight in model.named_parameters():
+        if reads_no_text(model, name):  # Weight decay would change it, and DDP wait for it.
+            weight.requires_grad_(False)
+    workarounds.name_layers_to_wrap(model)
+    if getattr(args, "use_liger_kernel", False):
+        from transformers.integrations.liger import apply_liger_kernel
+
+        # Liger's loss stays off: LossInHead computes fewer logits.
+        apply_liger_kernel(model, {"fused_linear_cross_entropy": False, "cross_entropy": False})
+    if not any(isinstance(module, _NormBase) for module in model.modules()):
+        return
+    if is_sharded(layout.accelerator):
+        fail(
+            Exit.USAGE,
+            f"{type(model).__name__} has BatchNorm layers, and {layout.strategy} does not keep "
+            "their running statistics equal on all ranks: use ddp.yaml, which does",
+        )
+    if args.gradient_checkpointing and not args.use_peft:
+        cause = "the running statistics of BatchNorm layers would move twice in each step"
+        fail(Exit.USAGE, f"--gradient_checkpointing: {cause}: leave it out")
+
+
+def reads_no_text(model: Any, name: str) -> bool:
+    """Return whether a part of a model, such as "model.vision_tower", is for no text."""
+    return model.main_input_name == "input_ids" and bool(OF_OTHER_INPUTS.search(name))
+
+
+def add_adapters(
+    model: Any, args: Any, layout: Layout, new_modules: Sequence[str] = (), **options: Any
+) -> Any:
+    """Return the model with LoRA adapters, or with --use_peft off the model as it is.
+
+    Args:
+        new_modules: names of modules that are trained whole beside the adapters.
+        options: further arguments of peft's LoraConfig, such as task_type.
+    """
+    if not args.use_peft:
+        return model
+    problems = list(find_untrained(model, args))
+    if problems:
+        fail(Exit.USAGE, *problems)
+    if os.path.isdir(args.model_name_or_path):  # peft writes it into adapter_config.json
+        vars(model)["name_or_path"] = os.path.abspath(args.model_name_or_path)
+    accelerator = layout.accelerator
+    whole = [*new_modules, *args.modules_to_save]
+    options |= {"modules_to_save": whole or None, "revision": args.model_revision}
+    if any(reads_no_text(model, path) for path, _ in model.named_modules()):
+        options["exclude_modules"] = f".*({OF_OTHER_INPUTS.pattern}).*"
+    config = lora_config(args, **options)
+    with layout.making_adapters(model):
+        model = wrap_in_adapters(model, config, accelerator)
+    for path, module in model.named_modules():
+        if isinstance(module, _NormBase) and ".modules_to_save." not in path:
+            # No adapter has the statistics of a frozen BatchNorm: they stay as they are
+            vars(module.eval())["train"] = lambda mode=True: None
+    workarounds.leave_casts_to_autocast(model, accelerator, getattr(args, "use_dora", False))
+    workarounds.cast_for_zero3(model, accelerator)
+    workarounds.wrap_adapters_for_fsdp1(model, accelerator)
+    return model
+
+
+def find_untrained(model: Any, args: Any) -> Iterator[str]:
+    """Yield a problem for each name in a flag whose modules would silently not be trained.
+
+    peft refuses names of layers only if none of them fits, and never those of whole modules.
+
+    Args:
+        model: of transformers, before adapters are added.
+    """
+    modules = [path for path, _ in model.named_modules()]
+    weights = [path for path, _ in model.named_parameters()]
+    linear = {path.rpartition(".")[2] for path, layer in model.named_modules() if is_linear(layer)}
+    for flag in ("lora_target_modules", "modules_to_save", "lora_target_parameters"):
+        places = weights if flag == "lora_target_parameters" else modules
+        for name in getattr(args, flag, ()):
+            found = [place for place in places if f".{place}".endswith(f".{name}")]
+            if not found and name != "all-linear":
+                listed = ", ".join(sorted(linear))
+                kind = type(model).__name__
+                yield f"--{flag} {name}: {kind} has none of this name. Its linear layers: {listed}"
+            elif found and all(reads_no_text(model, place) for place in found):
+                yield f"--{flag} {name}: it reads no text, so that nothing would train it"
+    for pair in model.all_tied_weights_keys.items():
+        for name in args.modules_to_save:
+            if any(f".{weight}".endswith(f".{name}.weight") for weight in pair):
+                yield (
+                    f"--modules_to_save {name}: {' and '.join(pair)} share their numbers, and only "
+                    "a copy of one of them would be trained: leave it out, or train all weights"
+                )
+
+
+def is_linear(layer: torch.nn.Module) -> bool:
+    """Return whether peft's "all-linear" would take a layer."""
+    return isinstance(layer, (torch.nn.Linear, Conv1D))
+
+
+def lora_config(args: Any, **options: Any) -> Any:
+    """Return peft's LoraConfig of the arguments, and of further options, which override them."""
+    from peft import LoraConfig
+
+    targets = args.lora_target_modules
+    known: dict[str, Any] = {
+        "r": args.lora_r,
+        "lora_alpha": args.lora_alpha,
+        "lora_dropout": args.lora_dropout,
+        "target_modules": "all-linear" if targets == ["all-linear"] else targets,
+        "use_rslora": getattr(args, "use_rslora", False),
+        "use_dora": getattr(args, "use_dora", False),
+    }
+    return LoraConfig(**(known | options))
+
+
+def wrap_in_adapters(model: torch.nn.Module, config: Any, accelerator: Accelerator) -> Any:
+    """Return the model with peft's adapters and its copies of modules, in the dtypes of training.
+
+    Args:
+        config: peft's LoraConfig.
+        accelerator: only its mixed_precision and is_fsdp2 are read.
+    """
+    from peft import get_peft_model
+
+    computes_in_16_bits = accelerator.mixed_precision != "no"
+    # Adapters of a 16-bit base become fp32, except where FSDP2 needs one dtype in a unit.
+    to_fp32 = computes_in_16_bits or not accelerator.is_fsdp2 or not config.modules_to_save
+    model = get_peft_model(model, config, autocast_adapter_dtype=to_fp32)
+    if config.modules_to_save and computes_in_16_bits:
+        cast_trained_to_fp32(model)
+    return model
+
+
+def cast_trained_to_fp32(model: torch.nn.Module) -> None:
+    """Give new modules the dtype of the adapters. A DTensor has its data in another tensor."""
+    for module in model.modules():
+        for name, weight in module.named_parameters(recurse=False):
+            if weight.requires_grad and isinstance(weight, DTensor):
+                setattr(module, name, torch.nn.Parameter(weight.detach().float()))
+            elif weight.requires_grad:
+                weight.data = weight.data.float()
 
 
 # ---- Noise ----

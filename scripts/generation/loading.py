@@ -17,8 +17,8 @@ from transformers import (
     BitsAndBytesConfig,
 )
 
-from components.base_files import fingerprint_of_weights
 from components.hub_ids import find_missing
+from core.weights import fingerprint_of_weights
 from exits import Exit, first_line, stop
 from generation.hub import refuse_without_hub
 from generation.recorded import find_run, read_run

@@ -24,16 +24,21 @@ from transformers.distributed import DistributedConfig
 import llama
 import llama_pipeline
 import mixtral
-from components.checks import find_model_problems
-from components.model import lora_config, wrap_in_adapters
-from components.model_checks import base_model_of, find_problems_of_whole_modules
 from core import loss, workarounds
 from core.arguments import ExpertParallelArguments
 from core.chat import ChatTemplate
 from core.cli import Parser, find_conflicts, parse, with_files_read
 from core.engine import find_faults_of_dtypes, find_faults_of_engine
 from core.loss import LossInHead
-from core.model import make_adamw
+from core.model import (
+    base_model_of,
+    find_encoder,
+    find_untrained,
+    lora_config,
+    make_adamw,
+    read_config,
+    wrap_in_adapters,
+)
 from extras.experts import hooks as expert_hooks
 from extras.experts import workarounds as expert_workarounds
 from extras.experts.layout import average_under_ddp, shard_copies
@@ -220,7 +225,7 @@ def parallelism_settings(mesh: Mesh, written: Mapping[str, Any]) -> SimpleNamesp
 def problems_of(args: RecipeArguments, accelerator: Any, mesh: Mesh, name: str) -> Iterator[str]:
     """Yield conflicts between the recipe's arguments, and between them and the strategy."""
     yield from find_conflicts(args)
-    yield from find_model_problems(args)
+    yield from find_encoder(AutoModelForCausalLM, read_config(args))
     yield from misfits_of_arguments(args, name, mesh)
     yield from find_faults_of_engine(args, accelerator)
     yield from find_faults_of_dtypes(args, accelerator)
@@ -329,7 +334,8 @@ def keep_split(model: torch.nn.Module, accelerator: Any) -> None:
 # ---- Adapters ----
 def problems_of_whole_modules(model: PreTrainedModel, names: Sequence[str]) -> list[str]:
     """Return why the recipe would refuse modules of --modules_to_save. model: without adapters."""
-    return list(find_problems_of_whole_modules(model, names))
+    args = SimpleNamespace(modules_to_save=names, lora_target_modules=[])
+    return list(find_untrained(model, args))
 
 
 def with_adapters(

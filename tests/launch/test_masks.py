@@ -10,9 +10,9 @@ import json
 import pytest
 import torch
 from datasets import Dataset
+from transformers import AutoTokenizer
 
 import llama
-from components.tokens import load_tokenizer
 from core.batches import TokenCollator
 from core.chat import ChatTemplate
 from mask_probe import ARCHITECTURES, PADDING, distance_from_alone, leak, packed_batch, random_model
@@ -49,7 +49,7 @@ def model(request, attention):
 @pytest.fixture(scope="module")
 def rows(tiny):
     """Three rows of the recipe, of which the first and the last fit into a line of the longest."""
-    tokenizer = load_tokenizer(tiny / "model")
+    tokenizer = AutoTokenizer.from_pretrained(tiny / "model")
     texts = (tiny / "data" / "train.jsonl").read_text().splitlines()
     rows = []
     for number, (text, length) in enumerate(zip(texts, (12, 21, 9), strict=False)):

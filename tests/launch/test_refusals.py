@@ -33,7 +33,6 @@ FILES = {
     "no_rejected.jsonl": '{"prompt": "a", "chosen": "b", "rejected": ""}\n',
     "no_target.jsonl": '{"source": "the dog", "target": ""}\n',
     "tools.jsonl": json.dumps({"messages": [ASKED, CALLED]}),
-    "torn.jinja": "{% if messages %}\n{{ messages",
 }
 BEST = "--load_best_model_at_end --max_steps 2"
 ROWS = "--dataset_name {tiny}/data/train.jsonl"
@@ -67,10 +66,9 @@ CALLS = [  # recipe, words, exit code, word
     ("llama", "--load_in_4bit", 64, "--use_peft"),
     ("llama", "--use_peft --load_in_4bit --load_in_8bit", 64, "choose"),
     ("llama", "--dtype float16", 64, "float32"),
-    ("llama", "--attn_implementation flash_attention_2", 64, "sdpa"),
-    ("llama", "--attn_implementation kernels-community/flash-attn2", 64, "sdpa"),
+    ("llama", "--attn_implementation flash_attention_2", 64, "package"),
+    ("llama", "--attn_implementation kernels-community/flash-attn2", 64, "kernels"),
     ("llama", "--use_peft --lora_target_modules q_prj", 64, "q_proj"),
-    ("llama", "--chat_template {tmp}/torn.jinja", 64, "line 2"),
     ("llama", "--chat_template_kwargs 1", 64, "--chat_template_kwargs"),
     ("llama", "--learn last --no_assistant_only_loss", 64, "--learn"),
     ("llama", BEST, 64, "--eval_split"),
@@ -81,12 +79,10 @@ CALLS = [  # recipe, words, exit code, word
     ("llama_dpo", "--beta 0", 64, "--beta"),
     # Models
     ("llama", "--model_name_or_path {tmp}/none", 64, "none"),
-    ("llama", "--model_name_or_path {tmp}", 64, "config.json"),
     ("llama", "--model_name_or_path {tmp}/model", 64, "tokenizer"),
-    ("llama", "--model_name_or_path {tmp}/short", 64, "weights"),
-    ("llama", "--model_name_or_path {tmp}/short --dry_run", 64, "--max_length 4"),
+    ("llama", "--model_name_or_path {tmp}/short", 64, "safetensors"),
     ("llama", "--model_name_or_path {tmp}/bert", 64, "recipes/bert.py"),
-    ("llama", "--model_name_or_path owner/none", 69, "make_tiny.py"),
+    ("llama", "--model_name_or_path owner/none", 69, "huggingface.co"),
     # Output
     ("llama", "--output_dir {tmp}/rows.jsonl", 73, "rows.jsonl"),
     ("llama", "--output_dir {tmp}/rows.jsonl/run", 73, "rows.jsonl/run"),

@@ -52,10 +52,10 @@ from transformers.distributed.parallel_utils import ALL_PARALLEL_STYLES
 
 import mixtral
 from components import generation, images, pairs, seq2seq
-from components.weights import load_pretrained
 from core import workarounds
 from core.cli import parse
 from core.engine import make_layout, new_accelerator
+from core.weights import load_pretrained
 from core.zero import master_weights
 from extras.experts import workarounds as of_experts
 from extras.experts.layout import modules_of_experts

@@ -3,6 +3,7 @@
 
 import ast
 import json
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -12,8 +13,10 @@ from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 from transformers import PreTrainedTokenizerFast as FastTokenizer
 
 import damage
-from components import tokens, weights
+from core import weights
 from core.data import open_rows
+from core.engine import Layout
+from core.model import load_tokenizer
 from fakes import fake_accelerator
 from generation import loading
 from launching import REPO
@@ -81,7 +84,7 @@ def test_the_code_of_a_model_is_not_run(model, mark):
     classes = {"AutoConfig": "modeling_x.X", "AutoModelForCausalLM": "modeling_x.X"}
     set_in(model / "config.json", auto_map=classes)
     weights.load_pretrained(
-        AutoModelForCausalLM, fake_accelerator(), str(model), trust_remote_code=False
+        AutoModelForCausalLM, Layout(fake_accelerator()), str(model), trust_remote_code=False
     )
     loading.load_model(loading.Source(str(model)), "auto", "cpu")
     set_in(model / "config.json", model_type="x")  # no other code could load it
@@ -93,7 +96,7 @@ def test_the_code_of_a_model_is_not_run(model, mark):
 def test_the_code_of_a_tokenizer_is_not_run(model, mark):
     (model / "tokenization_x.py").write_text(CODE.format(mark=str(mark)))
     set_in(model / "tokenizer_config.json", auto_map={"AutoTokenizer": [None, "tokenization_x.X"]})
-    tokens.load_text_tokenizer(str(model))
+    load_tokenizer(SimpleNamespace(model_name_or_path=str(model), model_revision="main"))
     assert not mark.exists()
 
 
@@ -105,7 +108,7 @@ def test_a_pickle_in_the_place_of_weights_is_refused(name, plant, model, mark):
     plant(model / name, mark)
     with pytest.raises(Exception):  # noqa: B017  each reader raises one of its own
         weights.load_pretrained(
-            AutoModelForCausalLM, fake_accelerator(), str(model), trust_remote_code=False
+            AutoModelForCausalLM, Layout(fake_accelerator()), str(model), trust_remote_code=False
         )
     with pytest.raises(SystemExit, match="65"):
         loading.load_model(loading.Source(str(model)), "auto", "cpu")

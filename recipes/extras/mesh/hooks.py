@@ -6,9 +6,10 @@ from typing import Any
 
 import torch
 from accelerate import Accelerator
-from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig
+from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from core.engine import read_on_every_rank, zero_stage
+from core.model import read_config
 from core.workarounds import fsdp_plugin
 from extras.mesh import workarounds
 from extras.mesh.attention import keep_rows_apart
@@ -100,7 +101,7 @@ def find_faults_of_model(args: Any, layout: MeshLayout) -> Iterator[str]:
 
     Nothing is known of classes that transformers does not have.
     """
-    config = AutoConfig.from_pretrained(args.model_name_or_path, revision=args.model_revision)
+    config = read_config(args)
     for reason in find_attention_of_its_own(config.get_text_config(), layout):
         kind = "cp" if layout.cp > 1 else "sp"
         yield f"{kind}_size {layout.sizes[kind]}: {reason}: {WITHOUT[kind]}"

@@ -15,7 +15,7 @@ from transformers import (
 from components.classifier import head_options, load_classifier, weighted_row_losses
 from core.cli import parse
 from example_arguments import ClassifierArguments
-from fakes import fake_accelerator
+from fakes import rows_of_their_own
 
 SHAPE = {
     "vocab_size": 9,
@@ -32,7 +32,7 @@ def test_a_new_head_of_two_layers_is_trained_beside_adapters(tmp_path):
     RobertaModel(RobertaConfig(**SHAPE)).save_pretrained(tmp_path)
     words = ["--model_name_or_path", str(tmp_path), "--use_peft"]
     args = parse(ClassifierArguments, words=words)
-    auto_class, alone = AutoModelForSequenceClassification, fake_accelerator()
+    auto_class, alone = AutoModelForSequenceClassification, rows_of_their_own()
     model, notes = load_classifier(auto_class, args, ["a", "b"], alone, task_type="SEQ_CLS")
     assert "new" in notes["head"]
     model(input_ids=torch.tensor([[1, 2, 3]]), labels=torch.tensor([1])).loss.backward()

@@ -8,10 +8,10 @@ import shutil
 import pytest
 
 import llama
-from components.base_files import fingerprint_of_weights
 from core.cli import may_change
 from core.exits import End, fail
 from core.stop import Status
+from core.weights import fingerprint_of_weights
 from fakes import alone
 from launching import read_json
 

@@ -8,7 +8,6 @@ import pytest
 from transformers import AutoTokenizer
 
 from chat_templates import CALL, HELLO, WEATHER, said_by, show, tokenizer_of
-from components.tokens import check_template
 from core.chat import DEFAULT_TEMPLATE, ChatTemplate, make_conversation, tokenize_conversation
 from core.data import TrackedRow
 
@@ -159,17 +158,6 @@ def test_a_row_that_is_cut_is_not_said_to_be_too_long_for_the_model(tokenizer):
     assert not tokenizer.deprecation_warnings  # where transformers notes that it has said so
     tokenizer("a b c d e f g h")
     assert tokenizer.deprecation_warnings
-
-
-@pytest.mark.parametrize("named", [False, True])
-def test_a_tokenizers_template_that_is_no_jinja_ends_with_one_line(named, tokenizer, capsys):
-    tokenizer.chat_template = "{% for m in messages %}\n{{ m.content }"
-    if named:
-        tokenizer.chat_template = {"default": "", "tool_use": tokenizer.chat_template}
-    with pytest.raises(SystemExit, match="64"):
-        check_template(tokenizer.chat_template, "runs/model")
-    (line,) = capsys.readouterr().err.splitlines()
-    assert "runs/model" in line and "line 2" in line
 
 
 # ---- Templates made for a case ----

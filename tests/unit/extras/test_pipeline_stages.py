@@ -5,7 +5,7 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from components.weights import make_skeleton
+from core.weights import make_skeleton
 from extras.pipeline.schedules import KINDS
 from extras.pipeline.stages import (
     Elsewhere,

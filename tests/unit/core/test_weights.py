@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from accelerate import DistributedType
+from safetensors.torch import load_file, save_file
 from transformers import (
     AutoModelForCausalLM,
     AutoModelForSeq2SeqLM,
@@ -16,8 +17,9 @@ from transformers import (
     LlamaConfig,
 )
 
-from components import weights
-from components.weights import load_pretrained
+from core import weights
+from core.engine import Layout
+from core.weights import fingerprint_of_weights, load_pretrained
 from fakes import fake_accelerator
 
 GPU = torch.device("cuda", 1)
@@ -27,7 +29,7 @@ def options_of(accelerator, **options):
     """What load_pretrained hands to from_pretrained."""
     seen = {}
     auto_class = SimpleNamespace(from_pretrained=lambda name, **options: seen.update(options))
-    load_pretrained(auto_class, accelerator, "model", **options)
+    load_pretrained(auto_class, Layout(accelerator), "model", **options)
     return seen
 
 
@@ -88,11 +90,11 @@ def test_under_fsdp_only_rank_0_reads_and_the_others_make_the_same_model(folder,
     ranks = [
         with_engine(fsdp=plugin, num_processes=2, is_main_process=main) for main in (True, False)
     ]
-    first, _ = load_pretrained(AutoModelForCausalLM, ranks[0], str(folder), **options)
+    first, _ = load_pretrained(AutoModelForCausalLM, Layout(ranks[0]), str(folder), **options)
     monkeypatch.setattr(
         AutoModelForCausalLM, "from_pretrained", lambda *_, **__: pytest.fail("a second rank reads")
     )
-    other, _ = load_pretrained(AutoModelForCausalLM, ranks[1], str(folder), **options)
+    other, _ = load_pretrained(AutoModelForCausalLM, Layout(ranks[1]), str(folder), **options)
 
     assert facts_of(first) == facts_of(other)
     assert other.lm_head.weight is other.model.embed_tokens.weight
@@ -121,7 +123,7 @@ def test_a_model_whose_buffers_are_saved_is_read_by_each_rank_of_fsdp2(tmp_path,
     plugin = SimpleNamespace(cpu_ram_efficient_loading=True, ignored_modules=None)
     rank = with_engine(fsdp=plugin, num_processes=2, is_main_process=False, is_fsdp2=True)
     options = {"dtype": "float32", "attn_implementation": "sdpa"}
-    model = load_pretrained(AutoModelForSeq2SeqLM, rank, str(tmp_path), **options)
+    model = load_pretrained(AutoModelForSeq2SeqLM, Layout(rank), str(tmp_path), **options)
     assert not plugin.cpu_ram_efficient_loading and model.final_logits_bias.shape == (1, 64)
     assert os.environ["FSDP_CPU_RAM_EFFICIENT_LOADING"] == "false"
 
@@ -134,7 +136,7 @@ def test_modules_that_fsdp1_ignores_are_read_by_each_rank(folder, monkeypatch):
     plugin = SimpleNamespace(cpu_ram_efficient_loading=True, ignored_modules="lm_head")
     rank = with_engine(fsdp=plugin, num_processes=2, is_main_process=False)
     options = {"dtype": "float32", "attn_implementation": "sdpa"}
-    model = load_pretrained(AutoModelForCausalLM, rank, str(folder), **options)
+    model = load_pretrained(AutoModelForCausalLM, Layout(rank), str(folder), **options)
     assert model.lm_head.weight.abs().sum() > 0 and not plugin.cpu_ram_efficient_loading
 
 
@@ -165,3 +167,22 @@ def test_quantized_weights_keep_the_type_that_was_asked_for():
     accelerator = with_engine(2, device=GPU, mixed_precision="bf16")
     options = options_of(accelerator, dtype="float32", quantization_config=object())
     assert options["dtype"] == "float32"
+
+
+@pytest.mark.parametrize("safe", [True, False])
+def test_a_base_that_changed_is_another_one_whatever_files_it_is_read_from(safe, folder):
+    tensors = load_file(folder / "model.safetensors")
+    if not safe:
+        (folder / "model.safetensors").unlink()
+
+    def write():
+        if safe:
+            save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+        else:
+            torch.save(tensors, folder / "pytorch_model.bin")
+        return fingerprint_of_weights(str(folder), "main")
+
+    before = write()
+    assert before and write() == before
+    tensors["model.norm.weight"] += 1
+    assert write() != before

@@ -1,7 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The model that components/model.py loads for a recipe's arguments."""
+"""A model that would silently be trained as something else is refused, each by one line."""
+
+from types import SimpleNamespace
 
 import pytest
+import torch
 from accelerate import FullyShardedDataParallelPlugin
 from accelerate.utils.fsdp_utils import fsdp2_prepare_auto_wrap_policy
 from transformers import (
@@ -10,14 +13,18 @@ from transformers import (
     Ernie4_5_MoeConfig,
     Gemma2Config,
     GPTJConfig,
+    GPTNeoConfig,
     LlamaConfig,
+    OPTConfig,
     Qwen3_5TextConfig,
+    Qwen3NextConfig,
 )
 
 import llama
-from components.model import load_pretrained
 from core import workarounds
 from core.cli import parse
+from core.engine import Layout
+from core.model import check_model, find_untrained, load_pretrained
 from fakes import fake_accelerator
 from harm import shows_harm_without
 
@@ -25,6 +32,7 @@ SMALL = {"hidden_size": 64, "num_attention_heads": 4, "num_hidden_layers": 1, "v
 WITH_SDPA = LlamaConfig(**SMALL, intermediate_size=64)
 GEMMA = Gemma2Config(**SMALL, intermediate_size=64, num_key_value_heads=4, head_dim=16)
 GPTJ = GPTJConfig(n_embd=64, n_head=4, n_layer=1, vocab_size=32, rotary_dim=4)
+GPT_NEO = GPTNeoConfig(num_layers=1, attention_types=[[["global"], 1]])
 BLOOM = BloomConfig(hidden_size=64, n_head=4, n_layer=1, vocab_size=32)
 
 
@@ -36,8 +44,68 @@ BLOOM = BloomConfig(hidden_size=64, n_head=4, n_layer=1, vocab_size=32)
 def test_each_family_gets_an_attention_that_it_has(config, chosen, tmp_path):
     AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
     args = parse(llama.Arguments, words=["--model_name_or_path", str(tmp_path)])
-    model = load_pretrained(AutoModelForCausalLM, args, fake_accelerator())
+    model, _ = load_pretrained(AutoModelForCausalLM, args, Layout(fake_accelerator()))
     assert model.config._attn_implementation == chosen  # As the summary says
+
+
+def shapes_of(config):
+    """A causal language model without weights."""
+    with torch.device("meta"):
+        return AutoModelForCausalLM.from_config(config)
+
+
+@pytest.mark.parametrize(
+    ("config", "gives_ends", "word"),
+    [
+        (WITH_SDPA, False, ""),
+        (WITH_SDPA, True, ""),
+        (GEMMA, False, ""),
+        (BLOOM, False, "position_ids"),  # knows no positions
+        (OPTConfig(num_hidden_layers=1), False, "position_ids"),
+        (Qwen3NextConfig(num_hidden_layers=4), True, "linear_attention"),  # carries a state along
+        (GPT_NEO, False, ""),  # its masks know positions, its attention no ends
+        (GPT_NEO, True, "ends"),
+    ],
+    ids=lambda value: getattr(value, "model_type", None),
+)
+def test_models_that_cannot_keep_rows_of_a_line_apart(config, gives_ends, word, capsys):
+    model = shapes_of(config)
+    check_model(model, 0, gives_ends=gives_ends)
+    if not word:
+        check_model(model, 0, shares_lines=True, gives_ends=gives_ends)
+        return
+    with pytest.raises(SystemExit, match="64"):
+        check_model(model, 0, shares_lines=True, gives_ends=gives_ends)
+    assert word in capsys.readouterr().err
+
+
+def test_tokens_without_an_embedding(capsys):
+    model = shapes_of(WITH_SDPA)
+    check_model(model, 31)
+    with pytest.raises(SystemExit, match="64"):
+        check_model(model, 32)
+    assert "token 32" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("flag", "name", "tied", "word"),
+    [
+        ("lora_target_modules", "all-linear", False, ""),
+        ("lora_target_modules", "mlp.up_proj", False, ""),
+        ("lora_target_modules", "q_prj", False, "q_proj"),
+        ("modules_to_save", "lm_head", False, ""),
+        ("modules_to_save", "lm_haed", False, "lm_haed"),
+        ("modules_to_save", "lm_head", True, "share"),
+        ("modules_to_save", "embed_tokens", True, "share"),
+    ],
+)
+def test_names_of_which_nothing_would_be_trained(flag, name, tied, word):
+    model = shapes_of(LlamaConfig(**SMALL, intermediate_size=64, tie_word_embeddings=tied))
+    args = SimpleNamespace(lora_target_modules=["q_proj"], modules_to_save=[])
+    vars(args)[flag] = [*vars(args)[flag], name]  # peft takes what it finds
+    problems = list(find_untrained(model, args))
+    assert len(problems) == bool(word)
+    assert all(word in problem and name in problem for problem in problems)
 
 
 @shows_harm_without("keep_frozen_weights_frozen")
