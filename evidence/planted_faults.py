@@ -121,10 +121,10 @@ FAULTS = [
     ),
     fault(
         "the model is loaded in bf16 without fp32 masters",
-        f"{C}/weights.py",
+        f"{CORE}/weights.py",
         (
-            "if accelerator.state.deepspeed_plugin and dtype and not is_quantized",
-            "if dtype and not is_quantized",
+            "if zero and mixed_dtype(accelerator) and not is_quantized",
+            "if mixed_dtype(accelerator) and not is_quantized",
         ),
         test="test_cells.py -k 'ddp-llama-full-bf16'",
     ),
@@ -370,10 +370,11 @@ FAULTS = [
     ),
     fault(
         "DDP leaves out half of the adapters",
-        f"{C}/model.py",
+        f"{CORE}/model.py",
         (
-            "    keep_running_statistics(model)\n",
-            "    keep_running_statistics(model)\n    model._ddp_params_and_buffers_to_ignore = "
+            "    workarounds.cast_for_zero3(model, accelerator)\n",
+            "    workarounds.cast_for_zero3(model, accelerator)\n"
+            "    model._ddp_params_and_buffers_to_ignore = "
             "[name for name, _ in model.named_parameters() if 'lora_B' in name]\n",
         ),
         test="test_cells.py -k ddp-llama-LoRA",
