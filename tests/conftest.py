@@ -30,7 +30,6 @@ import jobs  # noqa: E402
 import net  # noqa: E402
 import run_once  # noqa: E402
 from golden import Golden  # noqa: E402
-from tiny import makers  # noqa: E402  from scripts/
 
 shared, once = run_once.shared, run_once.once
 
@@ -41,7 +40,7 @@ def tiny_of(once):
 
     The folder has model/, data/train.jsonl and data/test.jsonl (tests/jobs.py).
     """
-    return lambda recipe: once(f"tiny_{recipe}", partial(make_tiny, recipe, jobs.wide(recipe)))
+    return lambda recipe: once(f"tiny_{recipe}", partial(net.make, recipe, words=jobs.wide(recipe)))
 
 
 @pytest.fixture(scope="session")
@@ -69,13 +68,8 @@ def short_of(once):
     """The same with 102 rows, whose last window of 12 is short."""
     fewer = ["--num_train_rows", "102"]
     return lambda recipe: once(
-        f"short_{recipe}", partial(make_tiny, recipe, [*jobs.wide(recipe), *fewer])
+        f"short_{recipe}", partial(net.make, recipe, words=[*jobs.wide(recipe), *fewer])
     )
-
-
-def make_tiny(recipe, words, folder):
-    """Make a tiny model and its rows, in process, since half of a maker's time is imports."""
-    makers.make(recipe, folder, words)
 
 
 @pytest.fixture(scope="session")

@@ -123,16 +123,20 @@ def run(words, env=None, **options):
     return done.returncode, done.stdout
 
 
+def make(recipe, folder, words=()):
+    """Make a tiny model and its rows as a user does."""
+    script = REPO / "scripts" / "make_tiny.py"
+    code, output = run([sys.executable, script, recipe, folder, *words, "--quiet"])
+    assert code == 0, output
+
+
 def make_tiny(recipe, shape, folder):
     """Make the tiny model of a recipe, and rows of which a third has two answers.
 
     Args:
         shape: further words of make_tiny.py, as in Cell.shape.
     """
-    script = REPO / "scripts" / "make_tiny.py"
-    words = [recipe, folder, *narrow(recipe), *shape, "--quiet"]
-    code, output = run([sys.executable, script, *words])
-    assert code == 0, output
+    make(recipe, folder, [*narrow(recipe), *shape])
     for path in (folder / "data").glob("t*.jsonl"):
         rows = [json.loads(line) for line in path.read_text().splitlines()]
         if "completion" in rows[0] and "chosen" not in rows[0]:

@@ -11,12 +11,13 @@ TIMEOUT = 120  # seconds; a function takes a few
 CPU_ONLY = {"ACCELERATE_TORCH_DEVICE": "cpu", "DS_ACCELERATOR": "cpu", "CUDA_VISIBLE_DEVICES": ""}
 
 
-def on_ranks(function, count=1, **environment):
-    """Return what a function returned on each of some ranks, which accelerate takes for GPUs.
+def on_ranks(function, count=1, prepare=None, **environment):
+    """Return what a function returned on each of some ranks.
 
     What it changes in libraries and in the environment ends with its rank.
 
     Args:
+        prepare: a function of the number of ranks, called on each before they make their group.
         environment: variables, with which accelerate's launcher names the engine.
     """
     import deepspeed  # noqa: F401  here, once, and not in each rank
@@ -31,7 +32,7 @@ def on_ranks(function, count=1, **environment):
     for place, (_, sender) in zip(places, pipes, strict=True):
         address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "LOCAL_WORLD_SIZE": count}
         variables = CPU_ONLY | environment | place | address
-        process = fork.Process(target=be_rank, args=(function, sender, variables))
+        process = fork.Process(target=be_rank, args=(function, prepare, sender, variables))
         process.start()
         sender.close()
         processes.append(process)
@@ -58,18 +59,17 @@ def received(receiver):
     return result
 
 
-def be_rank(function, sender, variables):
+def be_rank(function, prepare, sender, variables):
     """Make a process group, call the function, and send what it returned or how it failed."""
     os.environ.update({name: str(value) for name, value in variables.items()})
     try:
         import torch.distributed as dist
         from accelerate.state import AcceleratorState, GradientState
 
-        from rehearsal.cpu_patches import treat_cpu_as_gpu
-
         AcceleratorState._reset_state(reset_partial_state=True)  # forget earlier tests
         GradientState._reset_state()
-        treat_cpu_as_gpu(int(variables["WORLD_SIZE"]))
+        if prepare is not None:
+            prepare(int(variables["WORLD_SIZE"]))
         dist.init_process_group("gloo", timeout=timedelta(seconds=TIMEOUT))
         sender.send((None, function()))
     except BaseException:

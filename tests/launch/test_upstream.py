@@ -11,6 +11,7 @@ import os
 import re
 import sys
 from contextlib import nullcontext, suppress
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -51,6 +52,7 @@ from transformers.distributed import DistributedConfig
 from transformers.distributed.parallel_utils import ALL_PARALLEL_STYLES
 
 import mixtral
+import ranks
 from components import generation, images, pairs, seq2seq
 from core import workarounds
 from core.cli import parse
@@ -65,8 +67,9 @@ from fakes import mixture_of_two
 from harm import shows_harm_without
 from launching import REPO
 from paths import RECIPES, SCRIPTS
-from ranks import on_ranks
+from rehearsal.cpu_patches import treat_cpu_as_gpu
 
+on_ranks = partial(ranks.on_ranks, prepare=treat_cpu_as_gpu)  # accelerate takes them for GPUs
 ZERO = {"ACCELERATE_USE_DEEPSPEED": "true"}
 FSDP1 = {"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": 1}
 FSDP2 = {"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": 2}
