@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Whether this copy trains, stops, continues to the same bits, and refuses a wrong flag.
 
-    python test_copy.py       # or pytest; a minute on a CPU
+    python test_copy.py [FLAGS OF THE RECIPE]       # or pytest; a minute on a CPU
 
 It trains the tiny model in tiny/ whole, and again with a stop in the middle. Run it after an edit:
 weights and losses of the two have to be the same to the last bit.
@@ -45,6 +45,8 @@ def train(folder: Path, *flags: str, stops: bool = False) -> int:
         words += [flag, str(rows if rows.exists() else rows.with_suffix(""))]
     words += ["--output_dir", str(folder), "--max_steps", str(STEPS), "--save_steps", "2"]
     environment = os.environ | {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+    if __name__ == "__main__":
+        words += sys.argv[1:]
     done = subprocess.run(
         [*words, *flags], env=environment, cwd=HERE, capture_output=True, text=True
     )
