@@ -43,13 +43,15 @@ def read_pair(row: Row) -> tuple[Any, Any, Any]:
     prompt = row.get("prompt")
     chosen: Any = row.get("chosen")
     rejected: Any = row.get("rejected")
-    if not are_comparable(prompt, chosen, rejected):
+    are_texts = isinstance(chosen, str) and isinstance(rejected, str)
+    are_lists = isinstance(chosen, list) and isinstance(rejected, list)
+    if not are_lists and not (are_texts and not isinstance(prompt, list)):
         needed = (
             "chosen and rejected, both texts or both lists of messages, and prompt, of the same "
             "kind, unless they begin with it"
         )
         raise ValueError(missing_columns(row, needed, "prompt", "chosen", "rejected"))
-    if isinstance(chosen, str):
+    if are_texts:
         for name, answer in (("chosen", chosen), ("rejected", rejected)):
             if not answer.strip():
                 raise ValueError(f"has no text in {name}")
@@ -93,13 +95,6 @@ def read_turns(messages: Sequence[Any], first: int) -> list[Message]:
             raise ValueError(f"message {number} is empty: the model would learn to say nothing")
         read.append(message)
     return read
-
-
-def are_comparable(prompt: Any, chosen: Any, rejected: Any) -> bool:
-    """Return whether both answers are texts or both are lists, and fit the kind of the prompt."""
-    if isinstance(chosen, str):
-        return isinstance(rejected, str) and not isinstance(prompt, list)
-    return isinstance(chosen, list) and isinstance(rejected, list)
 
 
 def split_shared_prompt(chosen: Any, rejected: Any) -> tuple[Any, Any, Any]:

@@ -41,7 +41,7 @@ def test_two_ranks_write_the_texts_of_one_process(net_tiny, tmp_path):
 
 
 def test_without_texts_it_trains_adapters_and_evaluates_the_loss(net_tiny, tmp_path):
-    cell = Cell(recipe="t5", weights="LoRA", flags=("--no-predict_with_generate",))
+    cell = Cell(recipe="t5", weights="LoRA", flags=("--no_predict_with_generate",))
     folder = net.launch(cell, net_tiny("t5"), tmp_path / "run").expect(0).folder
     evaluated = next(line for line in net.metrics(folder) if "eval_loss" in line)
     assert not [name for name in evaluated if "rouge" in name or "bleu" in name]
