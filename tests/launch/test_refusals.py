@@ -143,13 +143,6 @@ def assert_refused(done, code, word):
 
 
 UNDER = [  # YAML, recipe, words, word
-    ("fsdp1_full_shard", "llama", "--use_peft --load_in_8bit", "--load_in_4bit"),
-    ("fsdp1_shard_grad_op", "llama", "--use_peft --load_in_4bit", "fsdp2_shard_grad_op.yaml"),
-    ("fsdp1_no_shard", "llama", "--use_peft", "ddp.yaml"),
-    ("fsdp1_full_shard", "llama", "--use_peft --use_dora", "fsdp2"),
-    ("fsdp2_full_shard", "llama", "--optim adamw_8bit", "adamw_torch_fused"),
-    ("deepspeed_zero2", "llama", "--optim adamw_8bit", "adamw_torch_fused"),
-    ("tp", "llama", "--use_peft --load_in_4bit", "--load_in_4bit"),
     ("fsdp2_full_shard", "llama_pipeline", "", "pp.yaml"),
     ("pp", "llama_pipeline", "--pp_size 3", "--pp_size"),
     ("pp", "llama_pipeline", "--pipeline_schedule zbv", "1f1b"),  # Four stages of two layers
@@ -170,22 +163,6 @@ def test_4_bit_weights_that_mixed_precision_would_cast_are_refused(config, tiny,
     words += ["--use_peft", "--load_in_4bit", "--output_dir", inputs / "run"]
     done = rehearse(config, *words, mixed_precision="bf16")
     assert_refused(done, 64, "bfloat16")
-
-
-# What a launcher exports: ranks that would each take rows of their own, plain DDP in place of a
-# sharded mesh, and an offload that needs a compiler, which is not on this PATH
-EXPORTED = [
-    ({"PARALLELISM_CONFIG_TP_SIZE": "2"}, "splits"),
-    ({"PARALLELISM_CONFIG_DP_SHARD_SIZE": "2"}, "shard"),
-    ({"ACCELERATE_DEEPSPEED_OFFLOAD_OPTIMIZER_DEVICE": "cpu", "PATH": "/none"}, "ninja"),
-]
-
-
-@pytest.mark.parametrize(("variables", "word"), EXPORTED)
-def test_what_a_launcher_asks_for_and_would_not_get_is_refused(variables, word, tiny, inputs):
-    words = ["--model_name_or_path", tiny / "model", "--dataset_name", inputs / "rows.jsonl"]
-    done = recipe(*words, "--output_dir", inputs / "run", env=os.environ | variables)
-    assert_refused(done, 64, word)
 
 
 def changed(config, **changes):
