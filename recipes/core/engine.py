@@ -36,7 +36,7 @@ class Layout:
     """Which ranks have other rows, and which share the rows, a row or the weights.
 
     Here every rank has rows of its own and, but for what the engine shards, all weights. An extra
-    for a mesh returns another kind (recipes/core/extras.py).
+    for a mesh returns another kind, whose ranks may share them.
 
     Attributes:
         accelerator: the one of the run.
@@ -45,11 +45,6 @@ class Layout:
 
     accelerator: Accelerator
     sizes: Mapping[str, int] = field(default_factory=dict)
-
-    @property
-    def splits_weights(self) -> bool:
-        """Whether each rank reads only its part of the weights."""
-        return False
 
     @property
     def device(self) -> torch.device:
@@ -75,10 +70,7 @@ class Layout:
 
     @property
     def token_rank(self) -> int:
-        """The number of the group of ranks that compute with the same tokens of the same rows.
-
-        Dropout has to draw the same in such a group, and something else in every other one.
-        """
+        """The number of the group of ranks with the same tokens, which draw the same dropout."""
         return self.accelerator.process_index
 
     @property
@@ -91,50 +83,39 @@ class Layout:
         """The number of which the length of each line has to be a multiple."""
         return 1
 
+    @property
+    def splits_weights(self) -> bool:
+        """Whether each rank reads only its part of the weights."""
+        return False
+
     def parts_of_row(self, is_training: bool = True) -> int:
         """Return over how many ranks the tokens of a row are split."""
         return 1
 
-    def sum_over_rows(self, value: Any) -> Any:
-        """Return the sum of what belongs to the rows of all ranks. Every rank takes part.
+    def part_of(
+        self, batch: Mapping[str, Any], is_training: bool = True
+    ) -> contextlib.AbstractContextManager[Mapping[str, Any]]:
+        """Return a context, for forward and backward pass, that gives this rank its part."""
+        return contextlib.nullcontext(batch)
 
-        Args:
-            value: the sum over the rows of this rank; ranks that share rows have the same.
-        """
+    def sum_over_rows(self, value: Any) -> Any:
+        """Return the sum, over all ranks, of what belongs to the rows of each."""
         return self.accelerator.reduce(value)
 
     def sum_over_tokens(self, value: Any, is_training: bool = True) -> Any:
-        """Return the sum of what belongs to the tokens of all ranks, such as losses.
-
-        Args:
-            value: the sum over the tokens of this rank in `part_of`, which may be a part of a
-                row's.
-        """
+        """Return the sum, over all ranks, of what belongs to the tokens in each one's `part_of`."""
         return self.accelerator.reduce(value)
 
     def sum_over_parts(self, value: torch.Tensor, is_training: bool = True) -> torch.Tensor:
-        """Return the sum of what belongs to the rows of this rank, of whose tokens it has a part.
+        """Return the sum of what the ranks that share this rank's rows have of them.
 
-        The ranks that share the rows get the same. In the backward pass each follows its own part,
-        so that their gradients add up to that of the sum.
-
-        Args:
-            value: the sums over the tokens of this rank in `part_of`, such as one for each row.
+        In the backward pass each follows its own part, so that gradients add up to that of the sum.
         """
         return value
 
     def gather(self, items: list[Any]) -> list[Any]:
         """Return what all ranks have of their rows, once for ranks that share rows."""
         return gather_object(items)
-
-    def part_of(
-        self, batch: Mapping[str, Any], is_training: bool = True
-    ) -> contextlib.AbstractContextManager[Mapping[str, Any]]:
-        """Return a context that gives this rank its part of a batch: here the batch itself.
-
-        Forward and backward pass belong into it.
-        """
-        return contextlib.nullcontext(batch)
 
     def from_pretrained(self, auto_class: Any, name: str, **options: Any) -> Any:
         """Return auto_class.from_pretrained(name, **options), or a rank's part of it."""
@@ -309,27 +290,24 @@ def find_dropped(layout: Layout) -> Iterator[str]:
     recipe would give ranks that share rows other ones.
     """
     accelerator = layout.accelerator
-    env = os.environ
-    runs = f"{layout.strategy} on {accelerator.num_processes} x {accelerator.device.type}"
+    processes = os.environ.get("WORLD_SIZE", "1")
     requested = []
-    if env.get("ACCELERATE_USE_FSDP") == "true" and fsdp_plugin(accelerator) is None:
+    if os.environ.get("ACCELERATE_USE_FSDP") == "true" and fsdp_plugin(accelerator) is None:
         requested.append("FSDP")
     if zero_stage(accelerator) is not None and accelerator.state.backend is None:
         requested.append("DeepSpeed")
-    if env.get("WORLD_SIZE", "1") != str(accelerator.num_processes):
-        requested.append(f"WORLD_SIZE {env.get('WORLD_SIZE', '1')}")
+    if processes != str(accelerator.num_processes):
+        requested.append(f"WORLD_SIZE {processes}")
     if requested:
         yield (
-            f"the launcher requested {' and '.join(requested)}, and what runs is {runs}: without "
-            "GPUs, rehearse it: python scripts/rehearse.py --config_file YAML recipes/RECIPE.py ..."
+            f"the launcher requested {' and '.join(requested)}, and what runs is "
+            f"{layout.strategy} on {accelerator.num_processes} x {accelerator.device.type}: "
+            "without GPUs, rehearse it: python scripts/rehearse.py --config_file YAML RECIPE ..."
         )
     for kind in SHARING:
         size = getattr(accelerator.parallelism_config, f"{kind}_size", 1)
         if size != layout.sizes.get(kind, 1):
-            yield (
-                f"{kind}_size is {size}, and this recipe cannot share rows in that way: use "
-                "another YAML, or a recipe whose EXTRAS list one that can"
-            )
+            yield f"{kind}_size {size}: no extra of this recipe can share rows so: set it to 1"
 
 
 def find_faults_of_engine(args: Any, accelerator: Accelerator) -> Iterator[str]:

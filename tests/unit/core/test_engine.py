@@ -56,7 +56,7 @@ def faults_of(accelerator, words="", layout=None):
         ("ZeRO-2", "", {"deepspeed_config": {"gradient_accumulation_steps": 4}}, "accumulation"),
         ("ZeRO-2", "", {"deepspeed_config": {"gradient_accumulation_steps": "auto"}}, ""),
         ("ZeRO-2", "", {"deepspeed_config": {"tensor_parallel": {"autotp_size": 2}}}, "fsdp2_tp"),
-        ("DDP", "", {"parallelism_config": parallelism(tp=2)}, "tp_size is 2"),
+        ("DDP", "", {"parallelism_config": parallelism(tp=2)}, "tp_size 2"),
     ],
 )
 def test_what_would_be_silently_wrong_is_named(engine, words, settings, word, monkeypatch):
