@@ -42,7 +42,6 @@ from core.arguments import (
     LengthArguments,
     LossInHeadArguments,
     MixtureArguments,
-    PipelineArguments,
     RowArguments,
     SamplingArguments,
 )
@@ -68,8 +67,14 @@ from core.model import (
 from extras.pipeline.batches import PipelineCollator
 from extras.pipeline.layout import PipelineLayout
 from extras.pipeline.pipeline import Pipeline
-from extras.pipeline.schedules import KINDS, num_microbatches
-from extras.pipeline.stages import PartOfModel, Stage, check_stages, describe_pipeline
+from extras.pipeline.schedules import num_microbatches
+from extras.pipeline.stages import (
+    PartOfModel,
+    Stage,
+    check_stages,
+    describe_pipeline,
+    stages_of_rank,
+)
 
 # EDIT: your columns, {prompt: answer}; a column named messages needs no entry
 PROMPT_AND_ANSWER = {"prompt": "completion", "instruction": "output", "question": "answer"}
@@ -77,7 +82,6 @@ PROMPT_AND_ANSWER = {"prompt": "completion", "instruction": "output", "question"
 
 @dataclass(kw_only=True)
 class Arguments(
-    PipelineArguments,
     LossInHeadArguments,
     CommonArguments,
     MixtureArguments,
@@ -264,8 +268,7 @@ def train(args: Arguments, run: Run) -> None:
         notes["packing"] = describe_packing(lines, lengths, args.max_length)
     run.summarize(outline, notes)
 
-    kind = KINDS[args.pipeline_schedule]
-    own_stages = [stages[number] for number in kind.stages_of(layout.rank, args.pp_size)]
+    own_stages = stages_of_rank(args, layout, stages)
     model = load_part(args, layout, own_stages)
     model.left_out = getattr(outline, "left_out", None)  # What the result keeps of the base
     # With --shard_stages the weights are shards from here on

@@ -13,7 +13,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from core.cli import NOT_NEGATIVE, POSITIVE, SHARE, Bounds, arg, free
+from core.cli import NOT_NEGATIVE, POSITIVE, SHARE, arg, free
 
 Optimizer = Literal[
     "adamw_torch_fused", "adamw_torch", "adamw_8bit", "paged_adamw_8bit", "paged_adamw_32bit"
@@ -26,7 +26,6 @@ Schedule = Literal[
     "constant_with_warmup",
     "inverse_sqrt",
 ]
-PipelineSchedule = Literal["1f1b", "gpipe", "interleaved", "interleaved_zero_bubble", "zbv"]
 Tracker = Literal[
     "none",
     "all",
@@ -164,46 +163,6 @@ class ExpertAdapterArguments:
         "ends of the names of parameters that get adapters; gate.weight also trains most routers; "
         "without a value, no parameters do",
         nargs="*",
-    )
-
-
-@dataclass(kw_only=True)
-class ExpertParallelArguments:
-    """How experts are spread over ranks."""
-
-    ep_size: int = free(
-        1,
-        "ranks that share the experts of each layer, each with some of them whole, and with rows "
-        "of its own (ep.yaml, fsdp2_ep.yaml); 1 leaves all experts on each rank",
-        POSITIVE,
-    )
-
-
-@dataclass(kw_only=True)
-class PipelineArguments:
-    """The stages of a pipeline, and what goes through them."""
-
-    pp_size: int = free(
-        2,
-        "ranks per pipeline, each with a part of the layers; all ranks divided by it are the "
-        "pipelines, each with rows of its own",
-        Bounds(least=2),
-    )
-    pipeline_schedule: PipelineSchedule = free(
-        "1f1b",
-        "order of forward and backward passes; interleaved, interleaved_zero_bubble and zbv have "
-        "two stages per rank and idle less, the last two by computing gradients of weights later",
-    )
-    num_microbatches: int | None = free(
-        None,
-        "parts of a batch of --per_device_train_batch_size rows that are under way at a time; the "
-        "more, the less the ranks wait [one for each row]",
-        POSITIVE,
-    )
-    shard_stages: bool = free(
-        False,
-        "split the weights, gradients and optimizer state of each stage over the pipelines with "
-        "FSDP2 [each pipeline has whole stages]",
     )
 
 

@@ -25,9 +25,8 @@ import llama
 import llama_pipeline
 import mixtral
 from core import loss, workarounds
-from core.arguments import ExpertParallelArguments
 from core.chat import ChatTemplate
-from core.cli import Parser, find_conflicts, parse, with_files_read
+from core.cli import Parser, find_conflicts, parse, with_extras, with_files_read
 from core.engine import find_faults_of_dtypes, find_faults_of_engine
 from core.loss import LossInHead
 from core.model import (
@@ -72,7 +71,7 @@ class MixtureArguments(OnlyOfLlama, mixtral.Arguments):
     packing = False
 
 
-class StagesArguments(OnlyOfLlama, llama_pipeline.Arguments):
+class StagesArguments(OnlyOfLlama, llama_pipeline.Arguments, pipeline_hooks.Arguments):
     """The arguments of recipes/llama_pipeline.py, and constants for those that it lacks."""
 
 
@@ -116,7 +115,7 @@ def recipe_for(config: PretrainedConfig) -> str:
 
 def expert_ranks_of(args: RecipeArguments) -> int:
     """Return over how many ranks the arguments spread the experts of a layer."""
-    return args.ep_size if isinstance(args, ExpertParallelArguments) else 1
+    return getattr(args, "ep_size", 1)
 
 
 def adapts_experts(args: RecipeArguments) -> bool:
@@ -136,7 +135,7 @@ def parse_words_of(kind: type[A], words: Sequence[str]) -> A:
 
 def with_config_read(words: Sequence[str], recipe: str = FIRST) -> list[str]:
     """Return the words of a command line with the arguments of its `--config` in its place."""
-    return with_files_read(Parser(RECIPES[recipe]), words)
+    return with_files_read(Parser(with_extras(RECIPES[recipe])), words)
 
 
 def with_values(args: RecipeArguments, **values: Any) -> RecipeArguments:
@@ -234,7 +233,7 @@ def problems_of(args: RecipeArguments, accelerator: Any, mesh: Mesh, name: str) 
         yield from mesh_hooks.find_faults_of_engine(layout)
         if layout.parts_of_row() > 1:
             yield from mesh_hooks.find_faults_of_parts(args, layout)
-    if isinstance(args, ExpertParallelArguments):
+    if hasattr(args, "ep_size"):
         yield from expert_hooks.find_faults(args, layout)
     if isinstance(args, StagesArguments):
         problem = why_not_divided(args, accelerator.num_processes)

@@ -11,7 +11,7 @@ from collections import Counter
 
 import pytest
 
-from core.cli import Parser, may_change, settings_of
+from core.cli import Parser, may_change, settings_of, with_extras
 from jobs import RECIPES as LISTED
 from jobs import SAME_AS
 from launching import REPO
@@ -181,18 +181,18 @@ class TestRecipe:
 
     def test_every_argument_is_explained_and_used(self, path):
         module = importlib.import_module(path.stem)
-        shown = Parser(module.Arguments, module.__doc__).format_help()
+        kind = with_extras(module.Arguments)
+        shown = Parser(kind, module.__doc__).format_help()
         assert module.__doc__.strip() in shown
-        fields = {field.name for field in dataclasses.fields(module.Arguments)}
-        settings = settings_of(module.Arguments)
+        fields = {field.name for field in dataclasses.fields(kind)}
+        settings = settings_of(kind)
         assert all(settings[name]["help"] for name in fields)
-        extras = (REPO / "recipes" / "extras").rglob("*.py")
-        assert fields <= set().union(*map(values_read_by, [path, *COMPONENTS, *extras]))
+        assert fields <= set().union(*map(values_read_by, [path, *COMPONENTS]))
 
     def test_its_flags_are_those_that_people_know(self, path, golden):
         """A frozen table (pytest --record): a change is a decision, also of what may change when a
         run continues."""
-        kind = importlib.import_module(path.stem).Arguments
+        kind = with_extras(importlib.import_module(path.stem).Arguments)
         free = may_change(kind)
         row = {}
         for action in Parser(kind)._actions:

@@ -1,16 +1,30 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Hooks of expert parallelism (core/extras.py): the layout, and what would be silently wrong."""
+"""Hooks of expert parallelism (core/extras.py): its flag, layout, and what would be wrong."""
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from accelerate import Accelerator
 
+from core.cli import Bounds, free
 from core.engine import read_on_every_rank, zero_stage
 from core.workarounds import fsdp_plugin
 from extras.experts import workarounds
 from extras.experts.layout import ExpertLayout, average_under_ddp
+
+
+@dataclass(kw_only=True)
+class Arguments:
+    """How experts are spread over ranks."""
+
+    ep_size: int = free(
+        1,
+        "ranks that share the experts of each layer, each with some of them whole, and with rows "
+        "of its own (ep.yaml, fsdp2_ep.yaml); 1 leaves all experts on each rank",
+        Bounds(least=1),
+    )
 
 
 def layout(args: Any, accelerator: Accelerator) -> ExpertLayout | None:

@@ -1,15 +1,47 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Hooks of pipelines (core/extras.py): the layout, and what would be silently wrong."""
+"""Hooks of pipelines (core/extras.py): flags, layout, and what would be silently wrong."""
 
 from collections.abc import Iterator
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Literal
 
 from accelerate import Accelerator
 
 from core.batches import takes_one_line
+from core.cli import Bounds, free
 from core.engine import Layout, is_sharded
 from extras.pipeline.layout import PipelineLayout, make_layout
 from extras.pipeline.schedules import num_microbatches
+
+Schedule = Literal["1f1b", "gpipe", "interleaved", "interleaved_zero_bubble", "zbv"]
+
+
+@dataclass(kw_only=True)
+class Arguments:
+    """The stages of a pipeline, and what goes through them."""
+
+    pp_size: int = free(
+        2,
+        "ranks per pipeline, each with a part of the layers; all ranks divided by it are the "
+        "pipelines, each with rows of its own",
+        Bounds(least=2),
+    )
+    pipeline_schedule: Schedule = free(
+        "1f1b",
+        "order of forward and backward passes; interleaved, interleaved_zero_bubble and zbv have "
+        "two stages per rank and idle less, the last two by computing gradients of weights later",
+    )
+    num_microbatches: int | None = free(
+        None,
+        "parts of a batch of --per_device_train_batch_size rows that are under way at a time; the "
+        "more, the less the ranks wait [one for each row]",
+        Bounds(least=1),
+    )
+    shard_stages: bool = free(
+        False,
+        "split the weights, gradients and optimizer state of each stage over the pipelines with "
+        "FSDP2 [each pipeline has whole stages]",
+    )
 
 
 def layout(args: Any, accelerator: Accelerator) -> PipelineLayout:

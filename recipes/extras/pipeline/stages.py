@@ -17,6 +17,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from core.exits import Exit, fail
+from extras.pipeline.layout import PipelineLayout
 from extras.pipeline.schedules import KINDS, num_microbatches
 
 
@@ -221,6 +222,12 @@ def check_stages(args: Any, model: Any) -> list[Stage]:
             "--pipeline_schedule interleaved_zero_bubble",
         )
     return cut_into_stages(num_layers, num_stages)
+
+
+def stages_of_rank(args: Any, layout: PipelineLayout, stages: Sequence[Stage]) -> list[Stage]:
+    """Return those of all stages that this rank has under --pipeline_schedule."""
+    numbers = KINDS[args.pipeline_schedule].stages_of(layout.rank, layout.num_ranks)
+    return [stages[number] for number in numbers]
 
 
 def describe_pipeline(args: Any, stages: Sequence[Stage]) -> str:
