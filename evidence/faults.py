@@ -50,8 +50,8 @@ from inject import WRITES, at_each_change
 
 COMPONENTS = {
     "summed_loss": "core.loss:LossInHead.__call__",
-    "skip_if_not_finite": "components.run:Run.skip_if_not_finite",
-    "save": "components.run:Run._save",
+    "skip_if_not_finite": "core.run:Run.skip_if_not_finite",
+    "save": "core.checkpoint:Checkpoints.begin",
     "write_share": "core.checkpoint:write",
 }
 

@@ -21,7 +21,7 @@ import datasets  # noqa: F401
 from accelerate import Accelerator
 from torch.nn import Module
 
-from components import export, run
+from core import export, run
 from rehearsal.step_hooks import when_prepared
 
 SAMPLE_SECONDS = 0.002

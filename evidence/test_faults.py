@@ -500,7 +500,7 @@ def kill_at_random(lab, folder, job, save_steps, seed, in_background=False):
             continue
         launch.kill()
         kills_left -= 1
-        has_saved = has_saved or (folder / "latest").exists()
+        has_saved = has_saved or any(folder.glob("checkpoint-*/manifest.json"))
         saved = verified(folder)
         assert saved or not has_saved
         most_lost = max(most_lost, last_step(folder) - max(saved, default=0))
@@ -609,7 +609,7 @@ PICKLES = (
 # {file of a checkpoint that is replaced by a pickle: the exit code that the run must have}
 FORGED = {
     None: Exit.DONE,
-    "latest": Exit.DONE,
+    "status.json": Exit.DONE,
     "manifest.json": Exit.DATA,
     "state.safetensors": Exit.DATA,
     "progress.json": Exit.DATA,
@@ -629,9 +629,8 @@ def pickles_in_a_checkpoint(lab, folder, forged):
     checkpoint = folder / "checkpoint-2"
     for place, name in itertools.product((checkpoint, folder), PICKLES):
         damage.torch_pickle(place / name, mark)
-    if forged == "latest":
-        damage.plain_pickle(folder / "latest", mark)
-        damage.plain_pickle(folder / "status.json", mark)
+    if forged == "status.json":
+        damage.plain_pickle(folder / forged, mark)
     elif forged == "manifest.json":
         damage.plain_pickle(checkpoint / forged, mark)
     elif forged is not None:

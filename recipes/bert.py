@@ -32,7 +32,6 @@ from components.classifier import (
     pad_texts,
     weighted_row_losses,
 )
-from components.export import save_model
 from components.labels import (
     Classes,
     add_labels,
@@ -42,7 +41,6 @@ from components.labels import (
     validate_texts,
 )
 from components.model_checks import check_model
-from components.run import Run
 from components.tokens import without_lone_surrogates
 from core.arguments import (
     CommonArguments,
@@ -57,12 +55,14 @@ from core.batches import Line, Plan, describe_batch, rows_of_lines
 from core.cli import arg, parse
 from core.data import Rows, describe_rows, hash_of_row, hold_out_and_mix, read_rows
 from core.engine import backward_of_sum
+from core.export import save_model
 from core.model import (
     base_model_of,
     load_tokenizer,
     make_optimizer,
     read_config,
 )
+from core.run import Run
 
 # EDIT: your columns, of a text or of a pair of texts
 TEXT_COLUMNS = [
@@ -222,7 +222,7 @@ def train(args: Arguments, run: Run) -> None:
         train_rows, eval_rows, classes = load_data(args, tokenizer)
     lengths = train_rows.lengths
     plan = Plan(args, layout, len(train_rows), lengths)
-    run.check_plan(plan.total_steps, plan.num_lines, plan.rows_per_step, train_rows.fingerprint)
+    run.check_plan(plan.total_steps, plan.rows_per_step, train_rows, eval_rows)
     collator = TextCollator(tokenizer)
     train_loader = plan.training_loader(train_rows, collator, first_step=run.step)
     eval_loader = plan.evaluation_loader(eval_rows, collator)

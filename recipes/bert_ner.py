@@ -27,9 +27,7 @@ from transformers import AutoConfig, AutoModelForTokenClassification
 
 from components.accelerator import make_accelerator
 from components.classifier import load_classifier, pad_texts
-from components.export import save_model
 from components.model_checks import check_model
-from components.run import Run
 from components.tagger import evaluate_tags, summed_tag_loss
 from components.tags import (
     NO_WORD,
@@ -62,12 +60,14 @@ from core.data import (
     read_rows,
 )
 from core.engine import backward_of_sum
+from core.export import save_model
 from core.model import (
     base_model_of,
     load_tokenizer,
     loading,
     make_optimizer,
 )
+from core.run import Run
 
 # EDIT: your columns of tags
 TAG_COLUMNS = ["ner_tags", "labels", "tags"]
@@ -242,7 +242,7 @@ def train(args: Arguments, run: Run) -> None:
     names = list(tag_ids)
     lengths = train_rows.lengths
     plan = Plan(args, layout, len(train_rows), lengths)
-    run.check_plan(plan.total_steps, plan.num_lines, plan.rows_per_step, train_rows.fingerprint)
+    run.check_plan(plan.total_steps, plan.rows_per_step, train_rows, eval_rows)
     collator = TagCollator(tokenizer, tag_ids, args.label_all_tokens)
     train_loader = plan.training_loader(train_rows, collator, first_step=run.step)
     eval_loader = plan.evaluation_loader(eval_rows, collator)

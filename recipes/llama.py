@@ -29,11 +29,9 @@ from transformers import AutoModelForCausalLM
 
 from components.accelerator import make_accelerator
 from components.answers import describe_predictions, make_predictor
-from components.export import save_model
 from components.generation import name_false_marks
 from components.model_checks import check_model
 from components.perplexity import evaluate_perplexity
-from components.run import Run
 from core.arguments import (
     ChatArguments,
     CommonArguments,
@@ -58,6 +56,7 @@ from core.chat import (
 from core.cli import arg, free, parse
 from core.data import Rows, describe_rows, hold_out_and_mix, read_rows
 from core.engine import Layout, backward_of_sum
+from core.export import save_model
 from core.loss import LossInHead
 from core.model import (
     add_adapters,
@@ -67,6 +66,7 @@ from core.model import (
     make_optimizer,
     set_up_layers,
 )
+from core.run import Run
 
 # EDIT: your columns, {prompt: answer}; a column named messages needs no entry
 PROMPT_AND_ANSWER = {"prompt": "completion", "instruction": "output", "question": "answer"}
@@ -203,7 +203,7 @@ def train(args: Arguments, run: Run) -> None:
     if args.packing:
         lines = sorted(pack(lengths, args.max_length), key=min)  # by their first rows
     plan = Plan(args, layout, len(lines or lengths), lengths)
-    run.check_plan(plan.total_steps, plan.num_lines, plan.rows_per_step, train_rows.fingerprint)
+    run.check_plan(plan.total_steps, plan.rows_per_step, train_rows, eval_rows)
     # The collator makes batches of rows, for evaluation always. The packer makes those to train on:
     # with --packing their lines are all --max_length wide.
     collator = TokenCollator(

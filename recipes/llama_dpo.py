@@ -31,7 +31,6 @@ from tqdm.auto import tqdm
 from transformers import AutoModelForCausalLM
 
 from components.accelerator import make_accelerator
-from components.export import save_model
 from components.model_checks import check_model
 from components.pairs import (
     PairCollator,
@@ -43,7 +42,6 @@ from components.pairs import (
     tokenize_message_pair,
     tokenize_text_pair,
 )
-from components.run import Run
 from core.arguments import (
     ChatArguments,
     CommonArguments,
@@ -66,6 +64,7 @@ from core.data import (
     rename_columns,
 )
 from core.engine import Layout, backward_of_sum
+from core.export import save_model
 from core.loss import LossInHead
 from core.model import (
     add_adapters,
@@ -74,6 +73,7 @@ from core.model import (
     make_optimizer,
     set_up_layers,
 )
+from core.run import Run
 
 METRICS = [  # TRL's names
     "rewards/chosen",
@@ -437,7 +437,7 @@ def train(args: Arguments, run: Run) -> None:
         train_rows, eval_rows = load_data(args, tokenizer)
     lengths = train_rows.lengths
     plan = Plan(args, layout, len(train_rows), lengths)
-    run.check_plan(plan.total_steps, plan.num_lines, plan.rows_per_step, train_rows.fingerprint)
+    run.check_plan(plan.total_steps, plan.rows_per_step, train_rows, eval_rows)
     collator = PairCollator(
         pad_token_id=tokenizer.pad_token_id,
         learn_prompts=args.loss_type == "orpo",

@@ -30,11 +30,9 @@ from accelerate.utils import set_seed
 from transformers import AutoModelForCausalLM
 
 from components.accelerator import make_accelerator
-from components.export import save_model
 from components.generation import name_false_marks
 from components.model_checks import check_model
 from components.perplexity import log_perplexity
-from components.run import Run
 from core.arguments import (
     ChatArguments,
     CommonArguments,
@@ -56,6 +54,7 @@ from core.chat import (
 from core.cli import arg, parse
 from core.data import Rows, describe_rows, hold_out_and_mix, read_rows
 from core.engine import Layout
+from core.export import save_model
 from core.model import (
     add_neftune,
     load_pretrained,
@@ -64,6 +63,7 @@ from core.model import (
     outline_of,
     set_up_layers,
 )
+from core.run import Run
 from extras.pipeline.batches import PipelineCollator
 from extras.pipeline.layout import PipelineLayout
 from extras.pipeline.pipeline import Pipeline
@@ -241,7 +241,7 @@ def train(args: Arguments, run: Run) -> None:
     # In the order of their first rows
     lines = sorted(pack(lengths, args.max_length), key=min) if args.packing else None
     plan = Plan(args, layout, len(lines or lengths), lengths)
-    run.check_plan(plan.total_steps, plan.num_lines, plan.rows_per_step, train_rows.fingerprint)
+    run.check_plan(plan.total_steps, plan.rows_per_step, train_rows, eval_rows)
     train_collator, eval_collator = make_collators(args, tokenizer.pad_token_id)
     train_loader = plan.training_loader(
         train_rows, train_collator, first_step=run.step, lines=lines

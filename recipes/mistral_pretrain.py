@@ -34,11 +34,9 @@ from transformers import AutoModelForCausalLM
 from components.accelerator import make_accelerator
 from components.best import require_rows_to_choose_by
 from components.documents import Documents, open_documents
-from components.export import save_model
 from components.generation import stop_tokens_of_texts
 from components.model_checks import check_model
 from components.perplexity import evaluate_perplexity
-from components.run import Run
 from components.stream import (
     START,
     BlockStream,
@@ -60,6 +58,7 @@ from core.batches import describe_batch, evaluation_steps, takes_one_line
 from core.cli import NOT_NEGATIVE, POSITIVE, arg, free, parse
 from core.engine import Layout, backward_of_sum
 from core.exits import Exit, fail
+from core.export import save_model
 from core.loss import LossInHead
 from core.model import (
     add_adapters,
@@ -68,6 +67,7 @@ from core.model import (
     make_optimizer,
     set_up_layers,
 )
+from core.run import Run
 
 SHOWN_TOKENS = 200  # tokens of the first block that the start summary shows
 
@@ -171,12 +171,6 @@ class Corpus:
         """Return the largest token id of the blocks read so far, and of the pad token."""
         blocks = [self.first_block, *self.eval_blocks]
         return max(tokenizer.pad_token_id, *(int(block[0].max()) for block in blocks))
-
-    def num_shuffled(self, buffer_size: int) -> int:
-        """Return how many documents are shuffled as a whole: all, or a window of a stream."""
-        if isinstance(self.documents.dataset, Dataset):
-            return len(self.documents.dataset)
-        return buffer_size
 
     def notes(self) -> dict[str, str]:
         """Return what the start summary says of the text."""
@@ -332,12 +326,7 @@ def train(args: Arguments, run: Run) -> None:
     rows_per_step = args.per_device_train_batch_size * batches_per_step
     total_steps = count_steps(args, corpus, rows_per_step * args.max_length)
     evaluate_after = evaluation_steps(args, total_steps, total_steps)
-    run.check_plan(
-        total_steps,
-        corpus.num_shuffled(args.shuffle_buffer_size),
-        rows_per_step,
-        corpus.documents.fingerprint,
-    )
+    run.check_plan(total_steps, rows_per_step, corpus.documents)
     stream = BlockStream(corpus.documents, tokenizer, args, layout, corpus.passes, rows_per_step)
     one_line = takes_one_line(args.attn_implementation)
     to_batch = partial(make_batch, max_length=args.max_length, one_line=one_line, layout=layout)

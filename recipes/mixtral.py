@@ -28,11 +28,9 @@ from torch.utils.data import DataLoader
 from transformers import AutoModelForCausalLM
 
 from components.accelerator import make_accelerator
-from components.export import save_model
 from components.generation import name_false_marks
 from components.model_checks import check_model
 from components.perplexity import perplexity_of
-from components.run import Run
 from core.arguments import (
     ChatArguments,
     CommonArguments,
@@ -56,6 +54,7 @@ from core.cli import NOT_NEGATIVE, arg, parse
 from core.data import Rows, describe_rows, hold_out_and_mix, read_rows
 from core.engine import Layout, backward_of_sum
 from core.exits import Exit, fail
+from core.export import save_model
 from core.loss import LossInHead
 from core.model import (
     add_adapters,
@@ -66,6 +65,7 @@ from core.model import (
     make_optimizer,
     set_up_layers,
 )
+from core.run import Run
 
 # EDIT: your columns, {prompt: answer}; a column named messages needs no entry
 PROMPT_AND_ANSWER = {"prompt": "completion", "instruction": "output", "question": "answer"}
@@ -401,7 +401,7 @@ def train(args: Arguments, run: Run) -> None:
         train_rows, eval_rows = load_data(args, tokenizer)
     lengths = train_rows.lengths
     plan = Plan(args, layout, len(train_rows), lengths)
-    run.check_plan(plan.total_steps, plan.num_lines, plan.rows_per_step, train_rows.fingerprint)
+    run.check_plan(plan.total_steps, plan.rows_per_step, train_rows, eval_rows)
     collator = RoutedCollator(
         pad_token_id=tokenizer.pad_token_id,
         one_line=takes_one_line(args.attn_implementation),

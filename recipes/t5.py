@@ -36,11 +36,9 @@ from torch.utils.data import DataLoader
 from transformers import AutoModelForSeq2SeqLM
 
 from components.accelerator import make_accelerator
-from components.export import save_model
 from components.generation import generate, greedy_options, stop_tokens_of_texts
 from components.model_checks import check_model
 from components.predictions import NUM_SHOWN, SHOWN_LETTERS, show_prediction, write_predictions
-from components.run import Run
 from components.seq2seq import (
     Seq2SeqCollator,
     cut_tokens,
@@ -69,6 +67,7 @@ from core.data import (
 )
 from core.engine import Layout, backward_of_sum
 from core.exits import Exit, fail
+from core.export import save_model
 from core.model import (
     add_adapters,
     load_pretrained,
@@ -76,6 +75,7 @@ from core.model import (
     make_optimizer,
     set_up_layers,
 )
+from core.run import Run
 
 # EDIT: your columns, {source: target}; a column named translation needs --source_lang instead
 SOURCE_AND_TARGET = {
@@ -409,7 +409,7 @@ def train(args: Arguments, run: Run) -> None:
         train_rows, eval_rows = load_data(args, tokenizer)
     lengths = train_rows.lengths
     plan = Plan(args, layout, len(train_rows), lengths)
-    run.check_plan(plan.total_steps, plan.num_lines, plan.rows_per_step, train_rows.fingerprint)
+    run.check_plan(plan.total_steps, plan.rows_per_step, train_rows, eval_rows)
     collator = Seq2SeqCollator(tokenizer.pad_token_id)
     train_loader = plan.training_loader(train_rows, collator, first_step=run.step)
     eval_loader = plan.evaluation_loader(eval_rows, collator)

@@ -32,7 +32,6 @@ from transformers import AutoImageProcessor, AutoModelForImageClassification
 
 from components.accelerator import make_accelerator
 from components.classifier import evaluate_classifier, load_classifier, weighted_row_losses
-from components.export import save_model
 from components.images import (
     cast_pixels,
     check_image,
@@ -48,7 +47,6 @@ from components.labels import (
     label_as_text,
     label_tensors,
 )
-from components.run import Run
 from core.arguments import (
     CommonArguments,
     DenseModelArguments,
@@ -68,11 +66,13 @@ from core.data import (
 )
 from core.engine import backward_of_sum
 from core.exits import Exit, fail
+from core.export import save_model
 from core.model import (
     loading,
     make_optimizer,
     read_config,
 )
+from core.run import Run
 
 MOST_WORKERS = 16
 BATCHES_PER_WORKER = 3  # two are ready at most, and a third is being made
@@ -307,7 +307,7 @@ def train(args: Arguments, run: Run) -> None:
         layout,
         len(train_rows),
     )
-    run.check_plan(plan.total_steps, plan.num_lines, plan.rows_per_step, train_rows.fingerprint)
+    run.check_plan(plan.total_steps, plan.rows_per_step, train_rows, eval_rows)
     train_loader = plan.training_loader(
         train_rows,
         ImageCollator(encoded, processor, size, args.augmentation, args.seed),

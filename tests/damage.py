@@ -17,7 +17,6 @@ from typing import Any, NamedTuple
 
 import torch
 
-from components import resuming
 from core import checkpoint as files
 from core.checkpoint import find_damage, hash_of
 from core.state import LocalBox
@@ -103,17 +102,19 @@ def publish(
 
 
 def find_checkpoint(folder: Path, requested: str = "auto") -> Path | None:
-    """Return the checkpoint from which a run in this folder resumes, tidied as by the run.
+    """Return the checkpoint from which a run in this folder resumes, or None without a whole one.
 
     Args:
         requested: --resume_from_checkpoint.
     """
-    damages: dict[Path, str | None] = {}
-    for path in resuming.find_candidates(folder, requested, dry_run=False):
-        damages[path] = find_damage(path)
-        if damages[path] is None:
-            break
-    return resuming.choose_checkpoint(folder, requested, False, damages)
+    damages: dict[Path, str] = {}
+    for path in files.candidates_in(folder, requested):
+        damage = find_damage(path)
+        if damage is None:
+            files.set_aside(damages)
+            return path
+        damages[path] = damage
+    return None
 
 
 def is_found(checkpoint: Path, name: str) -> bool:

@@ -19,7 +19,6 @@ from accelerate import Accelerator
 from torch.utils.data import DataLoader
 
 from components import varlen
-from components.folder import predictions_file
 from components.generation import (
     answer_in,
     generate,
@@ -29,12 +28,12 @@ from components.generation import (
     stop_tokens_of_texts,
 )
 from components.predictions import NUM_SHOWN, SHOWN_LETTERS, show_prediction, write_predictions
-from components.run import Run
-from components.trackers import log_table
 from core.batches import Line, Plan, rows_of_lines
 from core.chat import ChatTemplate
 from core.data import IGNORED, Rows
 from core.exits import Exit, fail
+from core.metrics import log_table
+from core.run import Run
 
 SHORT_ANSWER = 32  # tokens; a longer answer may be right in other words than the row's
 
@@ -363,7 +362,7 @@ class Predictor:
     def _keep(self, predictions: Sequence[Mapping[str, Any]]) -> None:
         """Write all predictions, and show some in the terminal and the tracker."""
         step = self._run.step
-        write_predictions(predictions, predictions_file(self._output_dir, step))
+        write_predictions(predictions, Path(self._output_dir, f"predictions-{step}.jsonl"))
         shown = list(islice(predictions, NUM_SHOWN))
         for line in shown:
             # The end of a prompt is the question

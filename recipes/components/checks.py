@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from components.hub_ids import find_missing
-from components.trackers import find_missing_tracker
 from core import extras
 from core.arguments import (
     CommonArguments,
@@ -19,6 +18,7 @@ from core.config_names import find_launch_faults
 from core.data import FILE_TYPES
 from core.engine import Layout, find_faults
 from core.exits import Exit, fail
+from core.metrics import find_missing_tracker
 
 
 def check_launch(args: CommonArguments) -> None:

@@ -11,7 +11,6 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader
 
 from components.labels import compared, label_metrics, names_of_head
-from components.run import Run
 from core import workarounds
 from core.arguments import CommonArguments
 from core.engine import Layout
@@ -22,6 +21,7 @@ from core.model import (
     read_config,
     set_up_layers,
 )
+from core.run import Run
 
 
 def load_classifier(

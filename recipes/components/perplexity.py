@@ -8,9 +8,9 @@ from typing import Any
 import torch
 
 from components.answers import Predictor
-from components.run import Run
 from core.engine import Layout
 from core.loss import LossInHead
+from core.run import Run
 
 
 @torch.no_grad()

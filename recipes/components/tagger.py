@@ -10,10 +10,10 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader
 
 from components.entities import are_of_entities, count_matches, tag_metrics
-from components.run import Run
 from components.tags import tag_words
 from core.data import IGNORED
 from core.engine import Layout
+from core.run import Run
 
 
 def summed_tag_loss(

@@ -445,11 +445,6 @@ class RunArguments:
     save_steps: int = free(
         500, "optimizer steps between checkpoints; 0: only when the run is stopped", NOT_NEGATIVE
     )
-    save_only_model: bool = free(
-        False,
-        "leave optimizer state out of checkpoints: a third of the space, but a run can only be "
-        "continued from the one that is written when it is stopped",
-    )
     async_save: bool = free(
         False,
         "write checkpoints while training continues; until one is written, each rank needs host "
@@ -482,11 +477,6 @@ class RunArguments:
         resume = self.resume_from_checkpoint
         if resume not in ("auto", "none") and not Path(resume).is_dir():
             yield f"--resume_from_checkpoint {resume}: neither auto nor none nor a folder"
-        if self.save_only_model and getattr(self, "load_best_model_at_end", False):
-            yield (
-                "--save_only_model leaves out what --load_best_model_at_end restores at the end: "
-                "choose one"
-            )
 
 
 @dataclass(kw_only=True)

@@ -98,6 +98,30 @@ def checkpoints_in(folder: Path) -> dict[int, Path]:
     return dict(sorted(found.items(), reverse=True))
 
 
+def candidates_in(folder: Path, requested: str) -> list[Path]:
+    """Return the checkpoints from which a run may continue, in the order in which they are tried.
+
+    Args:
+        requested: --resume_from_checkpoint: auto, none, or a checkpoint's folder.
+    """
+    own = list(checkpoints_in(folder).values())
+    if requested == "auto":
+        return own
+    if requested == "none":
+        return []
+    if not takes_newest(folder, requested):
+        return [Path(requested)]
+    # The run begins from another folder's checkpoint, but may have written its own since
+    return [*own, Path(requested)]
+
+
+def takes_newest(folder: Path, requested: str) -> bool:
+    """Return whether the newest checkpoint of the run's own folder is used if there is one."""
+    if requested in ("auto", "none"):
+        return requested == "auto"
+    return Path(requested).resolve().parent != folder.resolve()
+
+
 def read_progress(checkpoint: Path) -> dict[str, Any]:
     """Return the content of a checkpoint's progress.json."""
     return json.loads((checkpoint / PROGRESS).read_text())

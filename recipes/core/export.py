@@ -6,27 +6,83 @@ are staged and flushed before an earlier result is removed, and the one by which
 finds the weights appears last. So a folder has all of its weights, or none that it finds.
 """
 
+import contextlib
 import json
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from accelerate import Accelerator
+from accelerate.utils.other import extract_model_from_parallel
 from huggingface_hub import split_torch_state_dict_into_shards
 from safetensors.torch import save_file
 from transformers.core_model_loading import revert_weight_conversion
 
-from core.checkpoint import UMASK, flush, gather
+from core import workarounds
+from core.checkpoint import UMASK, flush, gather, make_patient_group
+from core.exits import End, Exit
 from core.state import LocalBox, boxes_of, clean_name, free_whole_weights, fsdp1_slices
+from core.weights import read_left_out
 
 WEIGHTS = re.compile(r"model(-[0-9]{5,}-of-[0-9]{5,})?\.safetensors")
+SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 STAGING = "model.staging"
 LARGEST_FILE = "50GB"  # transformers' own bound: save_pretrained, max_shard_size
+
+
+def save_model(
+    accelerator: Accelerator,
+    model: Any,
+    processor: Any,
+    output_dir: str,
+    config: Any = None,
+    stop_tokens: Collection[int] = (),
+) -> None:
+    """Write the folder that `from_pretrained` loads: that of transformers, or peft's for adapters.
+
+    Every rank takes part, and rank 0 writes. If it cannot be written, all ranks end with 73.
+
+    Args:
+        model: as `prepare` returned it. It cannot be trained further on rank 0, where FSDP1's
+            wrappers are removed from it if it has adapters.
+        processor: the tokenizer or image processor that belongs to the model.
+        config: the model's config, which is written too. A folder of adapters has the names of
+            the classes only there.
+        stop_tokens: those that the model was trained to end its texts with. The generation config
+            of a whole model is to list them, so that each program which serves the folder stops
+            there. A folder of adapters has none: what loads it adds them.
+    """
+    unwrapped: Any = extract_model_from_parallel(model, keep_torch_compile=False)
+    group = make_patient_group()
+    has_adapters = hasattr(unwrapped, "peft_config")
+    if has_adapters:
+        weights = adapter_weights(model, group)
+    else:
+        weights = model_weights(model, unwrapped, group)
+    problem = None
+    if accelerator.is_main_process:
+        try:
+            with replacing_result(Path(output_dir)) as staging:
+                if has_adapters:
+                    write_adapters(unwrapped, weights, staging)
+                else:
+                    list_stop_tokens(unwrapped, stop_tokens)
+                    write_weights(staging, weights | read_left_out(unwrapped))
+                    write_configs(unwrapped, staging)
+                processor.save_pretrained(staging)
+                if config is not None:
+                    config.save_pretrained(staging)
+        except Exception as error:  # The tokenizers package raises no other kind on a full disk
+            problem = str(error)
+    problem = gather(problem, group)[0]
+    if problem is not None:
+        raise End(Exit.CANNOT_WRITE, f"the model could not be written: {problem}")
 
 
 # ---- Collect ----
@@ -145,29 +201,33 @@ def receive(sizes: Sequence[int], dtype: torch.dtype, sender: int, group: Any) -
 
 
 # ---- Write ----
-def write_result(
-    folder: Path, weights: Mapping[str, torch.Tensor], write_rest: Callable[[Path], None]
-) -> None:
-    """Write a result, on rank 0, in the place of an earlier one.
+def has_result(folder: Path) -> bool:
+    """Return whether a folder has all weights of a finished run: adapters, one file or shards."""
+    if (folder / "adapter_model.safetensors").is_file() or (folder / SINGLE).is_file():
+        return True
+    try:
+        files = json.loads((folder / INDEX).read_text())["weight_map"].values()
+    except (OSError, ValueError, LookupError):  # There is no index, or it is damaged
+        return False
+    return all((folder / name).is_file() for name in files)
 
-    Args:
-        weights: of a whole model, by their names in files; {} if `write_rest` writes them.
-        write_rest: writes all other files into the folder that it is given.
+
+@contextlib.contextmanager
+def replacing_result(folder: Path) -> Generator[Path]:
+    """Give a folder for the files of a result, and then put them in the place of an earlier one.
 
     Raises:
-        Exception: if a file cannot be written; an earlier result is then unchanged.
+        Exception: what is raised meanwhile, or if a file cannot be written; an earlier result is
+            then unchanged.
     """
     staging = folder / STAGING
     shutil.rmtree(staging, ignore_errors=True)  # Left over from a run that was killed
     staging.mkdir(parents=True)
     try:
-        write_rest(staging)
-        if weights:
-            write_weights(staging, weights)
-        for path in staging.iterdir():
-            if path.suffix == ".safetensors":
-                path.chmod(0o666 & ~UMASK)  # safetensors lets only the owner read
-                flush(path)
+        yield staging
+        for path in staging.glob("*.safetensors"):
+            path.chmod(0o666 & ~UMASK)  # safetensors lets only the owner read
+            flush(path)
     except Exception:
         shutil.rmtree(staging, ignore_errors=True)
         raise
@@ -193,6 +253,34 @@ def write_weights(folder: Path, weights: Mapping[str, torch.Tensor]) -> None:
     if files.is_sharded:
         index = {"metadata": files.metadata, "weight_map": files.tensor_to_filename}
         (folder / INDEX).write_text(json.dumps(index, indent=2, sort_keys=True) + "\n")
+
+
+def write_configs(unwrapped: Any, folder: Path) -> None:
+    """Write the configs of a model, as its save_pretrained does beside the weights."""
+    unwrapped.config.dtype = str(unwrapped.dtype).removeprefix("torch.")
+    # FSDP2 changes the name of the class
+    unwrapped.config.architectures = [type(unwrapped).__name__.removeprefix("FSDP")]
+    unwrapped.config.save_pretrained(folder)
+    if unwrapped.can_generate():
+        unwrapped.generation_config.save_pretrained(folder)
+
+
+def list_stop_tokens(model: Any, stop_tokens: Collection[int]) -> None:
+    """Have the generation config of a whole model list these tokens, and say so if it did not."""
+    if not stop_tokens:  # The model of a classification has no generation config
+        return
+    known = model.generation_config.eos_token_id
+    listed = {known} if isinstance(known, int) else {*(known or ())}
+    if not listed.issuperset(stop_tokens):
+        model.generation_config.eos_token_id = sorted(listed.union(stop_tokens))
+        print(f"generation_config.json: eos_token_id was {known}, and now has all that end answers")
+
+
+def write_adapters(unwrapped: Any, weights: Mapping[str, Any], folder: Path) -> None:
+    """Write the folder of a model's adapters, but not peft's README.md, which has no words."""
+    workarounds.remove_fsdp1_wrappers(unwrapped)
+    unwrapped.save_pretrained(folder, state_dict=weights)
+    (folder / "README.md").unlink()
 
 
 def rank_of_file(path: Path) -> int:

@@ -78,9 +78,8 @@ def share_of_checkpoint(plan: Plan, strategy: Replica) -> int:
     each rank are counted as if they were split too. In a pipeline, the ranks with the same stages
     share what these have.
     """
-    per_element = WEIGHT_BYTES if plan.args.save_only_model else CHECKPOINT_BYTES
     whole = strategy.elements * plan.tp * plan.ep
-    return math.ceil(per_element * whole * plan.pp / plan.ranks)
+    return math.ceil(CHECKPOINT_BYTES * whole * plan.pp / plan.ranks)
 
 
 def part_of(batch: Batch, parts: int) -> Batch:

@@ -14,7 +14,6 @@ NOT_COMPARED = {
     "run_name",
     "report_to",
     "save_steps",
-    "save_only_model",
     "async_save",
     "save_total_limit",
     "resume_from_checkpoint",

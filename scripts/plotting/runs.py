@@ -6,9 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from components.folder import METRICS, RUN
 from exits import Exit, stop
 
+RUN = "run.json"
+METRICS = "metrics.jsonl"
 Line = dict[str, Any]  # one of metrics.jsonl: its step, and numbers or None by their names
 
 

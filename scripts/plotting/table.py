@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from components.best import SMALLER_IS_BETTER
 from plotting.calls import duration, mean_speed, speed_name
 from plotting.curves import curve_of
 from plotting.labels import differences, names_of, setting_text, shortened
 from plotting.panels import evaluation_metrics
 from plotting.runs import RecordedRun
 
+SMALLER_IS_BETTER = ("loss", "perplexity", "mse")
 LONGEST_NAME = 32  # characters
 
 

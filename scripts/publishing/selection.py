@@ -9,8 +9,8 @@ from collections.abc import Generator, Sequence
 from pathlib import Path
 from typing import Any
 
-from components import folder
 from components.hub_ids import is_path
+from core.export import has_result
 from exits import Exit, first_line, stop
 
 ADAPTERS = "adapter_config.json"
@@ -54,7 +54,7 @@ def find_unfinished(source: Path) -> str | None:
         return f"{source}: no such folder: give the --output_dir of a finished run"
     if source.name.endswith(".unfinished"):
         return f"{source}: was not finished: run its command again"
-    status = source / folder.STATUS
+    status = source / "status.json"
     if status.is_file():
         try:
             state = json.loads(status.read_text())["state"]
@@ -75,7 +75,7 @@ def find_unsafe(source: Path, names: list[str]) -> str | None:
 
 def find_no_result(source: Path) -> str | None:
     """Return why a folder has no result to push, or None."""
-    if folder.has_result(source):
+    if has_result(source):
         return None
     return f"{source}: has no model or adapters in safetensors: name the folder of a result"
 

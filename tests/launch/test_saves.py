@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a checkpoint holds is the state of its step, however late it is written."""
 
-import json
-import sys
 from hashlib import sha256
 
 import pytest
@@ -44,34 +42,3 @@ def states_of(folder):
     files = sorted(folder.glob("checkpoint-*/*.safetensors"))
     assert len(files) >= 3
     return {path.relative_to(folder): sha256(path.read_bytes()).digest() for path in files}
-
-
-# As net.JOB, but without a best model, which such checkpoints do not hold
-ONLY_MODEL = [
-    *"--max_steps 8 --num_train_epochs 2 --learning_rate 2e-3 --eval_strategy no".split(),
-    *"--per_device_train_batch_size 3 --gradient_accumulation_steps 4".split(),
-    *"--save_steps 1 --save_total_limit 9 --save_only_model --nonfinite stop".split(),
-]
-
-
-def train(tiny, folder, **fault):
-    command = [sys.executable, net.INJECTOR, net.ROOT / "recipes" / "llama.py", *ONLY_MODEL]
-    command += [*net.data_of(tiny), "--output_dir", folder]
-    planted = json.dumps([fault] if fault else [])
-    return net.Done(*net.run(command, {"FAULT_IN_LIBRARIES": planted}), folder)
-
-
-@pytest.mark.parametrize(
-    ("do", "code", "last"), [("nan gradient", 70, 4), ("SIGTERM", 75, 5)], ids=["NaN", "signal"]
-)
-def test_a_run_that_saves_the_model_alone_ends_with_a_whole_checkpoint(
-    do, code, last, net_tiny, tmp_path
-):
-    """And continues from it: what it trains afterwards is what a run that nothing ended has."""
-    tiny = net_tiny("llama")
-    whole = train(tiny, tmp_path / "whole").expect(0)
-    ended = train(tiny, tmp_path / "run", at="forward 18", do=do).expect(code)
-    assert f"checkpoint-{last}" in net.checkpoints(ended.folder)
-    done = train(tiny, tmp_path / "run").expect(0)
-    assert net.figures(done.folder) == net.figures(whole.folder)
-    assert net.bytes_of_result(done.folder) == net.bytes_of_result(whole.folder)

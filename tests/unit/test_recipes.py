@@ -62,10 +62,9 @@ COLLECTIVES = set(
     summed_tag_loss summed_target_loss token_loss training_loader wait_for_everyone
     weighted_row_losses adapter_weights _between_steps find_host_without
     _upload_result_of_earlier_call check_hosts compare_clocks describe_cache self.hosts.join
-    _check_nonfinite _end _end_if_done _find_best _find_checkpoint _keep_finished_model
-    call_on_rank_0 call_on_every_rank _end_without_copy verify_candidates
-    verify_together require_on_every_host write_on_rank_0 save_adapters save_whole_model _load_best
-    _note_if_best _save_and_stop _save _save_if_new _finish_save _write_step _wait_for_save
+    _check_nonfinite _end _find_best _find_checkpoint _find_damage _on_rank_0
+    _end_without_copy write_on_rank_0 save_adapters save_whole_model _load_best
+    _note_if_best _save_and_stop _save_if_new _finish_save _write_step _wait_for_save
     self._checkpoints.begin self._checkpoints.finish fill collect model_weights make_patient_group
     share_of _finish_save
     """.split()

@@ -30,7 +30,7 @@ echo "$*" >> "$ASKED"
 LAUNCHER = """#!/bin/bash
 printf '%s\\n' "$@" > "$WORDS"
 [[ $STATUS ]] && echo "$STATUS" > "$OUTPUT_DIR/status.json"
-[[ $SAVES ]] && echo checkpoint-2 > "$OUTPUT_DIR/latest"
+[[ $SAVES ]] && mkdir "$OUTPUT_DIR/checkpoint-2" && > "$OUTPUT_DIR/checkpoint-2/manifest.json"
 exit 1
 """
 

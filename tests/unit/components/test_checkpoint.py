@@ -4,7 +4,6 @@
 import errno
 import json
 import os
-import shutil
 import sys
 
 import pytest
@@ -13,11 +12,9 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 import damage
-from components import resuming
 from core import checkpoint
 from launching import read_json
 
-pytestmark = pytest.mark.usefixtures("new_process")
 CHANGES = {"open", "os.mkdir", "os.rename", "os.remove", "os.rmdir"}
 
 
@@ -61,12 +58,6 @@ class TestDamage:
     def test_the_checkpoint_before_a_damaged_one_is_taken(self, tmp_path):
         assert damage.older_one_is_taken(tmp_path / "run") == (5, [])
 
-    def test_without_any_whole_checkpoint_it_refuses(self, tmp_path, capsys):
-        (damage.make_checkpoint(tmp_path, 5) / "progress.json").unlink()
-        with pytest.raises(SystemExit, match="65"):
-            damage.find_checkpoint(tmp_path)
-        assert "progress.json" in capsys.readouterr().err and (tmp_path / "checkpoint-5").is_dir()
-
     @pytest.mark.parametrize("name", damage.FILES)
     def test_a_pickle_with_a_manifest_that_fits_is_not_run(self, name, tmp_path):
         forged, mark = damage.make_checkpoint(tmp_path, 5), tmp_path / "mark"
@@ -95,18 +86,6 @@ class TestFolder:
             polled(look, damage.make_checkpoint, tmp_path, step, limit=1)
         assert len(seen) > 40 and min(seen) == 1, seen
         assert list(checkpoint.checkpoints_in(tmp_path)) == [5]
-
-    def test_a_dry_run_changes_nothing(self, tmp_path):
-        whole, damaged = (damage.make_checkpoint(tmp_path, step) for step in (5, 6))
-        (damaged / "progress.json").unlink()
-        (tmp_path / "checkpoint-7.staging").mkdir()
-        shutil.rmtree(whole)
-        older = damage.make_checkpoint(tmp_path, 4)
-        before = sorted(tmp_path.rglob("*"))
-        candidates = resuming.find_candidates(tmp_path, "auto", dry_run=True)
-        damages = {path: checkpoint.find_damage(path) for path in candidates}
-        assert resuming.choose_checkpoint(tmp_path, "auto", True, damages) == older
-        assert sorted(tmp_path.rglob("*")) == before
 
 
 def test_the_state_is_read_from_all_of_its_files_and_from_one_of_an_earlier_version(tmp_path):

@@ -12,8 +12,8 @@ from accelerate.utils import LoggerType
 
 from components.checks import find_missing_data
 from components.hub_ids import find_missing
-from components.trackers import find_missing_tracker
 from core.cli import parse
+from core.metrics import find_missing_tracker
 from example_arguments import language_model_arguments
 
 
@@ -52,7 +52,7 @@ def test_a_path_that_is_not_there_is_not_asked_of_the_hub(tmp_path, monkeypatch)
 
 @pytest.mark.parametrize(
     ("name", "word"),
-    [("none", ""), ("tensorboard", ""), ("all", ""), ("wandb", "wandb"), ("comet_ml", "comet-ml")],
+    [("none", ""), ("tensorboard", ""), ("all", ""), ("wandb", "wandb"), ("comet_ml", "comet_ml")],
 )
 def test_a_tracker_that_is_not_installed(name, word, monkeypatch):
     monkeypatch.setattr("accelerate.tracking._available_trackers", [LoggerType.TENSORBOARD])

@@ -176,7 +176,6 @@ CONFLICTS = [
     ("llama", "--predict_with_generate --eval_strategy no", "--eval_strategy"),
     ("llama", "--load_best_model_at_end --eval_strategy no", "--eval_strategy"),
     ("llama", "--metric_for_best_model accuracy", "--load_best_model_at_end"),
-    ("llama", "--save_only_model --load_best_model_at_end", "choose one"),
     ("llama", "--resume_from_checkpoint newest", "newest"),
     ("llama", "--eval_split 0.1 --eval_dataset_name a", "choose one"),
     ("llama", "--dataset_name a b --dataset_weights 1", "2 data sets"),

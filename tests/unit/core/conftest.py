@@ -7,9 +7,9 @@ import sys
 import pytest
 
 import llama
-from components.run import Run
 from core import stop
 from core.cli import parse
+from core.run import Run
 
 
 @pytest.fixture

@@ -1,15 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """A run is a folder: it can be stopped, killed or run out of disk space, and resumes where it was.
 
-A recipe's loop uses one object, `Run`. Behind it are core/stop.py (how a run ends), core/
-checkpoint.py (files), core/state.py (boxes of whole tensors), core/nonfinite.py and metrics.py.
+A recipe's loop uses one object, `Run`. Behind it are, in core/, stop.py (how a run ends),
+checkpoint.py (files), state.py (boxes of whole tensors), nonfinite.py, metrics.py and summary.py.
 """
 
 import dataclasses
+import json
+import math
 import os
+import shutil
 import sys
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -18,24 +22,25 @@ from typing import Any, NoReturn, Protocol, TypeVar
 import numpy as np
 import torch
 from accelerate.optimizer import AcceleratedOptimizer
-from accelerate.utils import broadcast_object_list, gather_object
+from filelock import FileLock, Timeout
 from safetensors.torch import load_file, save_file
 
-from components import folder, resuming
-from components.best import BestEvaluation, is_better, metric_name
-from components.changes import find_changes
-from components.folder_lock import FolderLock
-from components.long_calls import call_on_rank_0
-from components.metrics import Metrics, drop_lines_after, finite_or_none, peak_memory_gib
-from components.resuming import require_on_every_host, verify_candidates, verify_together
-from components.trackers import start_trackers
-from components.write_errors import WriteError
 from core import checkpoint, nonfinite, workarounds
 from core.arguments import CommonArguments, EvalOnStartArguments
-from core.checkpoint import Checkpoints, NotFiniteError, SavedTensor
+from core.checkpoint import (
+    MANIFEST,
+    Checkpoints,
+    NotFiniteError,
+    SavedTensor,
+    checkpoints_in,
+    gather,
+)
+from core.cli import may_change
 from core.engine import Layout, zero_stage
 from core.exits import RANK, End, Exit, end_alone, end_together, fail, print_without_failing
+from core.export import has_result
 from core.extras import parts_of_run
+from core.metrics import METRICS, Metrics, cut_after, finite_or_none, peak_memory_gib
 from core.model import Schedule
 from core.state import (
     State,
@@ -45,19 +50,42 @@ from core.state import (
     restore_loss_scale,
     state_of,
 )
-from core.stop import Status, Watch, explain, write_whole
-from core.summary import summary_lines, write_run_json
+from core.stop import Status, Watch, explain
+from core.summary import RUN, summary_lines, write_run_json
 from core.weights import fingerprint_of_weights, note_left_out
 
 T = TypeVar("T")
 Problem = tuple[Exit, str]  # the code with which the run has to end, and why
 # The names of the counts in metrics.jsonl and in checkpoints
 COUNTED = {"tokens": "num_input_tokens_seen", "images": "num_images_seen"}
-LISTED_BY_ALL = 2**20  # rows up to which every version of the recipes shuffled alike
-ANEW = (
-    "For a new run pass another --output_dir, or --resume_from_checkpoint none to replace the "
-    "model."
+NONFINITE_ROWS = "nonfinite_rows.jsonl"
+# Files of a model or of adapters, in any form in which libraries have written them
+MODEL_FILES = (
+    "config.json",
+    "adapter_config.json",
+    "*.safetensors",
+    "pytorch_model*.bin",
+    "adapter_model.bin",
 )
+# What a run writes into its folder beside checkpoints
+OWN_FILES = ("status.json", RUN, METRICS, NONFINITE_ROWS, "predictions*.jsonl", *MODEL_FILES)
+# Rank 0 of a run whose launcher was killed still needs a moment to end
+SECONDS_TO_END = 10
+SMALLER_IS_BETTER = ("loss", "perplexity", "mse")
+
+
+@dataclass(frozen=True)
+class Best:
+    """The best evaluation so far, whose model --load_best_model_at_end saves at the end.
+
+    Attributes:
+        step: the number of steps done before it, which is also that of its checkpoint.
+        metric: the name of what is compared, as in metrics.jsonl.
+    """
+
+    step: int
+    metric: str
+    value: float
 
 
 class Stateful(Protocol):
@@ -71,9 +99,8 @@ class Stateful(Protocol):
 class Run:
     """One training run in --output_dir, under any strategy. Every rank makes every call.
 
-    Before the loop: start, check_plan, summarize, compute_once, resume, owes_evaluation. In the
-    loop: steps, skip_if_not_finite, finish_step, save_and_end. In an evaluation: interruptible,
-    log_evaluation. At the end: finish.
+    Each call uses what the one before it has set, in this order: `start`, `check_plan`, `summarize`
+    and `resume`; then `finish_step` once in each of `steps`; at the end `finish`.
 
     Attributes:
         step: the number of steps done so far, those before the checkpoint included.
@@ -82,65 +109,50 @@ class Run:
     def __init__(self, args: CommonArguments, counts: str = "tokens", shows: str = "") -> None:
         """Handle signals, and from now on record in status.json how the run ends.
 
-        Ends with 73 if the path of --output_dir cannot be followed, and with 64 if the run would
-        overwrite its rows or a model that is not a run's, or read its own files as rows.
+        Ends with 73 if --output_dir cannot be written to, and with 64 if another run is writing
+        there, or the run would overwrite its rows or a model that is not a run's.
 
         Args:
             counts: what `finish_step` counts, "tokens" or "images".
             shows: a metric of `finish_step` that the progress bar shows beside the loss.
         """
         print_without_failing()
-        folder.check_output_dir(args.output_dir)
-        folder.check_overwrites_nothing(args)
         self._args = args
         self._folder = Path(args.output_dir)
-        self._lock = FolderLock(self._folder)
-        self._other_run = self._lock_folder()
-        leaves_no_trace = args.dry_run or self._other_run is not None
+        problem = find_overwritten(args)
+        if problem is not None:
+            fail(Exit.USAGE, f"--output_dir {args.output_dir}: {problem}")
         try:
             self._extras = parts_of_run(args)
         except ValueError as error:
             fail(Exit.USAGE, str(error))
-        self._status = Status(None if leaves_no_trace else self._folder)
+        if RANK == 0 and not args.dry_run:
+            self._lock = take_folder(self._folder)
+        self._status = Status(None if args.dry_run else self._folder)
         self._watch = Watch(args.ddp_timeout, self._status)
         if RANK == 0 and not self._has_finished():
             self._status.write("starting")
-        self._kept_steps: set[int] = set()  # Checkpoints that the next one does not replace
         budget = args.nonfinite_budget if args.nonfinite == "skip" else 0
-        self._nonfinite = nonfinite.NonFiniteSteps(self._folder / folder.NONFINITE_ROWS, budget)
+        self._nonfinite = nonfinite.NonFiniteSteps(self._folder / NONFINITE_ROWS, budget)
         self._checkpoint: Path | None = None
         self._restored: dict[str, Any] = {}  # The progress in the checkpoint
         self._progress_before: dict[str, Any] = {}  # The progress one step earlier
-        self._identity: dict[str, Any] = {}
-        self._others: Mapping[str, Stateful] = {}
-        self._total_steps = 0
         self._counted = COUNTED[counts]
         self._speed = f"{counts}_per_second"
         self._shown = ["loss", shows] if shows else ["loss"]
         self._num_seen: Any = 0  # A number, or a tensor that the device may still compute
         self._saved_step = 0
-        self._saved_is_whole = True  # Whether the run can be continued from that checkpoint
         evaluates_first = isinstance(args, EvalOnStartArguments) and args.eval_on_start
         self._evaluated = not evaluates_first
-        self._best: BestEvaluation | None = None  # Only with --load_best_model_at_end
+        self._best: Best | None = None  # Only with --load_best_model_at_end
         self.step = 0
 
     # ---- Before the loop ----
     def start(self, layout: Layout) -> None:
-        """Watch the other ranks, create the output folder, and find the newest checkpoint.
-
-        Ends with 64, changing nothing, if another run is writing into the folder.
-        """
+        """Find the newest checkpoint."""
         accelerator = layout.accelerator
         self._accelerator = accelerator
         self._layout = layout
-        self._end_if_folder_is_taken()
-        found = gather_object([folder.find_problem(self._folder, self._args.dry_run)])
-        problems = [problem for problem in found if problem]
-        if problems:
-            raise End(Exit.CANNOT_WRITE, problems[0])
-        self._other_run = self._lock_folder()
-        self._end_if_folder_is_taken()
         self._group = checkpoint.make_patient_group()
         try:
             for extra in self._extras:
@@ -156,60 +168,76 @@ class Run:
         """Record a failure of this rank alone."""
         self._status.end(End(Exit.FAILED, why))
 
-    def _lock_folder(self) -> str | None:
-        """Lock the output folder, if it exists, on rank 0. Returns which other run has it."""
-        is_writing = RANK == 0 and not self._args.dry_run
-        return self._lock.take() if is_writing else None
-
-    def _end_if_folder_is_taken(self) -> None:
-        """End all ranks with 64 if another run has the folder. They do not change its status."""
-        problem = broadcast_object_list([self._other_run])[0]
-        if problem is not None:
-            self._status.folder = None
-            raise End(Exit.USAGE, problem)
-
-    def check_plan(self, total_steps: int, num_lines: int, rows_per_step: int, data: str) -> None:
-        """Compare this run's plan with the run that wrote the checkpoint.
+    def check_plan(
+        self, total_steps: int, rows_per_step: int, train_rows: Any, eval_rows: Any = None
+    ) -> None:
+        """Compare this run's plan with the run that wrote the checkpoint, or the result.
 
         Ends with 64 if that run had other rows, batches or arguments, or adapters of another base,
         and with 0, writing nothing, if it is done and none of `total_steps` is left.
 
         Args:
-            num_lines: what is shuffled as a whole: rows, packed lines, or a window of a stream.
             rows_per_step: rows of an optimizer step over all ranks.
-            data: a hash of the training rows.
+            train_rows: whose `fingerprint` is that of the rows that are trained on.
+            eval_rows: those that evaluations are made on, by which a best model is chosen.
         """
+        args = self._args
         self._total_steps = total_steps
-        self._identity = {"rows_per_step": rows_per_step, "data": data}
-        if self._args.use_peft:  # The checkpoint has only the adapters.
-            self._identity["base_weights"] = self._fingerprint_of_base()
-        if self._checkpoint is None:
+        self._identity: dict[str, Any] = {"rows_per_step": rows_per_step}
+        self._identity["data"] = train_rows.fingerprint
+        if args.load_best_model_at_end and eval_rows is not None:
+            self._identity["eval_data"] = eval_rows.fingerprint
+        if args.use_peft:  # The checkpoint has only the adapters
+            look = partial(fingerprint_of_weights, args.model_name_or_path, args.model_revision)
+            self._identity["base_weights"] = self._on_rank_0(look)
+        is_done = self._on_rank_0(self._has_finished)
+        may_differ = may_change(type(args))
+        if self._checkpoint is not None:
+            may_differ = {*may_differ, *args.allow_change} - {"rows_per_step"}
+            self._refuse_changes(self._restored["arguments"], may_differ)
+        elif is_done and args.resume_from_checkpoint == "auto":
+            run = json.loads((self._folder / RUN).read_text())
+            self._refuse_changes(run["arguments"] | run, may_differ)
+        else:
             return
-        if self._restored.get("row_order", 1) > 1 and num_lines > LISTED_BY_ALL:
+        if is_done and (self._checkpoint is None or self.step >= total_steps):
+            raise End(
+                Exit.DONE,
+                f"Nothing is left to do: the run is done, and the model is in {self._folder}. For "
+                "a new run pass another --output_dir, or --resume_from_checkpoint none to replace "
+                "the model.",
+            )
+
+    def _refuse_changes(self, before: Mapping[str, Any], may_differ: Collection[str]) -> None:
+        """Print what differs from the run in the folder, and end with 64 if that may not differ.
+
+        Args:
+            before: arguments and identity of that run.
+            may_differ: names of what may.
+        """
+        now = json.loads(json.dumps(vars(self._args) | self._identity))
+        refused = []
+        for name, value in now.items():
+            if value != before.get(name, value) and name != "allow_change":
+                line = f"changed since step {self.step}: {name} {before[name]} -> {value}"
+                self._accelerator.print(line, flush=True)
+                if name not in may_differ:
+                    refused.append(name)
+        fix = (
+            f"use those, --allow_change {' '.join(refused)} to continue from a checkpoint, or "
+            "another --output_dir"
+        )
+        if "rows_per_step" in refused:
+            fix = (
+                "choose --per_device_train_batch_size and --gradient_accumulation_steps that give "
+                f"a step its {before['rows_per_step']} rows"
+            )
+        if refused:
             raise End(
                 Exit.USAGE,
-                f"{self._checkpoint} is of recipes that shuffled {num_lines} rows in another way: "
-                "continue with those, or choose another --output_dir",
+                f"the run in {self._folder} had other values of {', '.join(refused)}, listed "
+                f"above: {fix}",
             )
-        changes = find_changes(
-            self._args,
-            self._restored["arguments"],
-            self._identity,
-            self._accelerator.num_processes,
-        )
-        for line in changes.lines:
-            self._accelerator.print(f"changed since step {self.step}: {line}", flush=True)
-        if changes.refusal:
-            raise End(Exit.USAGE, changes.refusal)
-        self._end_if_done()
-
-    def _fingerprint_of_base(self) -> str | None:
-        """Return the fingerprint of the base model's weights, as rank 0 sees them."""
-        found = None
-        if self._accelerator.is_main_process:
-            args = self._args
-            found = fingerprint_of_weights(args.model_name_or_path, args.model_revision)
-        return broadcast_object_list([found])[0]
 
     def summarize(self, model: torch.nn.Module, notes: Mapping[str, str]) -> None:
         """Print what is really in force, and write run.json; --dry_run ends here.
@@ -255,17 +283,15 @@ class Run:
             if masters:
                 workarounds.undo_allocating_step(masters, optimizer.optimizer.optimizer)
         self._group_values = group_values(optimizer.optimizer)
-        resumed = self._checkpoint is not None
-        start_trackers(accelerator, self._args, Path(sys.argv[0]).stem, resumed)
         if self._checkpoint is not None:
             self._restore(self._checkpoint)
         workarounds.settle_gradient_buckets(model)
-        if accelerator.is_main_process:
-            folder.remove_predictions_after(self._folder, self.step)
-        self._metrics = Metrics(
-            accelerator, self._args.output_dir, self._total_steps, first_step=self.step
-        )
+        self._metrics = Metrics(accelerator, self._args, self._total_steps, first_step=self.step)
         self._num_seen_before = self._num_seen
+        if accelerator.is_main_process:
+            for predictions in self._folder.glob("predictions-*.jsonl"):  # Of later steps
+                if int(predictions.stem.partition("-")[2]) > self.step:
+                    predictions.unlink()
 
     def owes_evaluation(self, evaluate_after: Collection[int]) -> bool:
         """Return whether the state that the loop begins with has to be evaluated and was not."""
@@ -348,9 +374,27 @@ class Run:
         self.step += 1
         self._evaluated = False
         self._num_seen = self._num_seen + num_seen
-        if self.step % self._args.logging_steps == 0 or self.step == self._total_steps:
-            self._write_step(losses, grad_norm, epoch, more)
         self._metrics.step_is_done()
+        if self.step % self._args.logging_steps and self.step != self._total_steps:
+            return
+        found = {}
+        if losses is not None:
+            found["loss"] = self._layout.sum_over_tokens(sum(losses)).item()
+        if more is not None:
+            found |= more()
+        norm = math.nan if grad_norm is None else float(grad_norm)
+        num_seen_now = int(self._num_seen)
+        seconds = time.perf_counter() - self._metrics.start
+        line: dict[str, Any] = {"step": self.step, "epoch": epoch}
+        line |= {name: finite_or_none(value) for name, value in found.items()}
+        line["grad_norm"] = finite_or_none(norm)
+        line["learning_rate"] = self._schedule.learning_rate
+        line[self._counted] = num_seen_now
+        line[self._speed] = (num_seen_now - int(self._num_seen_before)) / seconds
+        line["elapsed_seconds"] = seconds
+        line["peak_memory_gib"] = peak_memory_gib()
+        self._metrics.write(line, self.step)
+        self._metrics.show({name: f"{found[name]:.4f}" for name in self._shown})
 
     def log_evaluation(self, metrics: Mapping[str, float], text: str) -> None:
         """Write the evaluation after the current step, and print `text` above the progress bar."""
@@ -378,25 +422,8 @@ class Run:
     def finish(self, hint: str) -> None:
         """Record that the run is done, and print what to do next."""
         seconds = time.perf_counter() - self._metrics.start
-        part = ""
-        if self._checkpoint is not None:
-            part = f" since step {self._restored['step']}"
-        self._accelerator.print(
-            f"Trained in {seconds:.0f} s{part}; the model is in {self._folder}. {hint}",
-            flush=True,
-        )
-
-    def _end_extras(self, is_done: bool) -> Problem | None:
-        """Have the extras finish, on rank 0. Returns why a done run has failed nevertheless."""
-        reasons = [extra.ended(is_done) for extra in self._extras]
-        return next(((Exit.NO_HUB, reason) for reason in reasons if reason is not None), None)
-
-    def _end_without_copy(self, code: Exit, why: str) -> End:
-        """Return how a run ends that is done but whose result could not be uploaded."""
-        end = End(code, f"the result is only in {self._folder}: {why}; the same command uploads it")
-        if RANK == 0:
-            self._status.write("done", end.code, end.why)
-        return end
+        text = f"Trained in {seconds:.0f} s; the model is in {self._folder}. {hint}"
+        self._accelerator.print(text, flush=True)
 
     # ---- Between steps ----
     def _between_steps(self) -> None:
@@ -404,7 +431,10 @@ class Run:
         args = self._args
         if self._any_rank_must_stop():
             self._save_and_stop()
-        self._mark_as_running()
+        if not self._watch.is_training:
+            self._watch.begin()
+            if RANK == 0:
+                self._status.write("running")
         is_last = self.step == self._total_steps
         due = args.save_steps > 0 and (self.step % args.save_steps == 0 or is_last)
         if self._best is not None and self._best.step == self.step:
@@ -413,7 +443,7 @@ class Run:
             self._check_nonfinite()
         progress = self._progress()
         if due:
-            self._save_if_new(progress, only_model=args.save_only_model)
+            self._save_if_new(progress)
         self._status.step = min(self.step + 1, self._total_steps)
         self._progress_before = progress
 
@@ -430,7 +460,6 @@ class Run:
 
     def _save_and_stop(self) -> NoReturn:
         """Save the last step and end with 75."""
-        self._mark_as_running()
         self._check_nonfinite()
         self._save_if_new(self._progress())
         self._end(
@@ -438,14 +467,6 @@ class Run:
             f"Stopped and saved after step {self._saved_step} of {self._total_steps}: run the same "
             "command again to continue",
         )
-
-    def _mark_as_running(self) -> None:
-        """Record in status.json, once, that the run is past its start."""
-        if self._watch.is_training:
-            return
-        self._watch.begin()
-        if RANK == 0:
-            self._status.write("running")
 
     def _seed_dropout(self, step: int) -> None:
         """Seed the generator of this rank's device for a step."""
@@ -468,38 +489,6 @@ class Run:
         self._save_if_new(progress)
         self._end(Exit.NOT_FINITE, message)
 
-    def _write_step(
-        self,
-        losses: Sequence[torch.Tensor] | None,
-        grad_norm: Any,
-        epoch: float,
-        more: Callable[[], Mapping[str, float]] | None,
-    ) -> None:
-        """Write the metrics of a step. Every rank takes part."""
-        found = {}
-        if losses is not None:
-            found["loss"] = self._layout.sum_over_tokens(sum(losses)).item()
-        if more is not None:
-            found |= more()
-        norm = float("nan") if grad_norm is None else float(grad_norm)
-        num_seen = int(self._num_seen)
-        seconds = time.perf_counter() - self._metrics.start
-        self._metrics.write(
-            {
-                "step": self.step,
-                "epoch": epoch,
-                **{name: finite_or_none(value) for name, value in found.items()},
-                "grad_norm": finite_or_none(norm),
-                "learning_rate": self._schedule.learning_rate,
-                self._counted: num_seen,
-                self._speed: (num_seen - int(self._num_seen_before)) / seconds,
-                "elapsed_seconds": seconds,
-                "peak_memory_gib": peak_memory_gib(),
-            },
-            self.step,
-        )
-        self._metrics.show({name: f"{found[name]:.4f}" for name in self._shown})
-
     # ---- Checkpoints ----
     def _progress(self) -> dict[str, Any]:
         """Return what a checkpoint records besides weights and optimizer state."""
@@ -513,33 +502,20 @@ class Run:
             **{name: other.state_dict() for name, other in self._others.items()},
         }
 
-    def _save_if_new(self, progress: dict[str, Any], only_model: bool = False) -> None:
+    def _save_if_new(self, progress: dict[str, Any]) -> None:
         """Write a checkpoint, unless that step has one. Every rank takes part.
 
-        A whole one replaces one that has only the model.
-
-        Args:
-            only_model: leave out the optimizer state; the run cannot be resumed from that.
+        With --async_save it is still being written on return. All ranks end with 73 if it, or the
+        one before it, cannot be written, and with 70 if a weight is not finite.
         """
-        has_one = progress["step"] <= self._saved_step and (only_model or self._saved_is_whole)
         # Before the first update there is no optimizer state.
-        if not has_one and progress["schedule_steps"] > 0:
-            self._save(progress, only_model)
-
-    def _save(self, progress: dict[str, Any], only_model: bool) -> None:
-        """Write a checkpoint. With --async_save it is still being written on return.
-
-        Every rank takes part. All of them end with 73 if it, or the one before it, cannot be
-        written, and with 70 if a weight is not finite.
-        """
+        if progress["step"] <= self._saved_step or progress["schedule_steps"] == 0:
+            return
         self._finish_save()  # Before there is a second copy of the state
         accelerator = self._accelerator
         optimizer: Any = self._optimizer.optimizer
-        state = state_of(self._model, optimizer)
-        boxes = [box for box in state.boxes if not (only_model and is_of_optimizer(box.name))]
         now = group_values(optimizer)
         progress = progress | {
-            "only_model": only_model,
             self._counted: int(progress[self._counted]),
             "arguments": vars(self._args) | self._identity,
             "loss_scale": get_loss_scale(accelerator, optimizer),
@@ -547,15 +523,13 @@ class Run:
             "ranks": accelerator.num_processes,
             "strategy": self._layout.strategy,
         }
-        self._kept_steps = {self._best.step} if self._best else set()
         try:
-            self._checkpoints.begin(boxes, progress)
+            self._checkpoints.begin(state_of(self._model, optimizer).boxes, progress)
         except NotFiniteError as error:
-            self._end(Exit.NOT_FINITE, str(error))
+            raise End(Exit.NOT_FINITE, str(error)) from error
         except OSError as error:
-            self._end(*self._describe_failed_save(error))
+            raise self._failed_save(error) from error
         self._saved_step = progress["step"]
-        self._saved_is_whole = not only_model
         if not self._args.async_save:
             self._finish_save()
 
@@ -564,77 +538,103 @@ class Run:
 
         All ranks end with 73 if it cannot be written.
         """
-        problem = self._wait_for_save()
-        if problem is not None:
-            self._end(*problem)
-
-    def _wait_for_save(self) -> Problem | None:
-        """Wait for the checkpoint under way; return on every rank why it could not be finished."""
         if self._checkpoints.is_idle:
-            return None
+            return
         # It may take longer than --ddp_timeout, but no disk that answers takes longer than this
         self._watch.show_life(more_seconds=self._checkpoints.seconds_at_most)
         try:
             self._checkpoints.finish()
         except OSError as error:
-            return self._describe_failed_save(error)
+            raise self._failed_save(error) from error
         self._watch.show_life()
-        return None
 
-    def _describe_failed_save(self, error: OSError) -> Problem:
+    def _failed_save(self, error: OSError) -> End:
         """Return how a run ends whose checkpoint cannot be written."""
-        needed = self._checkpoints.nbytes
-        return Exit.CANNOT_WRITE, (
-            f"the checkpoint after step {self._checkpoints.step} could not be finished: "
-            f"{WriteError.of(error).describe(self._folder, needed)}; older checkpoints, if there "
-            "are any, were not touched"
+        return End(
+            Exit.CANNOT_WRITE,
+            f"the checkpoint after step {self._checkpoints.step} could not be finished: {error}; "
+            "older checkpoints, if there are any, were not touched",
         )
 
     def _checkpoint_is_whole(self, path: Path) -> set[int]:
-        """Name a new checkpoint as the latest, and hand it to the extras. Rank 0 calls it.
+        """Hand a new checkpoint to the extras. Rank 0 calls it.
 
         Returns:
             The steps of others that are to be kept, however old they are.
         """
-        write_whole(self._folder / folder.LATEST, path.name)
-        return self._kept_steps.union(*[extra.saved(path) for extra in self._extras])
+        best = checkpoint.read_progress(path)["best"]
+        kept = set() if best is None else {best["step"]}
+        return kept.union(*[extra.saved(path) for extra in self._extras])
 
     def _find_checkpoint(self) -> None:
-        """Choose the checkpoint to resume from, on rank 0 for all. Every host must see it.
+        """Choose the checkpoint to resume from. Each rank verifies some of the files.
 
-        Each rank verifies the files that it will read.
+        Ends with 65 if all are damaged, and with 64 if checkpoints of later steps would be lost. A
+        file that cannot be read now is not damaged: its OSError ends the run and changes nothing.
         """
-        accelerator = self._accelerator
         wish = self._args.resume_from_checkpoint
-        of_this_run = (self._folder, wish, self._args.dry_run)
-        problem = call_on_rank_0(accelerator, self._prepare_extras)
+        problem = self._on_rank_0(self._prepare_extras)
         if problem is not None:
             raise End(*problem)
-        candidates = call_on_rank_0(accelerator, partial(resuming.find_candidates, *of_this_run))
-        damages = verify_candidates(accelerator, candidates)
-        found = call_on_rank_0(
-            accelerator, partial(resuming.choose_checkpoint, *of_this_run, damages)
-        )
-        if found is None:
-            self._keep_finished_model()
-            return
-        require_on_every_host(accelerator, found)  # It may have been fetched
-        self._restored = checkpoint.read_progress(found)
-        if self._restored.get("only_model"):
-            self._keep_finished_model()
+        own, candidates = self._on_rank_0(self._list_checkpoints)
+        damages = {}
+        for path in candidates:
+            damage = self._find_damage(path)
+            if damage is None:
+                self._checkpoint = path
+                break
+            self._accelerator.print(f"passed over {path}: {damage}", file=sys.stderr, flush=True)
+            damages[path] = damage
+        if damages and self._checkpoint is None:
             raise End(
-                Exit.USAGE,
-                f"{found} has no optimizer state (--save_only_model), so the run cannot be "
-                f"continued: choose another --output_dir, or move {found.parent} away",
+                Exit.DATA,
+                "no checkpoint can be trusted: choose another --output_dir to start over, or move "
+                f"{min(damages)} away",
             )
-        self._checkpoint = found
-        self.step = self._restored["step"]
+        if self._checkpoint is not None:
+            self._take_over(checkpoint.read_progress(self._checkpoint))
+        for step, path in own.items():
+            if wish != "auto" and step > self.step and path not in damages:
+                raise End(
+                    Exit.USAGE,
+                    f"--resume_from_checkpoint {wish}: {path} is of a run that went further: "
+                    "continue from that with auto, choose another --output_dir, or move it away",
+                )
+        if RANK == 0 and not self._args.dry_run:
+            checkpoint.set_aside(damages)
+
+    def _take_over(self, progress: dict[str, Any]) -> None:
+        """Begin where a checkpoint was made."""
+        self._restored = progress
+        self.step = progress["step"]
         self._saved_step = self.step
-        self._evaluated = self._restored["evaluated"]
-        self._num_seen = self._restored[self._counted]
-        self._nonfinite.left_out = self._restored["nonfinite_steps"]
         self._status.step = self.step
+        self._evaluated = progress["evaluated"]
+        self._num_seen = progress[self._counted]
+        self._nonfinite.left_out = progress["nonfinite_steps"]
         self._find_best()
+
+    def _on_rank_0(self, function: Callable[[], T]) -> T:
+        """Return on every rank what a function returns on rank 0, however long that takes.
+
+        Every rank takes part; the function must not communicate with other ranks.
+        """
+        found: Any = function() if self._accelerator.is_main_process else None
+        return gather(found, self._group)[0]
+
+    def _find_damage(self, path: Path) -> str | None:
+        """Return why a checkpoint cannot be trusted, or None. Every rank looks at some files."""
+        rank, num_ranks = self._accelerator.process_index, self._accelerator.num_processes
+        damages = gather(checkpoint.find_damage(path, rank, num_ranks), self._group)
+        return next((damage for damage in damages if damage is not None), None)
+
+    def _list_checkpoints(self) -> tuple[dict[int, Path], list[Path]]:
+        """Return {step: checkpoint} of the folder, and those to try, in order. Rank 0 calls it."""
+        if not self._args.dry_run:
+            for staging in self._folder.glob(f"checkpoint-*{checkpoint.STAGING}"):
+                shutil.rmtree(staging, ignore_errors=True)  # A save was killed
+        wish = self._args.resume_from_checkpoint
+        return checkpoints_in(self._folder), checkpoint.candidates_in(self._folder, wish)
 
     def _prepare_extras(self) -> Problem | None:
         """Call the extras before a checkpoint is looked for, on rank 0. Returns what is wrong."""
@@ -649,48 +649,10 @@ class Run:
             return Exit.NO_HUB, str(error)
         return None
 
-    def _keep_finished_model(self) -> None:
-        """End all ranks if the run is done but has no checkpoint left, since it would start over.
-
-        The exit code is 0 if this call is the same as that run's, and 64 if it is another.
-        """
-        args = self._args
-        difference = None
-        if self._accelerator.is_main_process and args.resume_from_checkpoint == "auto":
-            if self._has_finished():
-                difference = folder.difference_from_finished_run(self._folder, vars(args))
-        difference = broadcast_object_list([difference])[0]
-        if difference is None:
-            return
-        if difference:
-            raise End(
-                Exit.USAGE,
-                f"the finished run in {self._folder} {difference}, and no checkpoint is left to "
-                f"continue from. {ANEW}",
-            )
-        raise End(
-            Exit.DONE,
-            f"Nothing is left to do: the run is done, and the model is in {self._folder}. {ANEW}",
-        )
-
     def _has_finished(self) -> bool:
         """Return whether the run in the folder is done and has left its result."""
         is_done = self._status.read().get("state") == "done"
-        return is_done and not self._args.dry_run and folder.has_result(self._folder)
-
-    def _end_if_done(self) -> None:
-        """End with 0, writing nothing, if the run is done and no step is left."""
-        is_main = self._accelerator.is_main_process
-        done = broadcast_object_list([is_main and self._has_finished()])[0]
-        if self.step < self._total_steps or not done:
-            return
-        name = length_argument(self._args)
-        raise End(
-            Exit.DONE,
-            f"Nothing is left to do: all {self._total_steps} steps are done, and the model is in "
-            f"{self._folder}. To train further, pass a larger --{name} and --allow_change {name}; "
-            "for a new run, another --output_dir.",
-        )
+        return is_done and not self._args.dry_run and has_result(self._folder)
 
     def _restore(self, path: Path) -> None:
         """Restore the checkpoint's state, and cut the files with a line per step to its step."""
@@ -708,47 +670,48 @@ class Run:
         for name, other in self._others.items():
             other.load_state_dict(progress[name])
         if accelerator.is_main_process:
-            for name in (folder.METRICS, folder.NONFINITE_ROWS):
-                drop_lines_after(self._folder / name, self.step, self._evaluated)
-        accelerator.print(
-            f"Continuing from {path}, {describe_maker(progress)}",
-            flush=True,
-        )
+            for name in (METRICS, NONFINITE_ROWS):
+                cut_after(self._folder / name, self.step, self._evaluated)
+        made = f"made with {progress['strategy']} on {progress['ranks']} ranks"
+        accelerator.print(f"Continuing from {path}, {made}", flush=True)
 
     # ---- The best evaluation ----
     def _note_if_best(self, metrics: Mapping[str, float]) -> None:
         """Remember the evaluation after the current step if it is the best. Every rank takes part.
 
-        Saves and ends with 64 if it has no such metric. The model before the first step is none to
-        choose: it has no checkpoint.
+        Ends with 64 if it has no such metric. The model before the first step is none to choose: it
+        has no checkpoint.
         """
-        name = metric_name(self._args)
-        value = broadcast_object_list([metrics.get(name)])[0]  # The ranks must agree.
+        value = self._on_rank_0(partial(metrics.get, self._metric))  # The ranks must agree.
         if value is None:
             known = ", ".join(key for key in metrics if key.startswith("eval_"))
-            message = (
-                f"--metric_for_best_model {self._args.metric_for_best_model}: an evaluation has "
-                f"{known}: choose one, with --allow_change metric_for_best_model to continue"
-            )
-            self._evaluated = False  # The resumed run evaluates again, by another metric.
-            self.save_and_end(Exit.USAGE, message)
-        if self._schedule.steps > 0 and is_better(value, self._best, self._args):
-            self._best = BestEvaluation(self.step, name, value)
+            flag = f"--metric_for_best_model {self._args.metric_for_best_model}"
+            self._end(Exit.USAGE, f"{flag}: an evaluation has {known}: choose one")
+        is_better = math.isfinite(value)
+        if is_better and self._best is not None:
+            is_better = value < self._best.value
+            if is_greater_better(self._args):
+                is_better = value > self._best.value
+        if is_better and self._schedule.steps > 0:
+            self._best = Best(self.step, self._metric, value)
+
+    @property
+    def _metric(self) -> str:
+        """What the best model is chosen by, as metrics.jsonl has it."""
+        return f"eval_{self._args.metric_for_best_model.removeprefix('eval_')}"
 
     def _find_best(self) -> None:
         """Take over the best evaluation before the checkpoint, if this folder has its model."""
-        best = BestEvaluation.of_progress(self._restored, self._args)
-        if best is None:
+        best = self._restored.get("best")
+        if best is None or not self._args.load_best_model_at_end or best["metric"] != self._metric:
             return
-        path = self._folder / f"checkpoint-{best.step}"
-        is_there = broadcast_object_list([(path / checkpoint.MANIFEST).is_file()])[0]
-        if is_there:
-            self._best = best
-            self._kept_steps = {best.step}
+        path = self._folder / f"checkpoint-{best['step']}"
+        if self._on_rank_0((path / MANIFEST).is_file):
+            self._best = Best(**best)
             return
         self._accelerator.print(
-            f"The best evaluation so far was after step {best.step}, but {path} is not there: the "
-            "best model is chosen from the evaluations that follow.",
+            f"The best evaluation so far was after step {best['step']}, but {path} is not there: "
+            "the best model is chosen from the evaluations that follow.",
             flush=True,
         )
 
@@ -760,7 +723,6 @@ class Run:
         if best is None:
             self._metrics.say("No evaluation can be chosen as the best: the last model is saved")
             return
-        accelerator = self._accelerator
         self._metrics.say(
             f"Best evaluation: {best.metric} {best.value:.4f} after step {best.step}, whose model "
             "is saved"
@@ -768,14 +730,9 @@ class Run:
         if best.step == self.step:
             return
         path = self._folder / f"checkpoint-{best.step}"
-        damage = verify_together(accelerator, path)
+        damage = self._find_damage(path)
         if damage is not None:
-            self._end(
-                Exit.DATA,
-                f"the model of the best evaluation cannot be trusted: {path}: {damage}; to save "
-                "that of the last step, leave out --load_best_model_at_end and pass "
-                "--allow_change load_best_model_at_end",
-            )
+            self._end(Exit.DATA, f"the model of the best evaluation, {path}: {damage}")
         # Training is over: the optimizer's state is that of the last step
         state = state_of(self._model, self._optimizer.optimizer)
         boxes = [box for box in state.boxes if not is_of_optimizer(box.name)]
@@ -794,15 +751,15 @@ class Run:
 
     # ---- Endings ----
     def _end(self, code: int, message: str) -> NoReturn:
-        """Finish the checkpoint under way and end all ranks alike; the message is the last line.
-
-        If that checkpoint cannot be written, they end with 73 instead.
-        """
+        """Finish the checkpoint under way and end all ranks alike; the message is the last line."""
         self._metrics.close()
-        problem = self._wait_for_save()
-        if problem is not None:
-            code, message = problem
+        self._finish_save()
         raise End(code, message)
+
+    def _end_extras(self, is_done: bool) -> list[str]:
+        """Have the extras finish, on rank 0. Returns why a done run has failed nevertheless."""
+        reasons = [extra.ended(is_done) for extra in self._extras]
+        return [reason for reason in reasons if reason is not None]
 
     def __enter__(self) -> "Run":
         return self
@@ -817,10 +774,12 @@ class Run:
         if end.is_alone:
             end_alone(end, error, is_first)
             return
-        finish = partial(self._end_extras, end.code == Exit.DONE)
-        problem = call_on_rank_0(self._accelerator, finish)
-        if problem is not None:
-            end = self._end_without_copy(*problem)
+        is_done = end.code == Exit.DONE
+        for reason in self._on_rank_0(partial(self._end_extras, is_done)):
+            why = f"the result is only in {self._folder}: {reason}; the same command uploads it"
+            end = End(Exit.NO_HUB, why)
+            if RANK == 0:
+                self._status.write("done", end.code, end.why)
         workarounds.keep_group_until_exit()
         self._accelerator.end_training()
         end_together(end)
@@ -831,19 +790,50 @@ def is_of_optimizer(name: str) -> bool:
     return name.startswith("state.")
 
 
-def describe_maker(progress: Mapping[str, Any]) -> str:
-    """Return under which strategy, and on how many ranks, a checkpoint was made."""
-    strategy = progress["strategy"]
-    if strategy == "one process":
-        return f"made with {strategy}"
-    ranks = "1 rank" if progress["ranks"] == 1 else f"{progress['ranks']} ranks"
-    return f"made with {strategy} on {ranks}"
+def is_greater_better(args: CommonArguments) -> bool:
+    """Return --greater_is_better, which by default follows from the metric's name."""
+    if args.greater_is_better is not None:
+        return args.greater_is_better
+    return not args.metric_for_best_model.endswith(SMALLER_IS_BETTER)
 
 
-def length_argument(args: CommonArguments) -> str:
-    """Return the name of the argument that decides how long the run is."""
-    if args.max_steps > 0:
-        return "max_steps"
-    if args.num_train_epochs is None:
-        return "max_train_tokens"
-    return "num_train_epochs"
+def take_folder(folder: Path) -> FileLock:
+    """Make the folder of a run, and keep other runs out of it for as long as this process lives."""
+    lock = FileLock(folder / ".run.lock", timeout=SECONDS_TO_END)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock.acquire()
+    except Timeout:
+        fail(
+            Exit.USAGE,
+            f"--output_dir {folder}: another run is writing there: wait until it has ended, or "
+            "choose another",
+        )
+    except OSError as error:
+        fail(Exit.CANNOT_WRITE, f"--output_dir {folder}: {error}")
+    return lock
+
+
+def find_overwritten(args: CommonArguments) -> str | None:
+    """Return why a run would overwrite rows, the base model, or one that is not a run's, or None.
+
+    Nothing is written into the folder of such rows or such a model, not even a status.
+    """
+    folder = Path(args.output_dir).resolve()
+    if folder == Path(args.model_name_or_path).resolve():
+        return "is the folder of --model_name_or_path, which the result would overwrite"
+    names = [args.dataset_name] if isinstance(args.dataset_name, str) else [*args.dataset_name]
+    if args.eval_dataset_name:
+        names.append(args.eval_dataset_name)
+    for name in names:
+        path = Path(name).resolve()
+        is_own = path.parent == folder and any(path.match(own) for own in OWN_FILES)
+        is_same = path == folder and path.is_dir()
+        if is_same or (is_own and path.exists()):
+            return f"the run would overwrite the rows in {name}, or read its own files as rows"
+    if (folder / RUN).is_file() or any(folder.glob(f"checkpoint-*/{MANIFEST}")):
+        return None
+    for pattern in MODEL_FILES:
+        for path in folder.glob(pattern):
+            return f"has {path.name} of a model that is not from a run of these recipes"
+    return None

@@ -1,0 +1,193 @@
+# SPDX-License-Identifier: Apache-2.0
+"""metrics.jsonl, the trackers of --report_to and the progress bar.
+
+Each logged step and each evaluation is one JSON object on a line of OUTPUT_DIR/metrics.jsonl, in
+the order in which they happened. Tests, plots and comparisons read that file, never the console.
+"""
+
+import json
+import math
+import os
+import re
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from resource import RUSAGE_SELF, getrusage
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from accelerate.tracking import get_available_trackers
+from tqdm.auto import tqdm
+
+METRICS = "metrics.jsonl"
+# A complete line; in that of an evaluation the second key begins with eval_
+LINE = re.compile(rb'{"step": ([0-9]+), "(eval_)?.*}\n$')
+# What each tracker's own function calls the name of a run (accelerate/tracking.py); accelerate
+# gives the others, such as TensorBoard, the project's name as that of the run
+NAME_OF_RUN = {
+    "wandb": "name",
+    "trackio": "name",
+    "mlflow": "run_name",
+    "clearml": "task_name",
+    "dvclive": "exp_name",
+    "swanlab": "experiment_name",
+}
+
+
+class Metrics:
+    """The destinations of a run's numbers. Every rank has one; the main process writes.
+
+    Attributes:
+        start: when training began in this process, in seconds of time.perf_counter().
+    """
+
+    def __init__(
+        self, accelerator: Accelerator, args: Any, total_steps: int, first_step: int
+    ) -> None:
+        """Open the file, start the trackers and draw the bar. Every rank takes part.
+
+        Args:
+            first_step: steps that an earlier call of this run has done; with 0 the file is
+                replaced.
+        """
+        self._accelerator = accelerator
+        start_trackers(accelerator, args, is_resumed=first_step > 0)
+        path = Path(os.devnull)
+        if accelerator.is_main_process:
+            path = Path(args.output_dir, METRICS)
+        self._file = open(path, "a" if first_step else "w", buffering=1)
+        self._bar = tqdm(
+            desc="Training",
+            total=total_steps,
+            initial=first_step,
+            unit="step",
+            disable=not accelerator.is_main_process,
+        )
+        self.start = time.perf_counter()
+
+    def write(self, metrics: Mapping[str, Any], step: int) -> None:
+        """Write a line, and log those of its values that are not None to the trackers.
+
+        They get the step as such, and not also as a metric.
+        """
+        self._file.write(json.dumps(metrics) + "\n")
+        known = {}
+        for name, value in metrics.items():
+            if value is not None and name != "step":
+                known[name] = value
+        self._accelerator.log(known, step=step)
+
+    def show(self, numbers: Mapping[str, str]) -> None:
+        """Show numbers beside the bar when it is drawn next."""
+        self._bar.set_postfix(numbers, refresh=False)
+
+    def say(self, text: str) -> None:
+        """Print a line above the bar, on the main process."""
+        if self._accelerator.is_main_process:
+            self._bar.write(text)
+
+    def step_is_done(self) -> None:
+        """Advance the bar by one step."""
+        self._bar.update()
+
+    def close(self) -> None:
+        """Close the bar, so that what is printed next is the last line."""
+        self._bar.close()
+
+
+def finite_or_none(number: float) -> float | None:
+    """Return a number as JSON can represent it: None in place of NaN and infinity."""
+    return number if math.isfinite(number) else None
+
+
+def peak_memory_gib() -> float:
+    """Return the most memory that this process has held so far, of the GPU or else of the host."""
+    on_gpu = torch.cuda.max_memory_allocated()
+    if on_gpu:
+        return on_gpu / 2**30
+    return getrusage(RUSAGE_SELF).ru_maxrss * 1024 / 2**30  # Linux counts it in KiB.
+
+
+def cut_after(path: Path, step: int, evaluated: bool) -> None:
+    """Cut off the lines that a run wrote after `step` into a file with lines in order of steps.
+
+    An incomplete line is cut off too. What is kept is not written again, and so cannot be lost.
+
+    Args:
+        evaluated: whether the evaluation after `step` counts as done; if not, it is repeated.
+    """
+    if not path.exists():
+        return
+    kept = 0
+    for line in path.read_bytes().splitlines(keepends=True):
+        found = LINE.match(line)
+        if found is None or int(found[1]) > step:
+            break
+        is_evaluation = found[2] is not None
+        if is_evaluation and int(found[1]) == step and not evaluated:
+            break
+        kept += len(line)
+    os.truncate(path, kept)
+
+
+# ---- Trackers ----
+def find_missing_tracker(args: Any) -> Iterator[str]:
+    """Yield a line if the tracker is not installed: accelerate would leave it out silently."""
+    name = args.report_to
+    available = [tracker.value for tracker in get_available_trackers()]
+    if name not in ("none", *available) and not (name == "all" and available):
+        yield f"--report_to {name}: its package is not installed: install it, or choose none"
+
+
+def start_trackers(accelerator: Accelerator, args: Any, is_resumed: bool) -> None:
+    """Start the trackers and give them all arguments. Every rank calls it; rank 0 reports.
+
+    Args:
+        is_resumed: whether an earlier call of the run has reported steps.
+    """
+    project = Path(sys.argv[0]).stem
+    settings: dict[str, dict[str, Any]] = {}
+    if args.run_name is not None:
+        settings = {name: {key: args.run_name} for name, key in NAME_OF_RUN.items()}
+        if args.report_to not in NAME_OF_RUN:
+            project = args.run_name
+    # trackio finds the run to continue by its name, and would make up another one in each call
+    settings["trackio"] = {
+        "name": args.run_name or args.output_dir,
+        "resume": "allow" if is_resumed else "never",
+    }
+    arguments = {name: str(value) for name, value in vars(args).items()}
+    accelerator.init_trackers(project, arguments, settings)
+
+
+def log_table(
+    accelerator: Accelerator, name: str, rows: Sequence[Mapping[str, Any]], step: int
+) -> None:
+    """Log rows of texts to the trackers that show tables; the others get nothing.
+
+    Only rank 0 may call it.
+
+    Args:
+        rows: at least one; all have the same keys.
+    """
+    columns = list(rows[0])
+    cells = [[str(row[column]) for column in columns] for row in rows]
+    for tracker in accelerator.trackers:
+        if tracker.name == "tensorboard":
+            writer: Any = tracker.tracker
+            writer.add_text(name, markdown_table(columns, cells), global_step=step)
+            writer.flush()
+        elif hasattr(tracker, "log_table"):
+            tracker.log_table(name, columns=columns, data=cells, step=step)
+
+
+def markdown_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Return a table in Markdown, as TensorBoard shows it."""
+    rule = ["---"] * len(columns)
+    lines = []
+    for cells in [columns, rule, *rows]:
+        escaped = [cell.replace("|", "\\|").replace("\n", "<br>") for cell in cells]
+        lines.append(f"| {' | '.join(escaped)} |")
+    return "\n".join(lines)
