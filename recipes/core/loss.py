@@ -25,10 +25,7 @@ LOGITS_MIB_ON_CPU = 256
 def token_losses(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     """Return the cross-entropy of each token in nats, [tokens]. EDIT: label smoothing, a z-loss.
 
-    Every path to the loss ends here, at once or in pieces, in training and in evaluation.
-
-    Args:
-        logits: [tokens, vocabulary], in fp32.
+    Every path to the loss ends here. Logits are [tokens, vocabulary], in fp32.
     """
     return cross_entropy(logits, targets, reduction="none")
 
@@ -58,8 +55,7 @@ class LossInHead:
         """Replace the forward pass of the model's output head.
 
         Args:
-            model: of transformers, with peft's adapters or without.
-            max_logits_mib: MiB of fp32 logits that are held at a time; None for the default.
+            max_logits_mib: as in `logits_mib`.
             device: the device that the model will be on.
         """
         self._model_changes_logits = changes_logits_after_head(model)
@@ -80,7 +76,6 @@ class LossInHead:
             layer.forward = torch.compiler.disable(forward)
 
     def __str__(self) -> str:
-        """Return how the loss is computed, for the summary of a run."""
         how = f"{self._piece:,} at a time"
         if self._model_changes_logits:
             how = "which the model changes after its head"
@@ -95,9 +90,7 @@ class LossInHead:
         """Return the cross-entropy of each token in nats and fp32, [tokens], and all of the output.
 
         Args:
-            model: as `prepare` returned it.
-            batch: with `inputs`, the model's arguments; `positions`, in the flattened batch, of the
-                tokens whose next token is trained on, [tokens]; and `targets`, those next tokens.
+            batch: with `inputs`, `positions` and `targets`, as core.batches.TokenCollator makes it.
         """
         # Kept until the next one, since the backward pass may compute the head again: FSDP's
         # activation checkpointing can wrap it.
@@ -118,8 +111,7 @@ class LossInHead:
         """Return the requested losses, or the logits if the model has to change them.
 
         Args:
-            layer: the one whose forward pass this replaces.
-            forward: its own.
+            forward: that of the layer, which this replaces.
             hidden: [lines, tokens, features].
         """
         if self._request is None:
@@ -160,9 +152,8 @@ class HiddenStates:
 def changes_logits_after_head(model: Any) -> bool:
     """Return whether a model caps or scales what its output head returns.
 
-    Nothing is computed: body and head are replaced by functions that return a marker, and what may
-    stand between them (ModernBERT's decoder has a layer there) by functions that pass it on. A
-    model that changes no logits outputs that very tensor.
+    Nothing is computed: body, head and what may stand between them (ModernBERT's decoder has a
+    layer there) pass on a marker. A model that changes no logits outputs that very tensor.
     """
     if hasattr(model, "get_base_model"):  # It is wrapped by peft.
         model = model.get_base_model()
@@ -172,15 +163,14 @@ def changes_logits_after_head(model: Any) -> bool:
     def body(*_: Any, **__: Any) -> HiddenStates:
         return HiddenStates(marker)
 
-    def pass_on(hidden: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
-        return hidden
+    def pass_on(*_: Any, **__: Any) -> torch.Tensor:
+        return marker
 
+    without_head = [child for child in model.children() if head not in child.modules()]
+    forwards = dict.fromkeys([head, *without_head], pass_on) | {model.base_model: body}
     with contextlib.ExitStack() as replaced:
-        replaced.enter_context(replaced_forward(model.base_model, body))
-        replaced.enter_context(replaced_forward(head, lambda _: marker))
-        for child in model.children():
-            if child is not model.base_model and head not in child.modules():
-                replaced.enter_context(replaced_forward(child, pass_on))
+        for module, forward in forwards.items():
+            replaced.enter_context(replaced_forward(module, forward))
         output = model(input_ids=torch.zeros(1, 1, dtype=torch.long))
     return output.logits is not marker
 
@@ -221,9 +211,7 @@ class LossInPieces(torch.autograd.Function):
 
         Args:
             hidden: [tokens, features].
-            weight: of the head, [vocabulary, features].
-            bias: of the head, [vocabulary], or None.
-            targets: [tokens].
+            weight, bias: of the head, [vocabulary, features] and [vocabulary] or None.
             piece: tokens whose logits are held at a time.
         """
         device_type = hidden.device.type
@@ -247,8 +235,8 @@ class LossInPieces(torch.autograd.Function):
     def backward(ctx: Any, gradient: torch.Tensor) -> Any:
         """Return the gradients of hidden states, weight and bias, None for what is frozen."""
         hidden, weight, bias, targets = ctx.saved_tensors
-        wants_hidden, wants_weight, wants_bias = ctx.needs_input_grad[:3]
-        hidden_gradient: Any = torch.empty_like(hidden) if wants_hidden else None
+        _, wants_weight, wants_bias = ctx.needs_input_grad[:3]
+        hidden_gradient = torch.empty_like(hidden)
         weight_gradient: Any = zeros_to_add_to(weight) if wants_weight else None
         bias_gradient: Any = zeros_to_add_to(bias) if wants_bias else None
         weight_used = cast(weight, ctx.dtype).requires_grad_(wants_weight)
@@ -259,7 +247,7 @@ class LossInPieces(torch.autograd.Function):
         starts = range(0, len(targets), ctx.piece)
         for start in reversed(starts):  # Autograd adds up gradients in this order.
             part = slice(start, start + ctx.piece)
-            hidden_part = cast(hidden[part], ctx.dtype).requires_grad_(wants_hidden)
+            hidden_part = cast(hidden[part], ctx.dtype).requires_grad_()
             with torch.enable_grad(), torch.autocast(hidden.device.type, enabled=False):
                 losses = losses_of(hidden_part, weight_used, bias_used, targets[part])
             inputs = (hidden_part, weight_used, bias_used)
@@ -267,17 +255,12 @@ class LossInPieces(torch.autograd.Function):
             # In the order of the inputs
             gradients = list(torch.autograd.grad(losses, trained, gradient[part]))
             del losses
-            if wants_hidden:
-                hidden_gradient[part] = gradients.pop(0)
+            hidden_gradient[part] = gradients.pop(0)
             if wants_weight:
                 weight_gradient += gradients.pop(0)
             if wants_bias:
                 bias_gradient += gradients.pop(0)
-
-        if wants_weight:
-            weight_gradient = weight_gradient.to(weight.dtype)
-        if wants_bias:
-            bias_gradient = bias_gradient.to(bias.dtype)
+        # Autograd rounds them to the dtypes of weight and bias
         return hidden_gradient, weight_gradient, bias_gradient, None, None
 
 
