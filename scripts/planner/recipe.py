@@ -8,6 +8,7 @@ and the optimizer that are traced. Importing this module takes as long as import
 import dataclasses
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, TypeVar
 
@@ -224,7 +225,8 @@ def parallelism_settings(mesh: Mesh, written: Mapping[str, Any]) -> SimpleNamesp
 def problems_of(args: RecipeArguments, accelerator: Any, mesh: Mesh, name: str) -> Iterator[str]:
     """Yield conflicts between the recipe's arguments, and between them and the strategy."""
     yield from find_conflicts(args)
-    yield from find_encoder(AutoModelForCausalLM, read_config(args))
+    if Path(args.model_name_or_path).is_dir():  # A hub's config is read by shapes.py
+        yield from find_encoder(AutoModelForCausalLM, read_config(args))
     yield from misfits_of_arguments(args, name, mesh)
     yield from find_faults_of_engine(args, accelerator)
     yield from find_faults_of_dtypes(args, accelerator)
