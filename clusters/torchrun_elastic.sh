@@ -59,7 +59,7 @@ grep -Eq "^distributed_type: *[\"']?(MULTI_GPU|FSDP|DEEPSPEED)\b" "$CONFIG" ||
 if grep -Eq '^parallelism_config: *([^ {]|$|\{ *[^ }])' "$CONFIG"; then
   refuse "CONFIG=$CONFIG has a mesh, which fits one number of ranks: take a YAML without parallelism_config, or clusters/slurm.sbatch"
 fi
-if grep -q 'components\.pipeline' "$RECIPE"; then
+if grep -q 'extras\.pipeline' "$RECIPE"; then
   refuse "RECIPE=$RECIPE trains pipelines, whose ranks share rows: take recipes/llama.py, or clusters/slurm.sbatch"
 fi
 for word in "$@"; do
@@ -78,6 +78,16 @@ for ((hosts = least; hosts <= most; hosts++)); do
   ((ROWS_PER_STEP % rows == 0)) ||
     refuse "ROWS_PER_STEP=$ROWS_PER_STEP is not a multiple of $rows, the rows of a micro-batch on $hosts hosts: choose another, or fewer HOSTS"
 done
+
+# A wrong flag leaves no status.json, by which the ranks below know that no restart helps
+python - "$RECIPE" --output_dir "$OUTPUT_DIR" "$@" <<'END' || exit
+import os, runpy, sys
+
+del sys.argv[0]
+sys.path.insert(0, os.path.dirname(sys.argv[0]))
+recipe = runpy.run_path(sys.argv[0])
+recipe["parse"](recipe["Arguments"])
+END
 
 # accelerate has no options for these; its launcher is torchrun, which reads them here
 export PET_NNODES=$HOSTS PET_RDZV_ENDPOINT=$MEETING PET_RDZV_ID=${RUN:-recipe}

@@ -215,5 +215,5 @@ def test_a_pod_that_is_evicted_saves_and_the_job_goes_on(words, whole, tmp_path)
 
 
 def test_skypilot_sees_the_exit_code_of_the_recipe(words, tmp_path):
-    agents = Agents("skypilot", tmp_path / "run", [*words, "--no_such_flag", "1"])
-    assert agents.end() == [64, 64], agents.output()
+    agents = Agents("skypilot", tmp_path / "run", [*words, "--dataset_name", "missing.jsonl"])
+    assert agents.end() == [65, 65], agents.output()

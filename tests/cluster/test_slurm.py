@@ -268,16 +268,16 @@ def test_a_folder_that_only_one_node_has_is_found_before_any_rank_starts(cluster
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("options", "code", "message"),
     [
-        ({"flags": ("--no_such_flag", 1)}, "--no_such_flag"),
-        ({"flags": ("--output_dir", "elsewhere")}, "OUTPUT_DIR names the folder of the run"),
-        ({"flags": ("--output-dir=elsewhere",)}, "OUTPUT_DIR names the folder of the run"),
-        ({"config": "missing"}, "CONFIG is the YAML"),
+        ({"flags": ("--no_such_flag", 1)}, 1, "--no_such_flag"),  # the launcher's code
+        ({"flags": ("--output_dir", "elsewhere")}, 64, "OUTPUT_DIR names the folder of the run"),
+        ({"flags": ("--output-dir=elsewhere",)}, 64, "OUTPUT_DIR names the folder of the run"),
+        ({"config": "missing"}, 64, "CONFIG is the YAML"),
     ],
 )
-def test_a_wrong_call_fails_once_with_one_line(options, message, submit):
+def test_a_wrong_call_fails_once_with_one_line(options, code, message, submit):
     job = submit(**options)
     assert job.end() == "FAILED"
-    assert job.cluster.job(job.number)["ExitCode"] == "64:0"
+    assert job.cluster.job(job.number)["ExitCode"] == f"{code}:0"
     assert job.attempts == 0 and message in job.output()

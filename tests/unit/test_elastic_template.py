@@ -22,6 +22,8 @@ printf '%s\\n' "$@" > "$WORDS"
 exit "$CODE"
 """
 NO_GPUS = "#!/bin/bash\nexit 127\n"
+# What the script calls to check the words of a recipe, which takes a real one seconds
+RECIPE = "Arguments = parse = str\n"
 
 
 @pytest.fixture
@@ -43,12 +45,13 @@ def start(program, tmp_path):
     """A function that starts the script, and returns its process."""
     program("nvidia-smi", NO_GPUS)
     folder = program("launcher", LAUNCHER)
+    program("recipe.py", RECIPE)
     started = []
 
     def start(*words, code=0, status="", **changes):
         environment = os.environ | {
             "PATH": f"{folder}:{os.environ['PATH']}",
-            "RECIPE": str(REPO / "recipes/llama.py"),
+            "RECIPE": str(folder / "recipe.py"),
             "CONFIG": str(CONFIGS / "fsdp.yaml"),
             "LAUNCHER": shlex.quote(str(folder / "launcher")),
             "OUTPUT_DIR": str(tmp_path / "run"),
@@ -128,6 +131,12 @@ def test_a_flag_that_a_variable_decides_is_refused(flag, variable, form, call):
         code, told = call("--seed", "1", *form.format(spelled).split())
         assert told.startswith(f"error: {variable} ")
         assert (code, told.count("\n")) == (64, 1)
+
+
+def test_a_wrong_flag_of_the_recipe_is_refused_before_any_agent(call, tmp_path):
+    code, told = call("--learning_rat", "1", RECIPE=str(REPO / "recipes/llama.py"))
+    assert code == 64 and "did you mean --learning_rate?" in told
+    assert told.count("error: ") == 1 and not (tmp_path / "words").exists()
 
 
 # ---- Taken ----
