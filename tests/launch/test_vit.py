@@ -2,7 +2,7 @@
 """recipes/vit.py names an image that breaks in the middle of training, and has a checkpoint then.
 
 Its numbers are in test_cells.py, an image that is seen to be broken at the start in
-test_refusals.py; scripts/time_quickstarts.py holds that it learns.
+test_refusals.py; evidence/test_quickstarts.py holds that it learns.
 """
 
 import json

@@ -43,7 +43,7 @@ PLAIN = {
     "trackio show --project llama",
     "tensorboard --logdir runs",
     "apt install g++",
-    "python -m pytest -q tests/unit/components/test_cli.py",
+    "python -m pytest -q tests/unit/core/test_cli.py",
     "kubectl apply -f clusters/trainjob.yaml",
 }
 CLUSTER_PROGRAMS = ("sbatch", "sky", "clusters/torchrun_elastic.sh")

@@ -51,7 +51,7 @@ class TestRows:
     @pytest.mark.parametrize(
         ("row", "word"),
         [
-            # What else a pair must be: components/test_conversations.py
+            # What else a pair must be: core/test_conversations.py
             (EXPLICIT | {"rejected": [BAD | {"reasoning_content": "hm"}]}, "reasoning_content"),
             ({"prompt": "", "chosen": "b", "rejected": "c"}, "no prompt"),
             (EXPLICIT | {"rejected": [GOOD]}, "no two different"),

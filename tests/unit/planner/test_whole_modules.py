@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a rank holds of modules that are trained whole beside adapters (--modules_to_save).
 
-tests/unit/planner/test_ranks.py compares the peaks with measured ones, test_states.py what is held
-at rest with live tensors.
+tests/unit/planner/test_ranks.py compares the peaks with measured ones,
+tests/launch/test_planner_states.py what is held at rest with live tensors.
 """
 
 import pytest
