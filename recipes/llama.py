@@ -28,8 +28,6 @@ from accelerate.utils import set_seed
 from transformers import AutoModelForCausalLM
 
 from components.accelerator import make_accelerator
-from components.answers import describe_predictions, make_predictor
-from components.generation import name_false_marks
 from components.model_checks import check_model
 from components.perplexity import evaluate_perplexity
 from core.arguments import (
@@ -41,7 +39,6 @@ from core.arguments import (
     LigerArguments,
     LossInHeadArguments,
     MixtureArguments,
-    PredictionArguments,
     RowArguments,
     SamplingArguments,
 )
@@ -57,6 +54,7 @@ from core.cli import arg, free, parse
 from core.data import Rows, describe_rows, hold_out_and_mix, read_rows
 from core.engine import Layout, backward_of_sum
 from core.export import save_model
+from core.extras import first_of
 from core.loss import LossInHead
 from core.model import (
     add_adapters,
@@ -84,11 +82,10 @@ class Arguments(
     SamplingArguments,
     ChatArguments,
     InstructionTuningArguments,
-    PredictionArguments,
 ):
     """Instruction tuning."""
 
-    EXTRAS: ClassVar[tuple[str, ...]] = ("configs", "hosts", "object_store", "mesh")
+    EXTRAS: ClassVar[tuple[str, ...]] = ("configs", "hosts", "object_store", "mesh", "predict")
     MESH: ClassVar[Sequence[str]] = ("tp", "cp", "sp")
     model_name_or_path: str = "HuggingFaceTB/SmolLM2-135M"
     # EDIT: your data set. Default: 2,260 rows (Apache-2.0 license)
@@ -228,14 +225,18 @@ def train(args: Arguments, run: Run) -> None:
         shares_lines=args.packing or args.padding_free or collator.one_line,
         gives_ends=collator.one_line or layout.parts_of_row() > 1,
     )
-    predictor = make_predictor(args, run, accelerator, plan, eval_rows, tokenizer, model)
-    notes = describe_rows(train_rows, eval_rows) | describe_predictions(predictor)
+    predictor = first_of(
+        args.EXTRAS, "predictor", args, run, accelerator, plan, eval_rows, tokenizer, model
+    )
+    notes = describe_rows(train_rows, eval_rows)
+    if predictor is not None:
+        notes["predictions"] = str(predictor)
     notes["batch"] = describe_batch(
         args, plan.layout, "lines" if lines else "rows", lengths.sum() / plan.num_lines
     )
     notes["loss"] = str(token_loss)
     sample = train_rows.dataset[0]
-    notes["sample"] = show_trained_tokens(sample, tokenizer) + name_false_marks(tokenizer)
+    notes["sample"] = show_trained_tokens(sample, tokenizer)
     if lines is not None:
         notes["packing"] = describe_packing(lines, lengths, args.max_length)
     run.summarize(model, notes)

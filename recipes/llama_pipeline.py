@@ -30,7 +30,6 @@ from accelerate.utils import set_seed
 from transformers import AutoModelForCausalLM
 
 from components.accelerator import make_accelerator
-from components.generation import name_false_marks
 from components.model_checks import check_model
 from components.perplexity import log_perplexity
 from core.arguments import (
@@ -263,7 +262,7 @@ def train(args: Arguments, run: Run) -> None:
     )
     notes["pipeline"] = describe_pipeline(args, stages)
     sample = train_rows.dataset[0]
-    notes["sample"] = show_trained_tokens(sample, tokenizer) + name_false_marks(tokenizer)
+    notes["sample"] = show_trained_tokens(sample, tokenizer)
     if lines is not None:
         notes["packing"] = describe_packing(lines, lengths, args.max_length)
     run.summarize(outline, notes)

@@ -28,7 +28,6 @@ from torch.utils.data import DataLoader
 from transformers import AutoModelForCausalLM
 
 from components.accelerator import make_accelerator
-from components.generation import name_false_marks
 from components.model_checks import check_model
 from components.perplexity import perplexity_of
 from core.arguments import (
@@ -428,9 +427,7 @@ def train(args: Arguments, run: Run) -> None:
     notes["batch"] = describe_batch(args, plan.layout, "rows", lengths.mean())
     notes["experts"] = describe_experts(model, top_k, factor)
     notes["loss"] = str(token_loss)
-    notes["sample"] = show_trained_tokens(train_rows.dataset[0], tokenizer) + name_false_marks(
-        tokenizer
-    )
+    notes["sample"] = show_trained_tokens(train_rows.dataset[0], tokenizer)
     run.summarize(model, notes)
     optimizer, schedule = make_optimizer(model, args, accelerator, plan.total_steps)
     model, optimizer = accelerator.prepare(model, optimizer)

@@ -2,7 +2,6 @@
 """Text generation: under every strategy, and greedy whatever the base's generation config says."""
 
 import contextlib
-import re
 from collections.abc import Generator, Mapping
 from typing import Any
 
@@ -14,7 +13,6 @@ from transformers import GenerationConfig
 from core.chat import ANSWER, EXAMPLE, ChatTemplate
 from core.workarounds import workaround
 
-LIKE_A_TOKEN = re.compile(r"<[^<>\s]+>|\[[^\[\]\s]+\]")  # such as <|im_end|> and [INST]
 NO_LIMIT = 10**9  # tokens, for a model whose configuration has no longest sequence
 
 
@@ -105,18 +103,6 @@ def answer_in(template: ChatTemplate, written: str) -> str:
     if after:
         answer = answer.partition(after)[0]
     return answer.strip()
-
-
-def name_false_marks(tokenizer: Any) -> str:
-    """Return a line on the marks of a chat template that are no tokens, if one ends an answer."""
-    template = ChatTemplate(tokenizer)
-    _, end = around_answer(template)
-    known = tokenizer.get_vocab()
-    if not end or end in known:
-        return ""
-    written = [*LIKE_A_TOKEN.findall(template.render(EXAMPLE)), end]
-    marks = dict.fromkeys(mark for mark in written if mark not in known)
-    return f"\n{', '.join(marks)} of the chat template are no tokens of this tokenizer"
 
 
 @workaround("https://github.com/huggingface/transformers/issues/30228", seen="transformers 5.23")

@@ -12,7 +12,6 @@ from datasets import concatenate_datasets
 from torch.nn.functional import pad
 from torch.nn.utils.rnn import pad_sequence
 
-from components.generation import name_false_marks
 from components.tokens import tokenize_text
 from core.batches import Line, ends_of_rows, rows_of_lines
 from core.chat import (
@@ -215,8 +214,7 @@ def show_pair(row: Mapping[str, Any], tokenizer: Any) -> str:
     prompt = tokenizer.decode(row["prompt_ids"])
     chosen = tokenizer.decode(row["chosen_ids"])
     rejected = tokenizer.decode(row["rejected_ids"])
-    marks = name_false_marks(tokenizer)
-    return f"{prompt}[[{chosen}]] rather than [[{rejected}]]{marks}"
+    return f"{prompt}[[{chosen}]] rather than [[{rejected}]]"
 
 
 # ---- Batches ----

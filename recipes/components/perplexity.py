@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 
-from components.answers import Predictor
 from core.engine import Layout
 from core.loss import LossInHead
 from core.run import Run
@@ -20,11 +19,12 @@ def evaluate_perplexity(
     model: torch.nn.Module,
     token_loss: LossInHead,
     batches: Iterable[Mapping[str, Any]],
-    predictor: Predictor | None = None,
+    predictor: Any = None,
 ) -> None:
     """Log the loss, in nats per token trained on, and the perplexity of the evaluation batches.
 
-    With a predictor, the model also answers rows, and the metrics of its answers are logged too.
+    With a predictor (extras/predict), the model also answers rows, and the metrics of its answers
+    are logged too.
 
     Args:
         batches: of this rank, as `token_loss` takes them, with the number of tokens that are

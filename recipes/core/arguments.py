@@ -409,39 +409,12 @@ class EvalOnStartArguments:
     eval_on_start: bool = free(False, "also evaluate before the first step")
 
 
-@dataclass(kw_only=True)
-class PredictionArguments:
-    """Answers that a language model generates in evaluations."""
-
-    predict_with_generate: bool = free(
-        False,
-        "in each evaluation, write answers to held-out rows into predictions-STEP.jsonl, and "
-        "report exact match for rows with a short answer",
-    )
-    num_predictions: int = free(
-        64,
-        "rows that --predict_with_generate answers, spread over the rows to evaluate on",
-        POSITIVE,
-    )
-    generation_max_new_tokens: int = free(128, "most tokens to generate per answer", POSITIVE)
-
-    def conflicts(self) -> Iterator[str]:
-        if self.predict_with_generate and getattr(self, "eval_strategy", "") == "no":
-            yield "--predict_with_generate answers in evaluations: --eval_strategy no makes none"
-
-
 # ---- The run ----
 @dataclass(kw_only=True)
 class RunArguments:
     """The folder of the run, its checkpoints, and what happens if something fails."""
 
     output_dir: str = free("", "folder of checkpoints, logs and result")
-    output_url: str | None = free(
-        None,
-        "copy of --output_dir in an object store, as s3://BUCKET/RUN or gs://BUCKET/RUN: each "
-        "checkpoint and the result are uploaded, and a run whose folder is lost continues from "
-        "there [no copy]",
-    )
     save_steps: int = free(
         500, "optimizer steps between checkpoints; 0: only when the run is stopped", NOT_NEGATIVE
     )

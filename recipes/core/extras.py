@@ -71,6 +71,12 @@ def hooks(extras: Sequence[str], name: str) -> list[Callable[..., Any]]:
     return [getattr(module, name) for module in modules if hasattr(module, name)]
 
 
+def first_of(extras: Sequence[str], name: str, *arguments: Any) -> Any:
+    """Return what the first of the hooks of a name returns that returns anything, or None."""
+    found = (hook(*arguments) for hook in hooks(extras, name))
+    return next((result for result in found if result is not None), None)
+
+
 def parts_of_run(args: Any) -> list[InRun]:
     """Return what the extras of a recipe do during a run.
 

@@ -106,7 +106,7 @@ def give(question: Question, found: Report | table.Choice) -> None:
 
 def not_counted(args: RecipeArguments) -> list[str]:
     """Return what takes memory under these arguments and is in no plan."""
-    if not args.predict_with_generate:
+    if not getattr(args, "predict_with_generate", False):
         return []
     return [
         "the key-value cache of --predict_with_generate, while nothing is kept for a backward "

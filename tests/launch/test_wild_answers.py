@@ -74,11 +74,6 @@ def read_rows(path):
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
-def words_of(output):
-    """The words of what was printed: the summary wraps its lines."""
-    return " ".join(output.split())
-
-
 def config_of(family, tiny):
     """The config of an untrained model with few positions, of a family."""
     if family == "gpt2":  # It has a table of positions, and none behind its end.
@@ -107,7 +102,7 @@ def test_an_answer_does_not_depend_on_its_batch(family, tiny, tmp_path):
     for number, letters in enumerate([1, 9, 127, 30, 137, 60]):
         rows.append({"prompt": f"{number}" + "x" * letters, "completion": "y"})
     data = write_rows(tmp_path / "rows.jsonl", rows)
-    output = launch(
+    launch(
         "llama",
         *["--model_name_or_path", base, "--dataset_name", data, "--eval_dataset_name", data],
         *["--max_length", POSITIONS, "--predict_with_generate"],
@@ -131,10 +126,6 @@ def test_an_answer_does_not_depend_on_its_batch(family, tiny, tmp_path):
         lengths.append(len(tokenizer(text, add_special_tokens=False)["input_ids"]))
     least = POSITIONS - max(lengths)
     assert 0 < least < ROOM and POSITIONS - lengths[3] > ROOM
-    # The summary has the limit of all, and the real one of the longest prompt
-    assert f"at most {ROOM} new tokens each (the model has positions for {least} after" in words_of(
-        output
-    )
 
 
 def test_texts_of_an_encoder_decoder_depend_on_nothing_but_their_source(tiny_of, tmp_path):
@@ -170,15 +161,11 @@ def learner(once):
 
 
 @pytest.mark.parametrize(
-    ("template", "values", "says"),
-    [
-        (None, PENALTIES, None),
-        (CHATML, {}, "<|im_start|>, <|im_end|> of the chat template are no tokens of this"),
-        (THINKING, {}, None),
-    ],
+    ("template", "values"),
+    [(None, PENALTIES), (CHATML, {}), (THINKING, {})],
     ids=["penalties of the base", "marks that are no tokens", "tags before an answer"],
 )
-def test_one_model_has_one_figure_in_every_program(template, values, says, learner, tmp_path):
+def test_one_model_has_one_figure_in_every_program(template, values, learner, tmp_path):
     """The rows are learned by heart, all but two, so that the figure is known, and neither 0 nor 1.
 
     The answers repeat a letter, which a penalty would not allow.
@@ -198,8 +185,7 @@ def test_one_model_has_one_figure_in_every_program(template, values, says, learn
     if template:
         (tmp_path / "template.jinja").write_text(template)
         words += ["--chat_template", tmp_path / "template.jinja"]
-    output = launch("llama", *words, "--output_dir", out)
-    assert (says or "no tokens") in words_of(output) if says else "no tokens" not in output
+    launch("llama", *words, "--output_dir", out)
     _, evaluations = read_metrics(out)
     assert evaluations[-1]["eval_exact_match"] == pytest.approx(4 / 6)
 

@@ -13,20 +13,19 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import llama
 from components import varlen
-from components.answers import (
+from core.chat import ChatTemplate
+from core.cli import parse
+from core.data import Rows
+from extras.predict.answers import (
     SHORT_ANSWER,
     Predictor,
     PromptCollator,
     attending_to_padded_rows,
-    ends_of_answers,
     ends_of_turns,
     last_answer,
     length_of_answer,
     read_question,
 )
-from core.chat import ChatTemplate
-from core.cli import parse
-from core.data import Rows
 from fakes import fake_accelerator
 
 NO = -100
@@ -85,7 +84,8 @@ def test_a_question_is_the_conversation_before_its_last_answer(tokenize, tokeniz
     expected = tokenizer.apply_chat_template(TALK[:3], tokenize=False, add_generation_prompt=True)
     assert question.prompt == expected
     assert question.reference == "c-d"
-    assert question.length == len(tokenizer.encode("c-d", add_special_tokens=False))
+    assert question.has_one_answer
+    assert tokenizer.decode(question.end) == "<|end_of_turn|>"
     assert "<|" not in question.shown and question.shown.endswith("Spell cd.")
 
 
@@ -102,9 +102,8 @@ def test_a_row_that_is_cut_at_a_token_that_may_end_a_turn_has_no_whole_reference
     cut = prepare(prepare(1024)["input_ids"].tolist().index(think) + 1)
     assert cut["input_ids"][-1] == think
     question = read_question(cut, ChatTemplate(tokenizer), ends_of_turns(tokenizer), 128)
-    assert question.length is None and question.reference == "ab<think>"
-    rows = SimpleNamespace(dataset=[cut])
-    assert ends_of_answers(rows, [0], tokenizer) == set()
+    assert question.end is None and question.reference == "ab<think>"
+    assert not question.has_one_answer
 
 
 def test_prompts_are_padded_on_the_left(tokenize):
@@ -169,9 +168,9 @@ def predictor_of(tokenizer, tmp_path, monkeypatch):
     def generate(accelerator, model, inputs, **options):
         return model.generate(**inputs, **options)
 
-    monkeypatch.setattr("components.answers.generate", generate)
+    monkeypatch.setattr("extras.predict.answers.generate", generate)
     monkeypatch.setattr(
-        "components.answers.gather_rows", lambda accelerator, answers: list(answers)
+        "extras.predict.answers.gather_rows", lambda accelerator, answers: list(answers)
     )
     return make
 
@@ -203,14 +202,13 @@ def test_a_reference_that_is_longer_than_what_may_be_generated_is_no_mistake(
     said = tokenizer.encode("c-d", add_special_tokens=False)
     enough = predictor_of(rows, "--generation_max_new_tokens", len(said))
     assert enough.predict(Parrot(said)) == {"eval_exact_match": pytest.approx(2 / 3)}
-    assert f"3 have an answer of at most {len(said)} tokens" in str(enough)
+    assert "counts 3 with a short answer" in str(enough)
     less = predictor_of(rows, "--generation_max_new_tokens", len(said) - 1)
     assert less.predict(Parrot(said[:-1])) == {}
-    assert f"0 have an answer of at most {len(said) - 1} tokens" in str(less)
+    assert "counts 0 with a short answer" in str(less)
     # So it is where the model has no positions for more
     longest = max(last_answer(row["labels"])[0] for row in rows.dataset)
     short = predictor_of(rows, positions=longest + len(said) - 1)
-    assert f"has positions for {len(said) - 1} after the longest prompt" in str(short)
     short.predict(Parrot(said[:-1]))
     text = (tmp_path / "predictions-5.jsonl").read_text(encoding="utf-8")
     assert json.loads(text.splitlines()[0])["correct"] is None
