@@ -16,6 +16,7 @@ import argparse
 import copy
 import dataclasses
 import difflib
+import functools
 import json
 import math
 import sys
@@ -226,6 +227,7 @@ def parse(kind: type[A], description: str | None = None, words: Sequence[str] | 
     return args
 
 
+@functools.cache  # Two calls of one recipe have arguments of one class
 def with_extras(kind: type[A]) -> type[A]:
     """Return `kind` with the arguments of the extras that it lists in EXTRAS."""
     listed: Sequence[str] = getattr(kind, "EXTRAS", ())

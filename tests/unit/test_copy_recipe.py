@@ -95,13 +95,8 @@ class TestRecipesOfThisRepository:
         finder = modulefinder.ModuleFinder(path=[str(REPO / "recipes")])
         finder.run_script(str(RECIPES["llama"]))
         found = {Path(module.__file__) for module in finder.modules.values() if module.__file__}
-        needed = set(imports.modules_needed(RECIPES["llama"]))
-        extras = {path for path in needed if "extras" in path.parts}
-        assert {path.parent.name for path in extras} == {
-            "extras",
-            *imports.extras_of(RECIPES["llama"]),
-        }
-        assert needed - extras == found - {RECIPES["llama"]}
+        needed = imports.modules_needed(RECIPES["llama"], extras=())  # it finds no extras
+        assert set(needed) == found - {RECIPES["llama"]}
 
     @pytest.mark.parametrize("name", RECIPES)
     def test_the_copy_names_no_file_of_this_repository_that_it_lacks(self, name):

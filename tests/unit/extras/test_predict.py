@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Evaluation rows become prompts and references, and answers become verdicts."""
 
+import contextlib
 import json
 from types import SimpleNamespace
 
@@ -161,7 +162,8 @@ def predictor_of(tokenizer, tmp_path, monkeypatch):
             starts = range(0, len(lines), 2)
             return [collate(rows.dataset, lines[start : start + 2]) for start in starts]
 
-        plan = SimpleNamespace(ordered_loader=loader)
+        layout = SimpleNamespace(gather=list, heeding_masks=contextlib.nullcontext)
+        plan = SimpleNamespace(ordered_loader=loader, layout=layout)
         model = Parrot([], positions)
         return Predictor(args, run, accelerator, plan, rows, tokenizer, model)
 
@@ -169,9 +171,6 @@ def predictor_of(tokenizer, tmp_path, monkeypatch):
         return model.generate(**inputs, **options)
 
     monkeypatch.setattr("extras.predict.answers.generate", generate)
-    monkeypatch.setattr(
-        "extras.predict.answers.gather_rows", lambda accelerator, answers: list(answers)
-    )
     return make
 
 
