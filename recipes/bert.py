@@ -40,7 +40,6 @@ from components.labels import (
     read_label,
     validate_texts,
 )
-from components.model_checks import check_model
 from components.tokens import without_lone_surrogates
 from core.arguments import (
     CommonArguments,
@@ -58,6 +57,7 @@ from core.engine import backward_of_sum
 from core.export import save_model
 from core.model import (
     base_model_of,
+    check_model,
     load_tokenizer,
     make_optimizer,
     read_config,
@@ -233,7 +233,7 @@ def train(args: Arguments, run: Run) -> None:
     )
     config = base_model_of(model).config
     config.pad_token_id = tokenizer.pad_token_id  # decoders classify at the last token before it
-    check_model(args, model, train_rows.largest_token(tokenizer))
+    check_model(model, train_rows.largest_token(tokenizer))
     notes = describe_rows(train_rows, eval_rows) | of_head
     first = train_rows.dataset[0]
     notes["labels"] = classes.describe()

@@ -27,7 +27,6 @@ from transformers import AutoConfig, AutoModelForTokenClassification
 
 from components.accelerator import make_accelerator
 from components.classifier import load_classifier, pad_texts
-from components.model_checks import check_model
 from components.tagger import evaluate_tags, summed_tag_loss
 from components.tags import (
     NO_WORD,
@@ -63,6 +62,7 @@ from core.engine import backward_of_sum
 from core.export import save_model
 from core.model import (
     base_model_of,
+    check_model,
     load_tokenizer,
     loading,
     make_optimizer,
@@ -253,7 +253,7 @@ def train(args: Arguments, run: Run) -> None:
     )
     config = base_model_of(model).config
     config.pad_token_id = tokenizer.pad_token_id
-    check_model(args, model, train_rows.largest_token(tokenizer))
+    check_model(model, train_rows.largest_token(tokenizer))
     notes = describe_rows(train_rows, eval_rows) | of_head
     notes["labels"] = describe_tags(count_tags(train_rows), tag_ids)
     notes["batch"] = describe_batch(args, plan.layout, "rows", lengths.mean())

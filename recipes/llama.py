@@ -28,7 +28,6 @@ from accelerate.utils import set_seed
 from transformers import AutoModelForCausalLM
 
 from components.accelerator import make_accelerator
-from components.model_checks import check_model
 from components.perplexity import evaluate_perplexity
 from core.arguments import (
     ChatArguments,
@@ -59,6 +58,7 @@ from core.loss import LossInHead
 from core.model import (
     add_adapters,
     add_neftune,
+    check_model,
     load_pretrained,
     load_tokenizer,
     make_optimizer,
@@ -85,7 +85,14 @@ class Arguments(
 ):
     """Instruction tuning."""
 
-    EXTRAS: ClassVar[tuple[str, ...]] = ("configs", "hosts", "object_store", "mesh", "predict")
+    EXTRAS: ClassVar[tuple[str, ...]] = (
+        "configs",
+        "hosts",
+        "object_store",
+        "mesh",
+        "predict",
+        "varlen",
+    )
     MESH: ClassVar[Sequence[str]] = ("tp", "cp", "sp")
     model_name_or_path: str = "HuggingFaceTB/SmolLM2-135M"
     # EDIT: your data set. Default: 2,260 rows (Apache-2.0 license)
@@ -219,7 +226,6 @@ def train(args: Arguments, run: Run) -> None:
     #     cross_entropy(logits, targets, reduction="none", label_smoothing=0.1)
     token_loss = LossInHead(model, args.max_logits_mib, accelerator.device)
     check_model(
-        args,
         model,
         train_rows.largest_token(tokenizer),
         shares_lines=args.packing or args.padding_free or collator.one_line,

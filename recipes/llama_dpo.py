@@ -31,7 +31,6 @@ from tqdm.auto import tqdm
 from transformers import AutoModelForCausalLM
 
 from components.accelerator import make_accelerator
-from components.model_checks import check_model
 from components.pairs import (
     PairCollator,
     adapters_disabled,
@@ -68,6 +67,7 @@ from core.export import save_model
 from core.loss import LossInHead
 from core.model import (
     add_adapters,
+    check_model,
     load_pretrained,
     load_tokenizer,
     make_optimizer,
@@ -99,7 +99,7 @@ class Arguments(
 ):
     """Preference tuning."""
 
-    EXTRAS: ClassVar[tuple[str, ...]] = ("configs", "hosts", "object_store", "mesh")
+    EXTRAS: ClassVar[tuple[str, ...]] = ("configs", "hosts", "object_store", "mesh", "varlen")
     LOSS_UNIT: ClassVar[str] = "per pair"
     MESH: ClassVar[Sequence[str]] = ("tp", "cp", "sp")
     model_name_or_path: str = "Qwen/Qwen2.5-0.5B-Instruct"  # Apache-2.0
@@ -454,7 +454,6 @@ def train(args: Arguments, run: Run) -> None:
     model = load_model(args, layout)
     token_loss = LossInHead(model, args.max_logits_mib, accelerator.device)
     check_model(
-        args,
         model,
         train_rows.largest_token(tokenizer),
         shares_lines=collator.one_line,

@@ -30,7 +30,6 @@ from accelerate.utils import set_seed
 from transformers import AutoModelForCausalLM
 
 from components.accelerator import make_accelerator
-from components.model_checks import check_model
 from components.perplexity import log_perplexity
 from core.arguments import (
     ChatArguments,
@@ -56,6 +55,7 @@ from core.engine import Layout
 from core.export import save_model
 from core.model import (
     add_neftune,
+    check_model,
     load_pretrained,
     load_tokenizer,
     make_optimizer,
@@ -92,7 +92,7 @@ class Arguments(
 ):
     """Instruction tuning over a pipeline."""
 
-    EXTRAS: ClassVar[tuple[str, ...]] = ("configs", "hosts", "object_store", "pipeline")
+    EXTRAS: ClassVar[tuple[str, ...]] = ("configs", "hosts", "object_store", "pipeline", "varlen")
     model_name_or_path: str = "HuggingFaceTB/SmolLM2-135M"
     # EDIT: your data set. Default: 2,260 rows (Apache-2.0 license)
     dataset_name: list[str] = arg(["HuggingFaceTB/smoltalk"])
@@ -251,7 +251,6 @@ def train(args: Arguments, run: Run) -> None:
     outline = outline_of(AutoModelForCausalLM, args)  # the whole model without its weights
     stages = check_stages(args, outline)
     check_model(
-        args,
         outline,
         train_rows.largest_token(tokenizer),
         shares_lines=args.packing,

@@ -35,7 +35,6 @@ from components.accelerator import make_accelerator
 from components.best import require_rows_to_choose_by
 from components.documents import Documents, open_documents
 from components.generation import stop_tokens_of_texts
-from components.model_checks import check_model
 from components.perplexity import evaluate_perplexity
 from components.stream import (
     START,
@@ -62,6 +61,7 @@ from core.export import save_model
 from core.loss import LossInHead
 from core.model import (
     add_adapters,
+    check_model,
     load_pretrained,
     load_tokenizer,
     make_optimizer,
@@ -83,7 +83,7 @@ class Arguments(
 ):
     """Continued pretraining."""
 
-    EXTRAS: ClassVar[tuple[str, ...]] = ("configs", "hosts", "object_store", "mesh")
+    EXTRAS: ClassVar[tuple[str, ...]] = ("configs", "hosts", "object_store", "mesh", "varlen")
     MESH: ClassVar[Sequence[str]] = ("tp", "cp", "sp")
     model_name_or_path: str = "HuggingFaceTB/SmolLM2-135M"
     # EDIT: your data set. Default: 100,000 synthetic texts without a test split (Apache-2.0
@@ -339,7 +339,6 @@ def train(args: Arguments, run: Run) -> None:
     #     cross_entropy(logits, targets, reduction="none", label_smoothing=0.1)
     token_loss = LossInHead(model, args.max_logits_mib, accelerator.device)
     check_model(
-        args,
         model,
         corpus.largest_token(tokenizer),
         shares_lines=True,

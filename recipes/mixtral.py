@@ -28,7 +28,6 @@ from torch.utils.data import DataLoader
 from transformers import AutoModelForCausalLM
 
 from components.accelerator import make_accelerator
-from components.model_checks import check_model
 from components.perplexity import perplexity_of
 from core.arguments import (
     ChatArguments,
@@ -59,6 +58,7 @@ from core.model import (
     add_adapters,
     add_neftune,
     base_model_of,
+    check_model,
     load_pretrained,
     load_tokenizer,
     make_optimizer,
@@ -84,7 +84,14 @@ class Arguments(
 ):
     """Instruction tuning of mixtures of experts."""
 
-    EXTRAS: ClassVar[tuple[str, ...]] = ("configs", "hosts", "object_store", "mesh", "experts")
+    EXTRAS: ClassVar[tuple[str, ...]] = (
+        "configs",
+        "hosts",
+        "object_store",
+        "mesh",
+        "experts",
+        "varlen",
+    )
     MESH: ClassVar[Sequence[str]] = ("tp", "cp", "sp")
     model_name_or_path: str = "allenai/OLMoE-1B-7B-0924"  # Apache-2.0
     # EDIT: your data set. Default: 2,260 rows (Apache-2.0 license)
@@ -417,7 +424,6 @@ def train(args: Arguments, run: Run) -> None:
     #     cross_entropy(logits, targets, reduction="none", label_smoothing=0.1)
     token_loss = LossInHead(model, args.max_logits_mib, accelerator.device)
     check_model(
-        args,
         model,
         train_rows.largest_token(tokenizer),
         shares_lines=collator.one_line,

@@ -37,7 +37,6 @@ from transformers import AutoModelForSeq2SeqLM
 
 from components.accelerator import make_accelerator
 from components.generation import generate, greedy_options, stop_tokens_of_texts
-from components.model_checks import check_model
 from components.predictions import NUM_SHOWN, SHOWN_LETTERS, show_prediction, write_predictions
 from components.seq2seq import (
     Seq2SeqCollator,
@@ -70,6 +69,7 @@ from core.exits import Exit, fail
 from core.export import save_model
 from core.model import (
     add_adapters,
+    check_model,
     load_pretrained,
     load_tokenizer,
     make_optimizer,
@@ -417,7 +417,7 @@ def train(args: Arguments, run: Run) -> None:
     # ---- Model, optimizer, schedule ----
     model = load_model(args, layout, tokenizer)
     first = train_rows.dataset[0]
-    check_model(args, model, train_rows.largest_token(tokenizer))
+    check_model(model, train_rows.largest_token(tokenizer))
     notes = describe_rows(train_rows, eval_rows)
     notes["batch"] = describe_batch(args, plan.layout, "rows", lengths.mean())
     notes["length"] = (

@@ -2,7 +2,7 @@
 """Find what makes a run impossible before anything is loaded: all problems at once, with fixes.
 
 What is wrong with the arguments alone, core/cli.py has refused. core/engine.py checks them
-together with the launch; model_checks.py follows once the model is there.
+together with the launch; core/model.py follows once the model is there.
 """
 
 from collections.abc import Iterator

@@ -13,7 +13,6 @@ from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import llama
-from components import varlen
 from core.chat import ChatTemplate
 from core.cli import parse
 from core.data import Rows
@@ -27,6 +26,7 @@ from extras.predict.answers import (
     length_of_answer,
     read_question,
 )
+from extras.varlen import attention as varlen
 from fakes import fake_accelerator
 
 NO = -100

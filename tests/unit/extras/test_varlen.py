@@ -6,25 +6,17 @@ arguments stands in for it, so that registration, shapes, grouped heads, windows
 rows are shown; what the real one takes is looked at on tensors without memory.
 """
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from datasets import Dataset
 from torch.nn.functional import scaled_dot_product_attention
-from transformers import (
-    AutoModelForCausalLM,
-    Gemma2Config,
-    GPT2Config,
-    GPTNeoConfig,
-    Llama4TextConfig,
-    LlamaConfig,
-    MistralConfig,
-    MixtralConfig,
-)
 
-from components import varlen
 from core.batches import TokenCollator
 from core.loss import LossInHead
-from mask_probe import ARCHITECTURES, SHAPE, distance_from_alone, leak, packed_batch, random_model
+from extras.varlen import attention
+from mask_probe import ARCHITECTURES, distance_from_alone, leak, packed_batch, random_model
 
 LENGTHS = [7, 1, 10, 6]
 CLOSE = {"rtol": 1e-4, "atol": 1e-6}  # fp32, added in another order
@@ -70,8 +62,7 @@ def calls(monkeypatch):
         seen.append((query.dtype, key.dtype, value.dtype))
         return by_row(query, key, value, *arguments, **options)
 
-    monkeypatch.setattr(varlen, "KERNEL", watched)
-    monkeypatch.setattr(varlen, "PARAMETERS", frozenset({"window_size", "enable_gqa"}))
+    monkeypatch.setattr(attention, "varlen_attn", watched)
     return seen
 
 
@@ -101,11 +92,8 @@ def pair_of(architecture):
     return ours, theirs
 
 
-@pytest.mark.parametrize("groups", [True, False], ids=["grouped", "repeated"])
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_logits_and_gradients_are_those_of_each_row_alone(architecture, groups, calls, monkeypatch):
-    if not groups:
-        monkeypatch.setattr(varlen, "PARAMETERS", frozenset({"window_size"}))
+def test_logits_and_gradients_are_those_of_each_row_alone(architecture, calls):
     ours, theirs = pair_of(architecture)
     batch, owners = in_one_line(*LENGTHS)
     logits = ours(**batch).logits[0]
@@ -183,11 +171,10 @@ def test_what_the_kernel_cannot_do_is_an_error(name, calls):
     query = torch.zeros(1, 4, 3, 16)
     options = ends_of([3]) | {name: IMPOSSIBLE[name]}
     with pytest.raises(ValueError, match=name):
-        varlen.varlen_attention(torch.nn.Module(), query, query, query, None, **options)
+        attention.varlen_attention(torch.nn.Module(), query, query, query, None, **options)
     assert not calls
 
 
-@pytest.mark.skipif(not varlen.is_available(), reason="this torch has no varlen_attn")
 def test_the_real_kernel_takes_these_shapes():
     """Forward and backward pass on tensors without memory: arguments and shapes, not numbers."""
     model = random_model("mistral", "varlen", torch.bfloat16).to("meta")
@@ -204,18 +191,15 @@ def test_the_real_kernel_takes_these_shapes():
 @pytest.mark.parametrize(
     ("config", "word"),
     [
-        (MistralConfig(**SHAPE, sliding_window=5), None),
-        (MixtralConfig(**SHAPE, num_local_experts=2), None),
-        (Gemma2Config(**SHAPE), "softcap"),
-        (Llama4TextConfig(**SHAPE, num_local_experts=2), "chunked_attention"),
-        (GPT2Config(n_layer=1, n_head=2, n_embd=16, vocab_size=320), "attn_pdrop"),
-        (GPTNeoConfig(num_layers=1, attention_types=[[["global"], 1]]), "ends of rows"),
-        (LlamaConfig(**SHAPE, attention_dropout=0.1), "attention_dropout"),
-        (LlamaConfig(**SHAPE | {"head_dim": 20}), "20 features"),
+        ({"sliding_window": 5}, "only in its masks"),
+        ({"layer_types": ["sliding_attention"]}, "only in its masks"),
+        ({"layer_types": ["full_attention", "chunked_attention"]}, "layers of chunked_attention"),
     ],
-    ids=lambda value: getattr(value, "model_type", None),
 )
-def test_models_for_which_it_would_be_wrong_are_named(config, word):
-    with torch.device("meta"):
-        problem = varlen.problem_of(AutoModelForCausalLM.from_config(config))
-    assert problem is None if word is None else word in problem
+def test_what_only_the_masks_of_a_model_say_is_an_error(config, word, calls):
+    query = torch.zeros(1, 4, 3, 16)
+    module = torch.nn.Module()
+    module.config = SimpleNamespace(**config)
+    with pytest.raises(ValueError, match=word):
+        attention.varlen_attention(module, query, query, query, None, **ends_of([3]))
+    assert not calls

@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""--attn_implementation varlen: FlashAttention without a package."""
