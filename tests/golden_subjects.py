@@ -51,7 +51,7 @@ def prepared_rows(folder, tokenizer, skip_bad_rows):
 
 def batches(lengths, sampling, batch, accumulation, ranks, seed, epochs):
     """The rows of each micro-batch of all ranks, in order, with empty ones."""
-    from core.batches import Plan, TrainingBatches
+    from core.batches import Plan
     from example_arguments import language_model_arguments
     from fakes import rows_of_their_own
 
@@ -63,9 +63,9 @@ def batches(lengths, sampling, batch, accumulation, ranks, seed, epochs):
     for rank in range(ranks):
         layout = rows_of_their_own(ranks, rank)
         plan = Plan(args, layout, len(lengths), np.array(lengths))
-        of_ranks.append(list(TrainingBatches(plan, first_step=0)))
+        of_ranks.append(list(plan.training_batches(first_step=0)))
         done = plan.total_steps // 2
-        resumed = list(TrainingBatches(plan, first_step=done))
+        resumed = list(plan.training_batches(first_step=done))
         assert resumed == of_ranks[rank][done * accumulation :]
     return [micro_batch for of_round in zip(*of_ranks, strict=True) for micro_batch in of_round]
 

@@ -30,8 +30,6 @@ class Plan:
     """The batches of a run, and how many steps they make.
 
     Attributes:
-        args: the recipe's arguments.
-        layout: which ranks have other rows.
         num_lines: lines in a pass over the data.
         lengths: tokens of each line, [lines], for --train_sampling_strategy group_by_length.
     """
@@ -69,9 +67,7 @@ class Plan:
 
         group_by_length sorts parts of the random order, each from its longest line to its shortest.
         """
-        strategy = "random"
-        if hasattr(self.args, "train_sampling_strategy"):
-            strategy = self.args.train_sampling_strategy
+        strategy = getattr(self.args, "train_sampling_strategy", "random")
         if strategy == "sequential":
             return np.arange(self.num_lines)
         order = np.random.default_rng((self.args.seed, epoch)).permutation(self.num_lines)
@@ -83,6 +79,30 @@ class Plan:
                 part[:] = part[np.argsort(-self.lengths[part], kind="stable")]
         return order
 
+    def training_batches(self, first_step: int, counts_on: bool = False) -> Iterator[list[int]]:
+        """Yield the numbers of the lines of this rank's micro-batches, to the end of the run.
+
+        Where an epoch ends within a step, batches have fewer lines or none, so that all ranks have
+        as many.
+
+        Args:
+            counts_on: add `num_lines` to all numbers in each further epoch, for a collator that
+                draws something else for a row in each.
+        """
+        size = self.args.per_device_train_batch_size
+        starts = starts_of_batches(self.rows_per_step, size, self.layout)
+        epoch = -1
+        order = np.empty(0)
+        for step in range(first_step, self.total_steps):
+            if step // self.steps_per_epoch != epoch:
+                epoch = step // self.steps_per_epoch
+                order = self.order_of(epoch)
+                if counts_on:
+                    order = order + epoch * self.num_lines
+            first = step % self.steps_per_epoch * self.rows_per_step
+            for start in starts:
+                yield order[first + start : first + start + size].tolist()
+
     def training_loader(
         self,
         rows: Any,
@@ -91,7 +111,7 @@ class Plan:
         lines: Sequence[Line] | None = None,
         counts_on: bool = False,
     ) -> Any:
-        """Return a loader of this rank's micro-batches to the end of the run, on its device.
+        """Return a loader, for one pass, of this rank's micro-batches to the end of the run.
 
         Args:
             rows: with the data set as its `dataset`.
@@ -99,9 +119,9 @@ class Plan:
                 that it reads. `row` in a batch has the numbers of its rows in their file.
             first_step: steps that are done already.
             lines: numbers of the rows in each line; None for one row per line.
-            counts_on: as in `TrainingBatches`.
+            counts_on: as in `training_batches`.
         """
-        return self._loader(rows, collate, TrainingBatches(self, first_step, counts_on), lines)
+        return self._loader(rows, collate, self.training_batches(first_step, counts_on), lines)
 
     def evaluation_loader(self, rows: Any, collate: Any) -> Any:
         """Return a loader of this rank's evaluation batches; None without rows."""
@@ -118,7 +138,6 @@ class Plan:
     def _loader(
         self, rows: Any, collate: Any, batches: Any, lines: Sequence[Line] | None = None
     ) -> Any:
-        """Return a loader of batches that are given as the numbers of their lines."""
         return DataLoaderShard(
             OneRowPerLine() if lines is None else lines,
             device=self.layout.device,
@@ -132,39 +151,6 @@ class Plan:
             # that one is seeded for each step and draws dropout
             generator=torch.Generator(),
         )
-
-
-@dataclass(frozen=True)
-class TrainingBatches:
-    """The numbers of the lines of a rank's micro-batches, from a step to the end of the run.
-
-    Where an epoch ends within a step, batches have fewer lines or none, so that all ranks have as
-    many.
-
-    Attributes:
-        counts_on: add `num_lines` to all numbers in each further epoch, for a collator that draws
-            something else for a row in each.
-    """
-
-    plan: Plan
-    first_step: int
-    counts_on: bool = False
-
-    def __iter__(self) -> Iterator[list[int]]:
-        plan = self.plan
-        size = plan.args.per_device_train_batch_size
-        starts = starts_of_batches(plan.rows_per_step, size, plan.layout)
-        epoch = -1
-        order = np.empty(0)
-        for step in range(self.first_step, plan.total_steps):
-            if step // plan.steps_per_epoch != epoch:
-                epoch = step // plan.steps_per_epoch
-                order = plan.order_of(epoch)
-                if self.counts_on:
-                    order = order + epoch * plan.num_lines
-            first = step % plan.steps_per_epoch * plan.rows_per_step
-            for start in starts:
-                yield order[first + start : first + start + size].tolist()
 
 
 class OneRowPerLine:
@@ -190,11 +176,7 @@ def leave_process_group(worker_id: int) -> None:
 
 
 def rows_of_lines(source: Any, lines: Sequence[Line]) -> list[Any]:
-    """Return the rows of all lines of a batch, one after the other; a rank may have no lines.
-
-    Args:
-        source: a data set of the library datasets, which reads several rows at once.
-    """
+    """Return the rows of all lines of a batch, one after the other; a rank may have no lines."""
     numbers = [row for line in lines for row in line]
     return source.__getitems__(numbers) if numbers else []
 
@@ -249,10 +231,10 @@ def pack(lengths: Sequence[int] | np.ndarray, capacity: int) -> list[Line]:
                 del with_room[room], rooms[place]
         lines[number].append(row)
         room -= length
-        if room and room not in with_room:
-            with_room[room] = []
-            insort(rooms, room)
         if room:
+            if room not in with_room:
+                with_room[room] = []
+                insort(rooms, room)
             heappush(with_room[room], number)
     return lines
 

@@ -13,7 +13,7 @@ import torch
 from datasets import Dataset
 from transformers import AutoModelForCausalLM, LlamaConfig
 
-from core.batches import Plan, TokenCollator, TrainingBatches, pack
+from core.batches import Plan, TokenCollator, pack
 from core.loss import LossInHead
 from example_arguments import language_model_arguments
 from extras.pipeline.layout import PipelineLayout
@@ -58,7 +58,7 @@ def steps_of(flags, num_rows, ranks=1, accumulation=1, first_step=0, lengths=Non
     of_ranks = []
     for rank in range(ranks):
         plan = plan_of(flags, num_rows, rows_of_their_own(ranks, rank), lengths)
-        batches = list(TrainingBatches(plan, first_step))
+        batches = list(plan.training_batches(first_step))
         windows = range(0, len(batches), accumulation)
         of_ranks.append([sum(batches[i : i + accumulation], []) for i in windows])
     return [sum(parts, []) for parts in zip(*of_ranks, strict=True)]
@@ -107,7 +107,7 @@ def test_the_ranks_of_a_pipeline_get_the_same_batches_and_pipelines_get_others()
     for rank in range(4):
         accelerator = fake_accelerator(num_processes=4, process_index=rank)
         layout = PipelineLayout(accelerator, {"pp": 2})
-        found.append(list(TrainingBatches(plan_of(flags, 24, layout), 0)))
+        found.append(list(plan_of(flags, 24, layout).training_batches(0)))
     assert found[0] == found[2] and found[1] == found[3]
     assert sorted(sum(found[0] + found[1], [])) == list(range(24))
 
