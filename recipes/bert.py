@@ -25,7 +25,6 @@ import torch
 from accelerate.utils import set_seed
 from transformers import AutoModelForSequenceClassification
 
-from components.accelerator import make_accelerator
 from components.classifier import (
     evaluate_classifier,
     load_classifier,
@@ -53,7 +52,7 @@ from core.arguments import (
 from core.batches import Line, Plan, describe_batch, rows_of_lines
 from core.cli import arg, parse
 from core.data import Rows, describe_rows, hash_of_row, hold_out_and_mix, read_rows
-from core.engine import backward_of_sum
+from core.engine import backward_of_sum, make_accelerator
 from core.export import save_model
 from core.model import (
     base_model_of,

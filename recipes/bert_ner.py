@@ -25,7 +25,6 @@ import torch
 from accelerate.utils import set_seed
 from transformers import AutoConfig, AutoModelForTokenClassification
 
-from components.accelerator import make_accelerator
 from components.classifier import load_classifier, pad_texts
 from components.tagger import evaluate_tags, summed_tag_loss
 from components.tags import (
@@ -58,7 +57,7 @@ from core.data import (
     hold_out_and_mix,
     read_rows,
 )
-from core.engine import backward_of_sum
+from core.engine import backward_of_sum, make_accelerator
 from core.export import save_model
 from core.model import (
     base_model_of,

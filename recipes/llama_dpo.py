@@ -30,7 +30,6 @@ from torch.utils.data import DataLoader
 from tqdm.auto import tqdm
 from transformers import AutoModelForCausalLM
 
-from components.accelerator import make_accelerator
 from components.pairs import (
     PairCollator,
     adapters_disabled,
@@ -62,7 +61,7 @@ from core.data import (
     read_rows,
     rename_columns,
 )
-from core.engine import Layout, backward_of_sum
+from core.engine import Layout, backward_of_sum, make_accelerator
 from core.export import save_model
 from core.loss import LossInHead
 from core.model import (

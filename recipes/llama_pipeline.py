@@ -29,7 +29,6 @@ import torch
 from accelerate.utils import set_seed
 from transformers import AutoModelForCausalLM
 
-from components.accelerator import make_accelerator
 from components.perplexity import log_perplexity
 from core.arguments import (
     ChatArguments,
@@ -51,7 +50,7 @@ from core.chat import (
 )
 from core.cli import arg, parse
 from core.data import Rows, describe_rows, hold_out_and_mix, read_rows
-from core.engine import Layout
+from core.engine import Layout, make_accelerator
 from core.export import save_model
 from core.model import (
     add_neftune,

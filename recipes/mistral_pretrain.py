@@ -31,7 +31,6 @@ from accelerate.utils import send_to_device, set_seed
 from datasets import Dataset
 from transformers import AutoModelForCausalLM
 
-from components.accelerator import make_accelerator
 from components.best import require_rows_to_choose_by
 from components.documents import Documents, open_documents
 from components.generation import stop_tokens_of_texts
@@ -55,7 +54,7 @@ from core.arguments import (
 )
 from core.batches import describe_batch, evaluation_steps, takes_one_line
 from core.cli import NOT_NEGATIVE, POSITIVE, arg, free, parse
-from core.engine import Layout, backward_of_sum
+from core.engine import Layout, backward_of_sum, make_accelerator
 from core.exits import Exit, fail
 from core.export import save_model
 from core.loss import LossInHead

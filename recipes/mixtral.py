@@ -27,7 +27,6 @@ from torch.nn.functional import pad
 from torch.utils.data import DataLoader
 from transformers import AutoModelForCausalLM
 
-from components.accelerator import make_accelerator
 from components.perplexity import perplexity_of
 from core.arguments import (
     ChatArguments,
@@ -50,7 +49,7 @@ from core.chat import (
 )
 from core.cli import NOT_NEGATIVE, arg, parse
 from core.data import Rows, describe_rows, hold_out_and_mix, read_rows
-from core.engine import Layout, backward_of_sum
+from core.engine import Layout, backward_of_sum, make_accelerator
 from core.exits import Exit, fail
 from core.export import save_model
 from core.loss import LossInHead

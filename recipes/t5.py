@@ -35,7 +35,6 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader
 from transformers import AutoModelForSeq2SeqLM
 
-from components.accelerator import make_accelerator
 from components.generation import generate, greedy_options, stop_tokens_of_texts
 from components.predictions import NUM_SHOWN, SHOWN_LETTERS, show_prediction, write_predictions
 from components.seq2seq import (
@@ -64,7 +63,7 @@ from core.data import (
     missing_columns,
     read_rows,
 )
-from core.engine import Layout, backward_of_sum
+from core.engine import Layout, backward_of_sum, make_accelerator
 from core.exits import Exit, fail
 from core.export import save_model
 from core.model import (

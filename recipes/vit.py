@@ -30,7 +30,6 @@ from accelerate.utils import set_seed
 from PIL import Image, ImageOps
 from transformers import AutoImageProcessor, AutoModelForImageClassification
 
-from components.accelerator import make_accelerator
 from components.classifier import evaluate_classifier, load_classifier, weighted_row_losses
 from components.images import (
     cast_pixels,
@@ -64,7 +63,7 @@ from core.data import (
     open_sources,
     prepare_rows,
 )
-from core.engine import backward_of_sum
+from core.engine import backward_of_sum, make_accelerator
 from core.exits import Exit, fail
 from core.export import save_model
 from core.model import (

@@ -9,12 +9,16 @@ from datetime import timedelta
 from typing import Any
 
 import torch
+import transformers
 from accelerate import Accelerator, DistributedDataParallelKwargs, InitProcessGroupKwargs
 from accelerate.utils import GradientAccumulationPlugin, gather_object
 from accelerate.utils.dataclasses import DynamoBackend, TorchDynamoPlugin
 
 from core import workarounds
+from core.config_names import find_launch_faults
+from core.exits import Exit, fail
 from core.extras import hooks
+from core.metrics import find_missing_tracker
 from core.workarounds import fsdp_plugin, mixed_dtype
 
 # The watch over the ranks reports a hang before the process group times out.
@@ -213,11 +217,40 @@ def compute_dtype(dtype: str, accelerator: Accelerator) -> str:
 
 
 # ---- The Accelerator ----
+def make_accelerator(args: Any) -> tuple[Accelerator, Layout]:
+    """Return the Accelerator, which has to exist before the model is loaded, and its layout.
+
+    Ends with 64 if YAML, launcher and arguments request what would silently not be done, or what
+    accelerate or an extra refuses.
+    """
+    faults = find_launch_faults()
+    if not faults:
+        for hook in hooks(args.EXTRAS, "before_accelerator"):
+            faults.extend(hook(args))
+    if faults:
+        fail(Exit.USAGE, *faults)
+    try:
+        accelerator = new_accelerator(args)
+        layout = make_layout(args, accelerator)
+    except (ValueError, ImportError) as error:
+        fail(Exit.USAGE, f"accelerate cannot run what the launch requests: {error}")
+    faults = [*find_faults(args, layout), *find_missing_tracker(args)]
+    if faults:
+        fail(Exit.USAGE, *faults)
+    set_up_engine(args, accelerator)
+    if not accelerator.is_local_main_process:
+        import datasets  # A plan of the memory needs this module, but not datasets.
+
+        transformers.utils.logging.disable_progress_bar()
+        datasets.disable_progress_bars()
+    return accelerator, layout
+
+
 def new_accelerator(args: Any) -> Accelerator:
     """Return the Accelerator for YAML, launcher and arguments.
 
     Raises:
-        RuntimeError, ValueError, ImportError: if accelerate cannot run what they request.
+        ValueError, ImportError: if accelerate cannot run what they request.
     """
     dynamo = None
     if getattr(args, "torch_compile", False):

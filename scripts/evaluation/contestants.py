@@ -10,7 +10,6 @@ from typing import Any
 from transformers import AutoConfig
 
 from components.generation import most_positions
-from components.hub_ids import find_missing
 from core.chat import ChatTemplate
 from exits import Exit, first_line, stop
 from generation.loading import (
@@ -22,6 +21,7 @@ from generation.loading import (
 )
 from generation.questions import columns_of_run
 from generation.recorded import PUBLIC_RUN, RUN, arguments_of_run, find_run
+from hub_ids import find_missing
 
 WEIGHTS = ("*.safetensors", "*.bin")
 

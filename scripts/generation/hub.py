@@ -7,8 +7,8 @@ from datasets import config
 from huggingface_hub import constants
 from huggingface_hub.utils import get_session
 
-from components.hub_ids import is_in_cache
 from exits import Exit, first_line, stop
+from hub_ids import is_in_cache
 
 TIMEOUT = 10  # seconds
 

@@ -17,11 +17,11 @@ from transformers import (
     BitsAndBytesConfig,
 )
 
-from components.hub_ids import find_missing
 from core.weights import fingerprint_of_weights
 from exits import Exit, first_line, stop
 from generation.hub import refuse_without_hub
 from generation.recorded import find_run, read_run
+from hub_ids import find_missing
 
 ADAPTER_WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin")
 MAIN = "main"  # the revision of a model on the hub that is taken if none is named

@@ -1,13 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """The command that launches a way to run."""
 
+import shlex
+from collections.abc import Sequence
 from pathlib import Path
 
 from . import recipe
 from .candidates import Launch, Way
 from .request import SIZES
 
-WIDTH = 112  # characters of a line of a folded command
+WIDTH = 110  # characters of a line of a folded command, before its backslash
 PLACEHOLDER = "YOUR_ROWS.jsonl"  # if the command line names no data set
 # The arguments that `command` places itself
 PLACED = {"model_name_or_path", "dataset_name", "learning_rate"}
@@ -91,3 +93,23 @@ def recipe_flags(launch: Launch, way: Way) -> list[str]:
         elif value is not True:
             words.append(str(value))
     return words
+
+
+def folded(words: Sequence[str]) -> str:
+    """Return a command as text, folded between its flags with a backslash.
+
+    A flag whose value is wider than a line keeps it whole.
+    """
+    parts: list[str] = []
+    for word in map(shlex.quote, words):
+        if word.startswith("--") or not parts:
+            parts.append(word)
+        else:
+            parts[-1] += f" {word}"
+    lines: list[str] = []
+    for part in parts:
+        if lines and len(f"{lines[-1]} {part}") <= WIDTH:
+            lines[-1] += f" {part}"
+        else:
+            lines.append(f"    {part}" if lines else part)
+    return " \\\n".join(lines)

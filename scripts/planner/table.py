@@ -6,11 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from components.shell_text import folded
-
 from .candidates import Launch, Way
 from .cards import GIB, describe
-from .commands import WIDTH, command
+from .commands import command, folded
 from .remedies import NOT_ENOUGH, Change, Remedy
 from .request import Batch
 
@@ -119,11 +117,11 @@ class Choice:
         if left:
             lines.append(f"... and {left} more: --json -")
         lines += self.lines_on_what_does_not_fit()
-        lines += [LEGEND, folded(command(launch, first), WIDTH)]
+        lines += [LEGEND, folded(command(launch, first))]
         full = next((way for way in ways if way.weights == "full"), first)
         if full is not first:
             lines.append(f"\nNumber {full.number}, the first with full weights:\n")
-            lines.append(folded(command(launch, full), WIDTH))
+            lines.append(folded(command(launch, full)))
         if launch.machines > 1:
             lines.append(
                 "\nRun it on each machine with its own --machine_rank "
@@ -161,7 +159,7 @@ class Choice:
         for change in remedy.changes:
             way = change.way
             lines.append(f"\n{change.words} ({way.weights}, {in_gib(way.peak)})")
-            lines.append(folded(command(self.launch, way), WIDTH))
+            lines.append(folded(command(self.launch, way)))
         return lines
 
     def excess(self, way: Way) -> int:

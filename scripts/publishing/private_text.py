@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from components.hub_ids import is_path
+from hub_ids import is_path
 
 ABSOLUTE = re.compile(r"(?<![\w.:/~-])~?/[^\s'\"`,;:)\]]+")
 TOKEN = re.compile(r"\b(hf|sk|api|ghp)_[A-Za-z0-9_-]{8,}")

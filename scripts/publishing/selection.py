@@ -9,9 +9,9 @@ from collections.abc import Generator, Sequence
 from pathlib import Path
 from typing import Any
 
-from components.hub_ids import is_path
 from core.export import has_result
 from exits import Exit, first_line, stop
+from hub_ids import is_path
 
 ADAPTERS = "adapter_config.json"
 # What is pushed: what loads the result, and what it says of itself. The rest stays here, whatever

@@ -41,7 +41,6 @@ CALLS = [  # recipe, words, exit code, word
     # Files and rows
     ("llama", "--dataset_name {tmp}/rwos.jsonl", 65, "rwos.jsonl"),
     ("llama", "--dataset_name {tmp}/none", 65, "none"),
-    ("llama", "--dataset_name {tmp}/rwos.jsonl --model_name_or_path owner/none", 65, "rwos.jsonl"),
     ("llama", "--dataset_name {tmp}/nothing.jsonl", 65, "empty"),
     ("llama", "--dataset_name {tmp}/torn.jsonl", 65, "line 2"),
     ("llama", "--dataset_name {tmp}/latin.jsonl --dataset_num_proc 2", 65, "line 9"),

@@ -7,8 +7,9 @@ from types import SimpleNamespace
 
 import pytest
 from accelerate import tracking
+from accelerate.utils import LoggerType
 
-from core.metrics import NAME_OF_RUN, cut_after, start_trackers
+from core.metrics import NAME_OF_RUN, cut_after, find_missing_tracker, start_trackers
 from example_arguments import language_model_arguments
 
 LINES = [
@@ -49,3 +50,13 @@ def test_where_accelerate_names_the_run_as_the_project_the_project_has_its_name(
     kind = tracking.LOGGER_TYPE_TO_CLASS[name]
     assert "run_name" in inspect.signature(kind.__init__).parameters
     assert started("--report_to", name, "--run_name", "first")[0] == "first"
+
+
+@pytest.mark.parametrize(
+    ("name", "word"),
+    [("none", ""), ("tensorboard", ""), ("all", ""), ("wandb", "wandb"), ("comet_ml", "comet_ml")],
+)
+def test_a_tracker_that_is_not_installed(name, word, monkeypatch):
+    monkeypatch.setattr("accelerate.tracking._available_trackers", [LoggerType.TENSORBOARD])
+    found = list(find_missing_tracker(SimpleNamespace(report_to=name)))
+    assert len(found) == bool(word) and all(word in line for line in found)

@@ -6,6 +6,7 @@ from datasets import config
 from huggingface_hub import constants
 
 from generation import hub, loading
+from hub_ids import find_missing
 
 
 @pytest.fixture
@@ -46,3 +47,15 @@ def test_a_hub_that_answers_is_left_to_the_libraries(out_of_reach, monkeypatch):
 
     monkeypatch.setattr(hub, "get_session", Session)
     assert hub.why_not_from_hub("owner/name") is None
+
+
+def test_a_path_that_is_not_there_is_not_asked_of_the_hub(tmp_path, monkeypatch):
+    (tmp_path / "mine" / "model").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+    for name in ("gpt2", "owner/model", "mine", "mine/model"):
+        assert find_missing(name) is None
+    for name in ("runs/run", "./run", "/none/run", "~/none/run", "a/b/run", "mine/modle"):
+        assert "no such folder" in find_missing(name)
+    (tmp_path / "cache" / "models--mine--modle" / "snapshots").mkdir(parents=True)
+    assert find_missing("mine/modle") is None  # the hub gave it before
