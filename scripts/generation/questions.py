@@ -113,6 +113,8 @@ def read_json_lines(path: Path) -> Iterator[tuple[str, Row]]:
         except json.JSONDecodeError as error:
             reason = f"not JSON: {error.msg} at column {error.colno}"
             raise ValueError(f"{place}: {reason}") from None
+        if not isinstance(row, dict):
+            raise ValueError(f"{place}: not an object")
         yield place, row
 
 
@@ -123,8 +125,6 @@ def to_question(
     try:
         conversation = row_to_conversation(row, columns_in(row, columns))
         last = find_last_answer(conversation)
-    except AttributeError:
-        raise ValueError(f"{place}: not an object") from None
     except (ValueError, TypeError) as error:
         raise ValueError(f"{place}: {error}") from None
     reference = conversation.messages[last]["content"].strip()
