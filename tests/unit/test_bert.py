@@ -44,7 +44,7 @@ def test_a_long_text_loses_its_end_and_says_so(tokenizer):
 
 # ---- Data sets ----
 def load(tokenizer, train, *flags):
-    words = ["--dataset_name", str(train), *map(str, flags)]
+    words = ["--model_name_or_path", tokenizer.name_or_path, "--dataset_name", str(train), *flags]
     return bert.load_data(parse(bert.Arguments, words=words), tokenizer)
 
 

@@ -18,6 +18,7 @@ from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, BartConfig, M2M10
 
 import t5
 from core.cli import parse
+from core.engine import Layout
 from fakes import fake_accelerator
 
 SOURCE, TARGET = "the dog sees a ship", "nuka zovo pizu"
@@ -176,7 +177,9 @@ def test_one_module_holds_the_embedding_and_the_model_computes_and_saves_the_sam
         words = ["--model_name_or_path", str(tmp_path / name), "--forced_bos_token", "dog"]
         args = parse(t5.Arguments, words=[*words, *LIMITS])
         loaded = t5.load_model(
-            args, fake_accelerator(), SimpleNamespace(get_vocab=lambda: {"dog": 7})
+            args,
+            Layout(fake_accelerator()),
+            SimpleNamespace(get_vocab=lambda: {"dog": 7}),
         )
         weight = loaded.get_input_embeddings().weight
         embeddings = [

@@ -116,19 +116,19 @@ def test_a_part_holds_no_weight_of_another_rank(tmp_path):
 @pytest.mark.parametrize("kind", FAMILIES)
 def test_models_of_the_family_can_be_cut(kind, tmp_path):
     save_model(tmp_path, kind)
-    assert why_not_cut(make_skeleton(AutoModelForCausalLM, tmp_path, OPTIONS)) == ""
+    assert why_not_cut(make_skeleton(AutoModelForCausalLM, tmp_path, **OPTIONS)) == ""
 
 
 def test_what_a_model_computes_between_its_modules_is_found(tmp_path):
     save_model(tmp_path, "granite", embedding_multiplier=2.0)
-    reason = why_not_cut(make_skeleton(AutoModelForCausalLM, tmp_path, OPTIONS))
+    reason = why_not_cut(make_skeleton(AutoModelForCausalLM, tmp_path, **OPTIONS))
     assert reason.startswith("it computes more between its embedding, layers and norm")
 
 
 def test_a_model_with_other_modules_is_found(tmp_path):
     config = AutoConfig.for_model("gpt2", n_embd=32, n_layer=2, n_head=2, vocab_size=64)
     AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
-    reason = why_not_cut(make_skeleton(AutoModelForCausalLM, tmp_path, OPTIONS))
+    reason = why_not_cut(make_skeleton(AutoModelForCausalLM, tmp_path, **OPTIONS))
     assert reason == "it has no embed_tokens, layers, norm, model"
 
 
