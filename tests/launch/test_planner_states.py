@@ -8,6 +8,7 @@ from peft import LoraConfig, get_peft_model
 from transformers import AutoConfig, AutoModelForCausalLM
 
 import llama
+from core.engine import Layout
 from core.model import make_adamw
 from fakes import fake_accelerator
 from planner.closed_form import closed_form, strategy_for
@@ -108,7 +109,7 @@ def check_states(config, flags, tmp_path):
     """What the planner counts at rest is what the recipe's model and optimizer hold."""
     AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
     args = training_arguments([*flags, "--model_name_or_path", str(tmp_path)])
-    model = llama.load_model(args, fake_accelerator())
+    model = llama.load_model(args, Layout(fake_accelerator()))
     states = states_after_a_step(model, make_adamw(model, args))
     planned = at_rest(config, *flags)
     held = sum(planned.get(name, 0) for name in ("parameters", "adapters", "whole modules"))
@@ -165,7 +166,7 @@ def test_four_bit_weights_take_the_published_bits(flags, bits):
     linear = sum(
         module.weight.numel()
         for name, module in build(
-            training_arguments([]), config, fake_accelerator()
+            training_arguments([]), config, fake_accelerator(expert_ranks=1)
         ).named_modules()
         if isinstance(module, torch.nn.Linear) and name != "lm_head"
     )
@@ -193,7 +194,10 @@ def test_without_a_wrap_policy_a_parameter_takes_up_to_24_bytes(ranks, whole):
     plan = Plan(args, "fsdp1", ranks=ranks, shards=ranks, wraps_layers=False)
     config = llama_config(SMALL, hidden_size=512, intermediate_size=2048)
     device, _ = closed_form(plan, config, Batch(1, 1, 1))
-    per_parameter = sum(device.values()) / build(args, config, fake_accelerator()).num_parameters()
+    per_parameter = (
+        sum(device.values())
+        / build(args, config, fake_accelerator(expert_ranks=1)).num_parameters()
+    )
     assert per_parameter == pytest.approx(16 / ranks + whole, rel=0.02)
 
 
