@@ -310,6 +310,11 @@ def backward_of_sum(layout: Layout, loss: torch.Tensor) -> None:
 def find_faults(args: Any, layout: Layout) -> Iterator[str]:
     """Yield a problem, with its fix, for each way in which a run would end well and be wrong."""
     yield from find_dropped(layout)
+    if layout.accelerator.mixed_precision == "fp16" and layout.device.type == "cpu":
+        yield (
+            "fp16 needs a GPU, for its loss scale: use --mixed_precision no (accelerate launch), or "
+            "bf16 on the CPUs that have it"
+        )
     yield from find_faults_of_engine(args, layout.accelerator)
     yield from find_faults_of_dtypes(args, layout.accelerator)
     for hook in hooks(args.EXTRAS, "find_faults"):

@@ -828,8 +828,8 @@ def find_overwritten(args: CommonArguments) -> str | None:
     for name in names:
         path = Path(name).resolve()
         is_own = path.parent == folder and any(path.match(own) for own in OWN_FILES)
-        is_same = path == folder and path.is_dir()
-        if is_same or (is_own and path.exists()):
+        is_around = path.is_dir() and folder.is_relative_to(path)
+        if is_around or (is_own and path.exists()):
             return f"the run would overwrite the rows in {name}, or read its own files as rows"
     if (folder / RUN).is_file() or any(folder.glob(f"checkpoint-*/{MANIFEST}")):
         return None

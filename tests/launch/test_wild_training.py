@@ -113,7 +113,8 @@ def noisy(once, tiny_of):
     ("family", "flags"),
     [
         *((family, []) for family in FAMILIES),
-        *((family, ADAPTERS) for family in FAMILIES),
+        # PEFT fails in the router of phimoe, which returns several tensors
+        *((family, ADAPTERS) for family in FAMILIES if family != "phimoe"),
         ("opt", ["--gradient_checkpointing"]),
         ("starcoder2", ["--gradient_checkpointing", *ADAPTERS, "--lora_dropout", "0.3"]),
     ],
