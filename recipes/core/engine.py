@@ -312,7 +312,7 @@ def find_faults(args: Any, layout: Layout) -> Iterator[str]:
     yield from find_dropped(layout)
     if layout.accelerator.mixed_precision == "fp16" and layout.device.type == "cpu":
         yield (
-            "fp16 needs a GPU, for its loss scale: use --mixed_precision no (accelerate launch), or "
+            "fp16 needs a GPU, for its loss scale: launch with --mixed_precision no, or "
             "bf16 on the CPUs that have it"
         )
     yield from find_faults_of_engine(args, layout.accelerator)
