@@ -81,7 +81,7 @@ def main():
     for name in METHODS:
         setattr(torch.Tensor, name, reads.noted(getattr(torch.Tensor, name)))
     with reads:
-        module.main(module.start(module.Arguments, ""))
+        module.main()
     Path(out).write_text(json.dumps(reads.found))
 
 

@@ -147,15 +147,14 @@ def read_mode(file: BinaryIO) -> str:
 
 # ---- Decode ----
 def decode_image(image: EncodedImage) -> Image.Image:
-    """Return an image in RGB and upright; end with 65 if it is broken after its header."""
+    """Return an image in RGB and upright. Raises ValueError if it is broken after its header."""
     try:
         return ImageColumn(mode="RGB").decode_example(image)
     except Exception as error:  # Each decoder raises exceptions of its own.
-        fail(
-            Exit.DATA,
+        raise ValueError(
             f"{image['path']}: cannot be decoded: {error}: fix it, then resume from the newest "
-            "checkpoint with --allow_change data",
-        )
+            "checkpoint with --allow_change data"
+        ) from error
 
 
 @workaround("deepspeed/runtime/engine.py, forward", seen="deepspeed 0.19")

@@ -44,9 +44,10 @@ def capture(self_or_name, *_, quantization_config=None, **__):
     ],
 )
 def test_4_bit_weights_are_multiplied_in_what_mixed_precision_says(
-    mixed_precision, dtype, computes_in, monkeypatch
+    mixed_precision, dtype, computes_in, tiny, monkeypatch
 ):
-    args = arguments(llama, "--use_peft", "--load_in_4bit", "--dtype", dtype)
+    flags = ["--use_peft", "--load_in_4bit", "--dtype", dtype]
+    args = arguments(llama, "--model_name_or_path", str(tiny / "model"), *flags)
     monkeypatch.setattr(llama.AutoModelForCausalLM, "from_pretrained", capture)
     with pytest.raises(Loaded) as found:
         llama.load_model(args, Layout(accelerator_with(mixed_precision)))

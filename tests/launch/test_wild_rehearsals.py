@@ -43,7 +43,7 @@ WATCH = """
 import atexit, sys
 def foreign():
     files = {name: str(getattr(module, "__file__", "")) for name, module in sys.modules.items()}
-    own = [name for name in files if name.startswith(("components", "core", "llama"))]
+    own = [name for name in files if name.startswith(("core", "llama"))]
     print("foreign:", [files[name] for name in own if not files[name].startswith(HERE)])
     inside = [folder for folder in sys.path if folder.startswith(REPO + "/")]
     print("on the path:", [folder for folder in inside if not folder.startswith(sys.prefix)])
@@ -53,17 +53,17 @@ atexit.register(foreign)
 
 @pytest.mark.parametrize("config", ["ddp", "fsdp", "deepspeed_zero3"])
 def test_a_copy_is_rehearsed_with_its_own_components(config, project, tiny):
-    start = project / "components" / "__init__.py"
+    start = project / "core" / "__init__.py"
     names = f"HERE = {str(project)!r}; REPO = {str(REPO)!r}\n"
     start.write_text(start.read_text() + names + WATCH)
-    # What it does not need may be gone, and what it has changed counts
-    plugins = project / "components" / "plugins.py"
-    plugins.write_text(plugins.read_text() + "\nprint('plugins of the copy')\n")
+    # What it has changed counts
+    loss = project / "core" / "loss.py"
+    loss.write_text(loss.read_text() + "\nprint('loss of the copy')\n")
     flags = [*data_of(tiny), *FAST, "--max_steps", 1, "--output_dir", project / "run"]
     done = rehearse_copy(project, CONFIGS / f"{config}.yaml", *flags)
     assert done.returncode == 0, done.output[-3000:]
     assert done.output.count("foreign: []") == 2 and done.output.count("on the path: []") == 2
-    assert done.output.count("plugins of the copy") == 2
+    assert done.output.count("loss of the copy") == 2
 
 
 @pytest.mark.parametrize(
@@ -190,7 +190,7 @@ class Own(torch.optim.Optimizer):
 
 
 def use_own_optimizer(project, keys):
-    path = project / "components" / "optimizer.py"
+    path = project / "core" / "model.py"
     old = "optimizer = make_adamw(model, args)"
     new = "optimizer = Own(parameter_groups(model, args.weight_decay), args.learning_rate)"
     text = path.read_text()

@@ -94,13 +94,3 @@ def test_running_statistics_move_once_a_step_or_the_run_is_refused(tiny_of, tmp_
     done = train("vit", *source, "--output_dir", tmp_path / "whole")
     assert done.returncode == 64, done.output[-3000:]
     assert "--gradient_checkpointing" in done.output.splitlines()[-1]
-
-
-def test_a_warmup_that_outlasts_the_run_is_said(tiny, tmp_path):
-    rows = tiny / "data" / "test.jsonl"
-    source = ["--model_name_or_path", tiny / "model", "--dataset_name", rows, "--dry_run"]
-    source += ["--output_dir", tmp_path / "out"]
-    for warmup, is_said in ((1, True), (0.5, True), (0, False)):
-        done = train("llama", *source, "--warmup_steps", warmup)
-        assert done.returncode == 0, done.output[-3000:]
-        assert ("never" in done.output) == is_said
