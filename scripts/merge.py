@@ -1,10 +1,11 @@
 #!/usr/bin/env python
 # SPDX-License-Identifier: Apache-2.0
-r"""Merge adapters into their base: a folder of adapters becomes a folder of a whole model.
+r"""Make a folder of a whole model: of adapters and their base, or of a checkpoint.
 
     python scripts/merge.py runs/lora runs/merged
     python scripts/merge.py runs/qlora runs/merged --base 16bit --dtype bfloat16
     python scripts/merge.py runs/lora runs/merged --prompts held_out.jsonl
+    python scripts/merge.py runs/large/checkpoint-500 runs/joined
 
 peft merges each layer in fp32, and the result is rounded once. Adapters of a quantized base (QLoRA)
 are merged into the values that the quantized base computes with, or into the base as it is:
@@ -16,6 +17,9 @@ model. A difference above its bound is an error.
 
 In memory is one whole model, and one file of the base while the result is written: 16 GB and about
 5 GB for 8 billion parameters in bfloat16, twice as much in float32.
+
+A checkpoint of a dense language model that is trained whole is joined as it is, with 5 GB in
+memory: for a model that no host has room for, or a run that will not be continued.
 
 Exit codes: 0 done, 64 usage, 65 data, 69 hub, 73 cannot write, 76 the merged model differs.
 """
@@ -31,7 +35,10 @@ from usage import Parser, add_prompt_options
 def parse_args() -> argparse.Namespace:
     parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
-    add("adapter", help="folder of adapters: the --output_dir of a run with --use_peft")
+    add(
+        "adapter",
+        help="folder of adapters, the --output_dir of a run with --use_peft; or a checkpoint",
+    )
     add("output", type=Path, help="new folder for the merged model")
     add(
         "--base",
@@ -60,9 +67,12 @@ def parse_args() -> argparse.Namespace:
 def main() -> None:
     args = parse_args()
     # Imported here since it takes seconds: a wrong flag and --help are answered at once
-    from generation.merging import run
+    from generation import joining, merging
 
-    run(args)
+    if joining.is_checkpoint(Path(args.adapter)):
+        joining.run(args)
+    else:
+        merging.run(args)
 
 
 if __name__ == "__main__":

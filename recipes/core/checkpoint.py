@@ -338,9 +338,13 @@ def overlap(source: SavedBox, box: LocalBox) -> tuple[tuple[slice, ...], tuple[s
     return tuple(inside), tuple(here)
 
 
-def read_whole(checkpoint: Path) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield (name, whole tensor) of a checkpoint, one tensor after another."""
+def read_whole(
+    checkpoint: Path, names: Collection[str] | None = None
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield (name, whole tensor) of a checkpoint, one tensor after another: all, or those named."""
     for name, tensor in saved_tensors(checkpoint).items():
+        if names is not None and name not in names:
+            continue
         whole = None
         for box in tensor.boxes:
             with safe_open(checkpoint / box.file, "pt") as reader:

@@ -3,11 +3,15 @@
 
 import sys
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
+import torch
 from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
 
-from launching import REPO, data_of, recipe, run
+from generation import joining
+from launching import REPO, data_of, recipe, rehearse, run
 
 # A high rate: after two steps the adapters change the logits by more than any bound
 STEPS = ("--use_peft", "--max_steps", "2", "--learning_rate", "2e-2", "--logging_steps", "1")
@@ -70,3 +74,27 @@ def test_qlora_is_merged_into_the_nearer_base_and_both_gaps_are_shown(trained, t
         if line.startswith("Merged into the "):
             gaps[line.split()[3]] = float(line.split()[-1])
     assert gaps["4bit"] < 1e-4 < 1e-2 < gaps["16bit"]
+
+
+# ---- A checkpoint ----
+def test_a_checkpoint_becomes_the_folder_that_its_run_ends_with(tiny, tmp_path, monkeypatch):
+    out = tmp_path / "run"
+    words = ["--max_steps", 2, "--save_steps", 2, "--eval_strategy", "no", "--output_dir", out]
+    done = rehearse("fsdp2_full_shard", *data_of(tiny), *words)
+    assert done.returncode == 0, done.output[-3000:]
+    # The model has four files of this size
+    monkeypatch.setattr(joining, "BYTES_OF_A_FILE", 3_000_000)
+    joined = tmp_path / "joined"
+    joining.run(SimpleNamespace(adapter=out / "checkpoint-2", output=joined, dtype="auto"))
+    weights = {}
+    files = list(joined.glob("*.safetensors"))
+    assert len(files) > 1
+    for file in files:
+        weights |= load_file(file)
+    expected = load_file(out / "model.safetensors")
+    assert weights.keys() == expected.keys()
+    assert all(torch.equal(weights[name], expected[name]) for name in expected)
+    others = {path.name for path in out.glob("*.json*")} - {"run.json", "status.json"}
+    for name in others - {"metrics.jsonl", "report.json"}:
+        assert (joined / name).read_bytes() == (out / name).read_bytes(), name
+    AutoModelForCausalLM.from_pretrained(joined)
