@@ -175,7 +175,7 @@ def test_a_crash_at_any_change_of_a_save_leaves_whole_checkpoints(net_tiny, tmp_
     net.launch(ONE, net_tiny("llama"), tmp_path / "run", inject=fault).expect(0)
     seen = {}
     numbers = sorted(int(path.name) for path in copies.iterdir())
-    assert len(numbers) > 60
+    assert len(numbers) > 50
     for folder in [*(copies / str(number) for number in numbers), tmp_path / "run"]:
         names = [path.name[len("checkpoint-") :] for path in folder.glob("checkpoint-*")]
         steps = [int(name) for name in names if name.isdigit()]
