@@ -48,7 +48,7 @@ def run(args: argparse.Namespace) -> None:
     except OSError as error:
         stop(Exit.CANNOT_WRITE, f"cannot write {folder}: {first_line(error)}")
     _, found = AutoModelForCausalLM.from_pretrained(
-        folder, device_map="meta", output_loading_info=True
+        folder, device_map="meta", output_loading_info=True, trust_remote_code=False
     )
     strange = {*found["missing_keys"], *found["unexpected_keys"]}
     if strange:
