@@ -37,12 +37,10 @@ from core.data import (
 Message = dict[str, Any]  # {"role": ..., "content": ...}, and possibly more keys
 Span = tuple[int, int]  # start and end of a part of a text, in characters
 
-# {what ShareGPT and its kin call a speaker: role}; the value of a function_call is its JSON
-SHAREGPT_ROLES = {
-    "system": "system",
-    **dict.fromkeys(("human", "user"), "user"),
-    **dict.fromkeys(("gpt", "chatgpt", "assistant", "model", "function_call"), "assistant"),
-    **dict.fromkeys(("tool", "observation", "function_response"), "tool"),
+SHAREGPT_ROLES = {  # {what ShareGPT and its kin call a speaker: role}
+    "human": "user",
+    **dict.fromkeys(("gpt", "chatgpt", "model", "function_call"), "assistant"),
+    **dict.fromkeys(("observation", "function_response", "function"), "tool"),
 }
 WEIGHTS = ("weight", "train", "loss")  # keys that say whether a message is trained on
 REASONING = ("reasoning_content", "thinking", "reasoning")  # the names that transformers knows
@@ -52,12 +50,6 @@ OLDER_KEYS = {
     "thought": "reasoning_content",
 }
 ARGUMENTS = ("arguments", "parameters", "args", "input")  # of a call: OpenAI, Llama, Hermes, ...
-# Keys of a message that carry part of what was said, besides its texts. Any other key (id,
-# timestamp, ...) only describes the message; most logs have such keys.
-SAID_KEYS = (
-    "tool_calls name refusal tools documents image images audio audios video "
-    "videos file files attachments"
-).split()
 GENERATION_MARK = re.compile(r"\{%-?\s*generation\s*-?%\}")
 DEFAULT_TEMPLATE = (  # for tokenizers without one of their own
     "{{ bos_token or '' }}{% for m in messages %}{{ '<|' + m.role + '|>\n' + m.content }}"
@@ -88,18 +80,11 @@ class Conversation:
             self, messages=self.messages[:index], is_trained_on=self.is_trained_on[:index]
         )
 
-    def answers(self) -> list[int]:
-        """Return the indices of the assistant's messages."""
-        roles = [message["role"] for message in self.messages]
-        return [index for index, role in enumerate(roles) if role == "assistant"]
-
     def with_last_answer_only(self) -> "Conversation":
-        """Return the conversation with only the last answer to be trained on."""
-        last = self.answers()[-1]
-        if not self.is_trained_on[last]:
-            raise ValueError("has weight 0 on its last answer, the only one that --learn last uses")
-        is_last = [index == last for index in range(len(self.messages))]
-        return replace(self, is_trained_on=is_last)
+        """Return the conversation with only the last of its answers to be trained on."""
+        numbers = range(len(self.messages))
+        last = max(number for number in numbers if self.is_trained_on[number])
+        return replace(self, is_trained_on=[number == last for number in numbers])
 
 
 ANSWER = "31415"  # digits, which no chat template rewrites
@@ -131,7 +116,11 @@ def read_conversation(
     for question, answer in formats.items():
         is_looked_at = not named or question in named or answer in named
         if is_looked_at and question in row and answer in row:
-            asked = as_messages(read_question(row, question), "user")
+            asked = row[question]
+            if question == "instruction" and not is_empty(row.get("input")):
+                lines = [asked, "", row["input"]]
+                asked = [{"role": "user", "content": lines}]
+            asked = as_messages(asked, "user")
             given = asked + as_messages(row[answer], "assistant")
             conversation = make_conversation(given, tools, num_asked=len(asked))
             return with_system(row, replace(conversation, is_pair=True))
@@ -148,18 +137,8 @@ def find_tools(row: Row) -> list[dict[str, Any]]:
     return []
 
 
-def read_question(row: Row, column: str) -> Any:
-    """Return what is in the column with the question; an `input` follows an `instruction`."""
-    if column != "instruction" or is_empty(row.get("input")):
-        return row[column]
-    parts = [row["instruction"], row["input"]]
-    if not all(isinstance(part, str) for part in parts):
-        raise ValueError("has an instruction or an input that is not a text")
-    return "\n\n".join(parts)
-
-
 def as_messages(value: Any, role: str) -> list[Any]:
-    """Return a list of messages as it is, and anything else as the text of one message."""
+    """Return a list of messages as it is, and anything else as one message."""
     return value if isinstance(value, list) else [{"role": role, "content": value}]
 
 
@@ -178,11 +157,9 @@ def with_system(row: Row, conversation: Conversation) -> Conversation:
 def make_conversation(
     given: Sequence[Any], tools: list[dict[str, Any]], num_asked: int = 0
 ) -> Conversation:
-    """Return messages as a conversation if the assistant says something after a user does.
+    """Return the messages of a row as a conversation if there is an answer to train on.
 
     Args:
-        given: the messages as they are in the row.
-        tools: as `find_tools` returns them.
         num_asked: how many messages at the beginning are the question, and not trained on.
     """
     read = [read_message(message, number) for number, message in enumerate(given, 1)]
@@ -225,20 +202,16 @@ def read_message(given: Any, number: int) -> tuple[Message, bool | None]:
     Returns:
         The message, and whether it says itself that it is trained on; None if it does not say.
     """
-    if not isinstance(given, Mapping):
-        raise ValueError(f"message {number} is not an object with role and content: {given!s:.80}")
-    if {"from", "value"} <= set(given) and "role" not in given:
-        given = from_sharegpt(given, number)
-    if not isinstance(given.get("role"), str):
-        raise ValueError(f"message {number} has no role: {dict(given)!s:.80}")
+    if isinstance(given, Mapping) and "from" in given and "role" not in given:
+        given = from_sharegpt(given)
+    if not isinstance(given, Mapping) or not isinstance(given.get("role"), str):
+        raise ValueError(f"message {number} is no object with role and content: {given!s:.80}")
     # 0 and false are values; null, "" and [] are what readers of tables fill in
     message = {key: value for key, value in given.items() if not is_empty(value)}
     message["role"] = "tool" if given["role"] == "function" else given["role"]
     name = name_message(message, number)
     for older, newer in OLDER_KEYS.items():
-        if older in message and newer in message:
-            raise ValueError(f"{name} has {newer} and {older}: leave one of them out")
-        if older in message:
+        if older in message and newer not in message:
             message[newer] = message.pop(older)
     if "tool_calls" in message:
         owner = f"{name} has tool calls"
@@ -251,17 +224,15 @@ def read_message(given: Any, number: int) -> tuple[Message, bool | None]:
     return message, pop_weight(message, name)
 
 
-def from_sharegpt(given: Mapping[str, Any], number: int) -> Message:
+def from_sharegpt(given: Mapping[str, Any]) -> Message:
     """Return a message of ShareGPT with role and content, or with its call of a tool."""
-    speaker = str(given["from"])
-    if speaker not in SHAREGPT_ROLES:
-        known = ", ".join(SHAREGPT_ROLES)
-        raise ValueError(f"message {number} is from {speaker[:40]}, which is none of {known}")
-    message = {key: value for key, value in given.items() if key not in ("from", "value")}
-    content = "content"
+    message = dict(given)
+    speaker = str(message.pop("from"))
+    said = message.pop("value", None)
+    key = "content"
     if speaker == "function_call":
-        content = "tool_calls"
-    return {**message, "role": SHAREGPT_ROLES[speaker], content: given["value"]}
+        key = "tool_calls"
+    return {**message, "role": SHAREGPT_ROLES.get(speaker, speaker), key: said}
 
 
 def name_message(message: Message, number: int) -> str:
@@ -279,10 +250,7 @@ def read_content(content: Any, name: str) -> str:
         if isinstance(part, Mapping) and part.get("type") in (None, "text"):
             text = part.get("text")
         if not isinstance(text, str):
-            raise ValueError(
-                f"{name} has no text but {shorten(content)}: content has to be a text or a list of "
-                "parts of text"
-            )
+            raise ValueError(f"{name} has no text or list of texts, but {shorten(content)}")
         texts.append(text)
     return "\n".join(texts)
 
@@ -293,8 +261,7 @@ def pop_weight(message: Message, name: str) -> bool | None:
     for key, weight in weights.items():
         if weight not in (0, 1) or (weight and message["role"] != "assistant"):
             raise ValueError(
-                f"{name} has {key} {weight!s:.40}: it has to be 0, which leaves the message out of "
-                "the loss, or 1, which only what the assistant says can have"
+                f"{name} has {key} {weight!s:.40}: it has to be 0, or 1 if the assistant says it"
             )
     return all(weights.values()) if weights else None
 
@@ -304,8 +271,7 @@ def read_functions(given: Any, read: Callable[[Any], Any], owner: str) -> list[d
     """Return calls of tools, or tools, in transformers' form.
 
     Args:
-        given: one or a list of them, or the JSON of either; each with or without the "function"
-            around it.
+        given: one or a list of them, or the JSON of either.
         read: the function that reads one.
         owner: what has them, for problems.
     """
@@ -324,14 +290,14 @@ def read_call(call: Mapping[str, Any]) -> dict[str, Any]:
     inner = call.get("function") or call
     keys = [key for key in inner if not is_empty(inner[key])]
     given = [parse(inner[key]) for key in keys if key in ARGUMENTS]
-    has_others = not set(keys) <= {"name", "id", "type", "index", *ARGUMENTS}
-    arguments = given[0] if given else {}
-    if has_others or not isinstance(arguments, dict):
+    arguments = next(iter(given), {})
+    is_whole = {"name", "id", "type", "index", *ARGUMENTS}.issuperset(keys)
+    if not is_whole or not isinstance(arguments, dict):
         raise TypeError("the arguments of a call have to be an object")
-    function = {"name": inner["name"], "arguments": arguments}
-    if is_empty(call.get("id")):
-        return {"type": "function", "function": function}
-    return {"type": "function", "function": function, "id": call["id"]}
+    read = {"type": "function", "function": {"name": inner["name"], "arguments": arguments}}
+    if not is_empty(call.get("id")):
+        read["id"] = call["id"]
+    return read
 
 
 def read_tool(tool: Mapping[str, Any]) -> dict[str, Any]:
@@ -364,21 +330,14 @@ class ChatTemplate:
     settings: Mapping[str, Any] = field(default_factory=dict)
 
     def render(self, conversation: Conversation, add_generation_prompt: bool = False) -> str:
-        """Return the text of a conversation; a ValueError says why the template refuses it.
-
-        Args:
-            add_generation_prompt: whether to end with what opens the assistant's next turn.
-        """
+        """Return the text of a conversation, up to where the assistant speaks next on request."""
         text, _ = self.render_marked(conversation, add_generation_prompt)
         return text
 
     def render_marked(
         self, conversation: Conversation, add_generation_prompt: bool = False
     ) -> tuple[str, list[Span] | None]:
-        """Return the same, and the parts of it that are marked with {% generation %}.
-
-        None instead of the parts if the template has no such marks.
-        """
+        """Return the same, and the parts that {% generation %} marks; None if it marks nothing."""
         tools: Any = conversation.tools or None
         # Some tokenizers have a template of its own for conversations with tools
         source = self.tokenizer.get_chat_template(tools=tools)
@@ -475,7 +434,8 @@ def find_answers(
         The text, spans of it, and the indices of the messages that are left out.
     """
     text, marks = template.render_marked(conversation)
-    answers = conversation.answers()
+    roles = [message["role"] for message in conversation.messages]
+    answers = [index for index, role in enumerate(roles) if role == "assistant"]
     begins = list(range(len(answers)))
     if marks is not None and len(marks) != len(answers):
         # Several marks in an answer, or none: those of an answer begin behind those of its prompt
@@ -551,7 +511,7 @@ def check_nothing_is_lost(
 ) -> None:
     """Raise a ValueError that names what was said and is not in the text of a conversation.
 
-    Other keys that the template drops (id, timestamp, ...) are noted in a TrackedRow.
+    Other keys that the template drops (id, name, ...) are noted in a TrackedRow.
 
     Args:
         left_out: indices of messages that are not trained on, since the template rewrites them. It
@@ -562,50 +522,41 @@ def check_nothing_is_lost(
         name = tool["function"]["name"]
         if name not in text:
             raise ValueError(f"has the tool {name}, which the chat template drops: {fix}")
-    probe = copy.deepcopy(conversation)
-    marks = []
-    for index, key in find_suspects(conversation, text, left_out):
-        for mark in put_marks(probe.messages[index], key, index):
-            marks.append((index, key, mark))
-    try:
-        text = template.render(probe) if marks else ""
-    except ValueError:
-        marks = []  # it needs what was changed
-    for index, key, mark in marks:
-        if mark not in text:
-            name = name_message(conversation.messages[index], index + 1)
-            raise ValueError(f"{name} has {key}, which the chat template drops: {fix}")
     if isinstance(row, TrackedRow):
         source = template.tokenizer.get_chat_template(tools=conversation.tools or None)
         keys = {key for message in conversation.messages for key in message}
         read = {"role", "content", *REASONING, *re.findall(r"\w+", source)}
         row.dropped_keys.update(keys - read)
+    probe = copy.deepcopy(conversation)
+    marks = []
+    for index, key in find_suspects(conversation, text, left_out):
+        for mark in put_marks(probe.messages[index], key, index):
+            marks.append((index, key, mark))
+    if not marks:
+        return
+    try:
+        text = template.render(probe)
+    except ValueError:  # it needs what was changed
+        return
+    for index, key, mark in marks:
+        if mark not in text:
+            name = name_message(conversation.messages[index], index + 1)
+            raise ValueError(f"{name} has {key}, which the chat template drops: {fix}")
 
 
 def find_suspects(
     conversation: Conversation, text: str, left_out: Collection[int]
 ) -> Iterator[tuple[int, str]]:
-    """Yield (index of a message, key) of all that was said and may be missing in the text.
-
-    Its own text may be there although it is not: in another message, or of the template's own
-    accord, as the names of roles are.
-    """
-    texts = ("content", *REASONING)
-    said = [message[key] for message in conversation.messages for key in texts if key in message]
-    everything = "\n".join(map(str, said))
-    roles = "\n".join(message["role"] for message in conversation.messages)
+    """Yield (index of a message, key) of what was said and may be missing in the text."""
     for index, message in enumerate(conversation.messages):
         is_learned = conversation.is_trained_on[index] and index not in left_out
-        for key in texts:
-            part = str(message.get(key, "")).strip()
-            is_written = text.count(part) == everything.count(part) and part not in roles
-            if part and not is_written and (is_learned or key == "content"):
+        for key in ("content", *REASONING):
+            is_written = str(message.get(key, "")).strip() in text
+            if not is_written and (is_learned or key == "content"):
                 yield index, key
     for index, message in enumerate(conversation.messages):
-        for key in SAID_KEYS:
-            # The name in a result of a tool is that of the tool, which its call has too
-            if key in message and (key != "name" or message["role"] != "tool"):
-                yield index, key
+        if "tool_calls" in message:  # the names of tools are there in any case
+            yield index, "tool_calls"
 
 
 def put_marks(message: Message, key: str, index: int) -> list[str]:
@@ -649,11 +600,8 @@ def tokenize_conversation(
 
     Returns:
         input_ids and labels (IGNORED: not trained on); truncated, whether the end is missing;
-        rewritten, the number of answers that are not trained on, since the template writes them
-        differently once the conversation has moved on; length, largest and hash of the tokens.
-
-    Raises:
-        ValueError: if nothing is left to train on, or the template drops what was said.
+        rewritten, the number of answers that `find_answers` leaves out; length, largest and hash of
+        the tokens.
     """
     if conversation.has_weight_0 and not answers_only:
         raise ValueError("has a message of weight 0, which would be trained on as all others are")
@@ -681,9 +629,8 @@ def tokenize_conversation(
     trained_on = np.flatnonzero(np.array(labels[1:]) != IGNORED)  # token 0 is never predicted
     if len(trained_on) == 0:
         raise ValueError(
-            "has no answer that follows, in what the chat template writes, from the prompt that "
-            "generation would use: pass another --chat_template, or --chat_template_kwargs such as "
-            "'{\"enable_thinking\": false}'"
+            "has no answer that follows from the prompt of its chat template: pass another "
+            "--chat_template, or --chat_template_kwargs such as '{\"enable_thinking\": false}'"
         )
     if trained_on[0] + 1 >= max_length:
         raise ValueError(
@@ -704,15 +651,14 @@ def tokenize_conversation(
 def close_last_turn(text: str, template: ChatTemplate) -> str:
     """Return a text with the end-of-sequence token if the template leaves its last turn open.
 
-    A model that is trained on turns without a special token at their end does not learn to stop.
+    Otherwise a model does not learn to stop.
     """
     stripped = text.rstrip()
     if stripped.endswith(template.end_tokens):
         return text
     if template.tokenizer.eos_token is None:
         raise ValueError(
-            "has an answer without an end: the chat template writes none, and the tokenizer has no "
-            "eos_token: set it in tokenizer_config.json, or pass another --chat_template"
+            "has an answer without an end: neither chat template nor tokenizer has one"
         )
     return stripped + template.tokenizer.eos_token
 

@@ -118,7 +118,7 @@ def test_a_conversation_that_ends_with_a_question_teaches_no_end_after_it(tokeni
     [
         ("{{ messages[0]['content'] }}", "message 2 .assistant. has content, which the chat"),
         ("", "message 1 .user. has content, which the chat template drops"),
-        (ANSWER + QUESTION, "no answer that follows, in what the chat template writes"),
+        (ANSWER + QUESTION, "no answer that follows from the prompt of its chat template"),
     ],
     ids=["no answers", "nothing", "always the same"],
 )
@@ -275,22 +275,12 @@ def test_a_template_that_generation_would_prompt_otherwise_says_what_to_do():
         (PLAIN, CALL, [], "tool_calls"),
         (PLAIN, [HELLO[0], HELLO[1] | {"reasoning_content": "hm"}], [], "reasoning_content"),
         ("{{ messages[-1].content }}", HELLO, [], "content"),
-        (PLAIN, [HELLO[0] | {"name": "Ann"}, HELLO[1]], [], "name"),
     ],
-    ids=["tools", "calls", "reasoning", "content", "name"],
+    ids=["tools", "calls", "reasoning", "content"],
 )
 def test_what_was_said_and_is_not_written_is_named(template, messages, tools, word):
     with pytest.raises(ValueError, match=f"has (the )?{word}"):
         shown(template, messages, tools)
-
-
-@pytest.mark.parametrize("question", ["Hello.", "lo", "assistant", "a"])
-def test_a_content_is_missed_although_its_text_is_elsewhere(question):
-    """In the answer, or in what the template writes of its own."""
-    drops = "{% for m in messages if m.role != 'user' %}<|assistant|>{{ m.content }}{% endfor %}"
-    messages = [said_by("user", question), said_by("assistant", "Hello.")]
-    with pytest.raises(ValueError, match=r"message 1 .user. has content, which the chat template"):
-        shown(drops, messages)
 
 
 def test_a_content_that_others_repeat_is_not_missed_where_it_is_written():
