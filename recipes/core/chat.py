@@ -14,7 +14,7 @@ import itertools
 import json
 import re
 from bisect import bisect_left
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -44,11 +44,6 @@ SHAREGPT_ROLES = {  # {what ShareGPT and its kin call a speaker: role}
 }
 WEIGHTS = ("weight", "train", "loss")  # keys that say whether a message is trained on
 REASONING = ("reasoning_content", "thinking", "reasoning")  # the names that transformers knows
-OLDER_KEYS = {
-    "function_call": "tool_calls",
-    "thoughts": "reasoning_content",
-    "thought": "reasoning_content",
-}
 ARGUMENTS = ("arguments", "parameters", "args", "input")  # of a call: OpenAI, Llama, Hermes, ...
 GENERATION_MARK = re.compile(r"\{%-?\s*generation\s*-?%\}")
 DEFAULT_TEMPLATE = (  # for tokenizers without one of their own
@@ -108,22 +103,22 @@ def read_conversation(
     """
     columns = columns or {}
     row = rename_columns(row, columns)
+    named = columns.keys() - {"system", "tools"}
     tools = find_tools(row)
-    named = set(columns) - {"system", "tools"}
+    system = row.get("system")
     for name in ("messages", "conversations"):
         if isinstance(row.get(name), list) and row[name] and (not named or name in named):
-            return with_system(row, make_conversation(row[name], tools))
+            return make_conversation(row[name], tools, system)
     for question, answer in formats.items():
         is_looked_at = not named or question in named or answer in named
         if is_looked_at and question in row and answer in row:
             asked = row[question]
             if question == "instruction" and not is_empty(row.get("input")):
-                lines = [asked, "", row["input"]]
-                asked = [{"role": "user", "content": lines}]
+                asked = [{"role": "user", "content": [asked, "", row["input"]]}]
             asked = as_messages(asked, "user")
             given = asked + as_messages(row[answer], "assistant")
-            conversation = make_conversation(given, tools, num_asked=len(asked))
-            return with_system(row, replace(conversation, is_pair=True))
+            conversation = make_conversation(given, tools, system, num_asked=len(asked))
+            return replace(conversation, is_pair=True)
     needed = ["messages, a list of objects with role and content"]
     needed += [f"{question}, {answer}" for question, answer in formats.items()]
     raise ValueError(missing_columns(row, " | ".join(needed), "prompt", "completion"))
@@ -131,10 +126,9 @@ def read_conversation(
 
 def find_tools(row: Row) -> list[dict[str, Any]]:
     """Return the tools in a row."""
-    for name in ("tools", "functions"):
-        if not is_empty(row.get(name)):
-            return read_functions(row[name], read_tool, "has tools")
-    return []
+    if is_empty(row.get("tools")):
+        return []
+    return read_functions(row["tools"], read_tool, "has tools")
 
 
 def as_messages(value: Any, role: str) -> list[Any]:
@@ -142,24 +136,13 @@ def as_messages(value: Any, role: str) -> list[Any]:
     return value if isinstance(value, list) else [{"role": role, "content": value}]
 
 
-def with_system(row: Row, conversation: Conversation) -> Conversation:
-    """Return a conversation that begins with the text in a row's column `system`, if it has one."""
-    if is_empty(row.get("system")) or conversation.messages[0]["role"] == "system":
-        return conversation
-    message, _ = read_message({"role": "system", "content": row["system"]}, 0)
-    return replace(
-        conversation,
-        messages=[message, *conversation.messages],
-        is_trained_on=[False, *conversation.is_trained_on],
-    )
-
-
 def make_conversation(
-    given: Sequence[Any], tools: list[dict[str, Any]], num_asked: int = 0
+    given: Sequence[Any], tools: list[dict[str, Any]], system: Any = None, num_asked: int = 0
 ) -> Conversation:
     """Return the messages of a row as a conversation if there is an answer to train on.
 
     Args:
+        system: the text of a system message that comes first, unless they begin with one.
         num_asked: how many messages at the beginning are the question, and not trained on.
     """
     read = [read_message(message, number) for number, message in enumerate(given, 1)]
@@ -173,6 +156,10 @@ def make_conversation(
             raise ValueError(f"message {index + 1} is empty: the model would learn to say nothing")
     if not any(is_trained_on):
         raise ValueError("has no answer to train on: all of the assistant's messages have weight 0")
+    if not is_empty(system) and messages[0]["role"] != "system":
+        first, _ = read_message({"role": "system", "content": system}, 0)
+        messages.insert(0, first)
+        is_trained_on.insert(0, False)
     has_weight_0 = False in [weight for _, weight in read]
     return Conversation(messages, tools, is_trained_on, has_weight_0=has_weight_0)
 
@@ -210,9 +197,8 @@ def read_message(given: Any, number: int) -> tuple[Message, bool | None]:
     message = {key: value for key, value in given.items() if not is_empty(value)}
     message["role"] = "tool" if given["role"] == "function" else given["role"]
     name = name_message(message, number)
-    for older, newer in OLDER_KEYS.items():
-        if older in message and newer not in message:
-            message[newer] = message.pop(older)
+    if "function_call" in message:  # OpenAI's older form
+        message.setdefault("tool_calls", message.pop("function_call"))
     if "tool_calls" in message:
         owner = f"{name} has tool calls"
         message["tool_calls"] = read_functions(message["tool_calls"], read_call, owner)
@@ -349,17 +335,13 @@ class ChatTemplate:
                 chat_template=source,
                 add_generation_prompt=add_generation_prompt,
                 return_assistant_tokens_mask=has_marks,
-                **self._variables,
+                **self.tokenizer.special_tokens_map,
+                **self.settings,
             )
         except Exception as error:  # templates raise what they like
             raise ValueError(f"is refused by the chat template: {error!r}") from error
         texts, marks = rendered
         return texts[0], marks[0] if has_marks else None
-
-    @cached_property
-    def _variables(self) -> dict[str, Any]:
-        # A tokenizer makes the map of its special tokens again whenever it is asked for
-        return {**self.tokenizer.special_tokens_map, **self.settings}
 
     @cached_property
     def end_tokens(self) -> tuple[str, ...]:
@@ -517,66 +499,60 @@ def check_nothing_is_lost(
         left_out: indices of messages that are not trained on, since the template rewrites them. It
             often drops their reasoning on purpose.
     """
-    fix = "remove it from the data, or use a template that writes it (--chat_template)"
-    for tool in conversation.tools:
-        name = tool["function"]["name"]
-        if name not in text:
-            raise ValueError(f"has the tool {name}, which the chat template drops: {fix}")
     if isinstance(row, TrackedRow):
         source = template.tokenizer.get_chat_template(tools=conversation.tools or None)
         keys = {key for message in conversation.messages for key in message}
         read = {"role", "content", *REASONING, *re.findall(r"\w+", source)}
         row.dropped_keys.update(keys - read)
+    names = [tool["function"]["name"] for tool in conversation.tools]
+    lost = [f"has the tool {name}" for name in names if name not in text]
     probe = copy.deepcopy(conversation)
-    marks = []
-    for index, key in find_suspects(conversation, text, left_out):
-        for mark in put_marks(probe.messages[index], key, index):
-            marks.append((index, key, mark))
-    if not marks:
-        return
-    try:
-        text = template.render(probe)
-    except ValueError:  # it needs what was changed
-        return
-    for index, key, mark in marks:
-        if mark not in text:
-            name = name_message(conversation.messages[index], index + 1)
-            raise ValueError(f"{name} has {key}, which the chat template drops: {fix}")
+    marks: dict[str, str] = {}  # {what is in the text of the probe: what is lost if not}
+    for index, message in enumerate(probe.messages):
+        keys = ["content"]
+        if conversation.is_trained_on[index] and index not in left_out:
+            keys += REASONING
+        found = mark_texts(message, keys, str(index), text) | mark_calls(message, str(index))
+        name = name_message(message, index + 1)
+        marks |= {mark: f"{name} has {key}" for mark, key in found.items()}
+    if marks:
+        with contextlib.suppress(ValueError):  # the template needs what was changed
+            text = template.render(probe)
+            lost += [what for mark, what in marks.items() if mark not in text]
+    if lost:
+        fix = "remove it from the data, or use a template that writes it (--chat_template)"
+        raise ValueError(f"{lost[0]}, which the chat template drops: {fix}")
 
 
-def find_suspects(
-    conversation: Conversation, text: str, left_out: Collection[int]
-) -> Iterator[tuple[int, str]]:
-    """Yield (index of a message, key) of what was said and may be missing in the text."""
-    for index, message in enumerate(conversation.messages):
-        is_learned = conversation.is_trained_on[index] and index not in left_out
-        for key in ("content", *REASONING):
-            is_written = str(message.get(key, "")).strip() in text
-            if not is_written and (is_learned or key == "content"):
-                yield index, key
-    for index, message in enumerate(conversation.messages):
-        if "tool_calls" in message:  # the names of tools are there in any case
-            yield index, "tool_calls"
+def mark_texts(message: Message, keys: Sequence[str], name: str, text: str) -> dict[str, str]:
+    """Put a mark into what a message says under keys and is not in a text; return {mark: key}.
 
-
-def put_marks(message: Message, key: str, index: int) -> list[str]:
-    """Change what a message says under a key; return what has to be in the text then.
-
-    The name of a called tool is also in the list of tools and in other calls, so each call gets
-    another. Kimi's template names a call by its id, such as functions.weather:0.
+    In the middle, since some templates only take what is before or behind a </think>.
     """
-    if key != "tool_calls":
-        # In the middle, since some templates only take what is before or behind a </think>
-        mark = f"_{index}_{key}_"
-        message[key] = f"{message[key]}{mark}{message[key]}"
-        return [mark]
-    marks = []
-    for number, call in enumerate(message["tool_calls"]):
-        name = call["function"]["name"]
-        marks.append(f"{name}_{index}_{number}_")
-        call["function"]["name"] = marks[-1]
+    marks = {}
+    for key in keys:
+        said = str(message.get(key, ""))
+        if said.strip() not in text:
+            mark = f"_{name}_{key}_"
+            message[key] = said + mark + said
+            marks[mark] = key
+    return marks
+
+
+def mark_calls(message: Message, name: str) -> dict[str, str]:
+    """Give each tool that a message calls another name; return {name: "tool_calls"}.
+
+    The name of a tool is also in the list of tools and in other calls. Kimi's template names a call
+    by its id, such as functions.weather:0.
+    """
+    marks = {}
+    for number, call in enumerate(message.get("tool_calls", ())):
+        tool = call["function"]["name"]
+        mark = f"{tool}_{name}_{number}_"
+        call["function"]["name"] = mark
         if isinstance(call.get("id"), str):
-            call["id"] = call["id"].replace(name, marks[-1])
+            call["id"] = call["id"].replace(tool, mark)
+        marks[mark] = "tool_calls"
     return marks
 
 

@@ -77,12 +77,6 @@ def test_columns_name_the_system_text_and_the_tools_of_any_format():
     assert read(row, {"tools": "api"}).tools == [TOOL]
 
 
-# ---- Tools ----
-@pytest.mark.parametrize("column", ["tools", "functions"])
-def test_tools_are_read_from_a_column(column):
-    assert find_tools({column: json.dumps([TOOL["function"]])}) == [TOOL]
-
-
 # ---- What a conversation must be ----
 @pytest.mark.parametrize(
     ("row", "word"),
@@ -277,11 +271,6 @@ def test_the_older_form_of_a_call_and_its_result_is_read_too():
 def test_calls_without_a_name_or_with_torn_arguments_are_refused(calls):
     with pytest.raises(ValueError, match="message 2"):
         by_assistant(content=None, tool_calls=calls)
-
-
-@pytest.mark.parametrize("key", ["thoughts", "thought"])
-def test_names_of_reasoning_that_transformers_does_not_know_get_one_that_it_knows(key):
-    assert by_assistant(content="a", **{key: "hm"})["reasoning_content"] == "hm"
 
 
 # ---- Tools ----
