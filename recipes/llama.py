@@ -186,7 +186,7 @@ def load_data(args: Arguments, tokenizer: Any) -> tuple[Rows, Rows | None]:
 def load_model(args: Arguments, layout: Layout) -> torch.nn.Module:
     """Return the model, quantized and with adapters if the arguments request it."""
     model, _ = load_pretrained(AutoModelForCausalLM, args, layout)
-    set_up_layers(model, args, layout)
+    set_up_layers(model, args)
     model = add_adapters(model, args, layout, task_type="CAUSAL_LM")
     add_neftune(model, args.neftune_noise_alpha)
     return model

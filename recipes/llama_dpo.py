@@ -188,7 +188,7 @@ def load_model(args: Arguments, layout: Layout) -> torch.nn.Module:
     Adapters keep their --lora_dropout.
     """
     model, _ = load_pretrained(AutoModelForCausalLM, args, layout)
-    set_up_layers(model, args, layout)
+    set_up_layers(model, args)
     turn_off_dropout(model)
     return add_adapters(model, args, layout, task_type="CAUSAL_LM")
 

@@ -27,7 +27,6 @@ from typing import Any, ClassVar
 
 import torch
 from accelerate.utils import set_seed
-from transformers import AutoModelForCausalLM
 
 from components.perplexity import log_perplexity
 from core.arguments import (
@@ -58,7 +57,6 @@ from core.model import (
     load_pretrained,
     load_tokenizer,
     make_optimizer,
-    outline_of,
     set_up_layers,
 )
 from core.run import Run
@@ -71,6 +69,7 @@ from extras.pipeline.stages import (
     Stage,
     check_stages,
     describe_pipeline,
+    outline_of,
     stages_of_rank,
 )
 
@@ -203,7 +202,7 @@ def load_part(args: Arguments, layout: Layout, stages: Sequence[Stage]) -> Any:
         stages: those of this rank.
     """
     model, _ = load_pretrained(PartOfModel(stages), args, layout)
-    set_up_layers(model, args, layout)
+    set_up_layers(model, args)
     add_neftune(model, args.neftune_noise_alpha)
     return model.to(layout.device)
 
@@ -247,7 +246,7 @@ def train(args: Arguments, run: Run) -> None:
     eval_loader = plan.evaluation_loader(eval_rows, eval_collator)
 
     # ---- Model, optimizer, schedule ----
-    outline = outline_of(AutoModelForCausalLM, args)  # the whole model without its weights
+    outline = outline_of(args)  # the whole model without its weights
     stages = check_stages(args, outline)
     check_model(
         outline,
@@ -267,7 +266,7 @@ def train(args: Arguments, run: Run) -> None:
 
     own_stages = stages_of_rank(args, layout, stages)
     model = load_part(args, layout, own_stages)
-    model.left_out = getattr(outline, "left_out", None)  # What the result keeps of the base
+    model.left_out = getattr(outline, "left_out", ("", {}))  # What the result keeps of the base
     # With --shard_stages the weights are shards from here on
     pipeline = Pipeline(args, layout, own_stages, model)
     optimizer, schedule = make_optimizer(model, args, accelerator, plan.total_steps)

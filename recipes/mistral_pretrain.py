@@ -308,7 +308,7 @@ def part_documents(
 def load_model(args: Arguments, layout: Layout) -> torch.nn.Module:
     """Return the model, quantized and with adapters if the arguments request it."""
     model, _ = load_pretrained(AutoModelForCausalLM, args, layout)
-    set_up_layers(model, args, layout)
+    set_up_layers(model, args)
     return add_adapters(model, args, layout, task_type="CAUSAL_LM")
 
 

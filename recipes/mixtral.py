@@ -225,7 +225,7 @@ def load_model(args: Arguments, layout: Layout) -> torch.nn.Module:
             f"{type(model).__name__} has no router loss in transformers: train it with "
             "recipes/llama.py",
         )
-    set_up_layers(model, args, layout)
+    set_up_layers(model, args)
     model = add_adapters(
         model,
         args,

@@ -269,7 +269,7 @@ def load_model(args: Arguments, layout: Layout, tokenizer: Any) -> torch.nn.Modu
     check_positions(model, args)
     turn_off_layerdrop(model)
     share_embedding_modules(model)
-    set_up_layers(model, args, layout)
+    set_up_layers(model, args)
     return add_adapters(model, args, layout, task_type="SEQ_2_SEQ_LM")
 
 

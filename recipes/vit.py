@@ -28,6 +28,7 @@ import torch
 from accelerate import Accelerator
 from accelerate.utils import set_seed
 from PIL import Image, ImageOps
+from torch.nn.modules.batchnorm import _NormBase
 from transformers import AutoImageProcessor, AutoModelForImageClassification
 
 from components.classifier import evaluate_classifier, load_classifier, weighted_row_losses
@@ -63,10 +64,11 @@ from core.data import (
     open_sources,
     prepare_rows,
 )
-from core.engine import backward_of_sum, make_accelerator
+from core.engine import Layout, backward_of_sum, is_sharded, make_accelerator
 from core.exits import Exit, fail
 from core.export import save_model
 from core.model import (
+    base_model_of,
     loading,
     make_optimizer,
     read_config,
@@ -290,6 +292,28 @@ def choose_num_workers(args: Arguments, accelerator: Accelerator, size: tuple[in
     return workers
 
 
+def settle_statistics(model: Any, args: Arguments, layout: Layout) -> None:
+    """Keep BatchNorm's running statistics beside adapters, or end with 64 if they would be wrong.
+
+    No adapter has the statistics of a frozen BatchNorm, so they stay as they are.
+    """
+    found = []
+    for path, module in model.named_modules():
+        if isinstance(module, _NormBase):
+            found.append(module)
+            if args.use_peft and ".modules_to_save." not in path:
+                vars(module.eval())["train"] = lambda mode=True: None
+    if found and is_sharded(layout.accelerator):
+        fail(
+            Exit.USAGE,
+            f"{type(base_model_of(model)).__name__} has BatchNorm layers, and {layout.strategy} "
+            "does not keep their running statistics equal on all ranks: use ddp.yaml, which does",
+        )
+    if found and args.gradient_checkpointing and not args.use_peft:
+        cause = "the running statistics of BatchNorm layers would move twice in each step"
+        fail(Exit.USAGE, f"--gradient_checkpointing: {cause}: leave it out")
+
+
 def train(args: Arguments, run: Run) -> None:
     accelerator, layout = make_accelerator(args)
     run.start(layout)
@@ -322,6 +346,7 @@ def train(args: Arguments, run: Run) -> None:
     model, of_head = load_classifier(AutoModelForImageClassification, args, classes.names, layout)
     config = model.config
     cast_pixels(model)
+    settle_statistics(model, args, layout)
     notes = describe_rows(train_rows, eval_rows) | of_head
     first = train_rows.dataset[0]
     path = encoded[int(first["row"]) - 1]["image"]["path"]

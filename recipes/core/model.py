@@ -18,17 +18,15 @@ from accelerate import Accelerator
 from huggingface_hub.errors import HFValidationError
 from huggingface_hub.utils import validate_repo_id
 from torch.distributed.tensor import DTensor
-from torch.nn.modules.batchnorm import _NormBase
 from transformers import AutoConfig, AutoTokenizer, BitsAndBytesConfig
 from transformers.models.auto.modeling_auto import (
     MODEL_FOR_MASKED_LM_MAPPING_NAMES,
     MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES,
 )
-from transformers.pytorch_utils import Conv1D
 
 from core import weights, workarounds
 from core.chat import DEFAULT_TEMPLATE
-from core.engine import Layout, compute_dtype, is_sharded
+from core.engine import Layout, compute_dtype
 from core.exits import Exit, fail
 from core.workarounds import fsdp_plugin
 
@@ -108,22 +106,6 @@ def read_config(args: Any) -> Any:
         )
 
 
-def outline_of(auto_class: Any, args: Any) -> Any:
-    """Return the model of --model_name_or_path without its weights, which are on the meta device.
-
-    Ends with 64 or 69 if there is no such model.
-    """
-    with loading("model", args.model_name_or_path):
-        return weights.make_skeleton(
-            auto_class,
-            args.model_name_or_path,
-            dtype=args.dtype,
-            attn_implementation=args.attn_implementation,
-            revision=args.model_revision,
-            trust_remote_code=False,
-        )
-
-
 def load_pretrained(
     auto_class: Any, args: Any, layout: Layout, **head: Any
 ) -> tuple[Any, set[str]]:
@@ -162,20 +144,16 @@ def load_pretrained(
         if args.dry_run:
             return weights.make_skeleton(auto_class, name, **options), set()
         model, report = weights.load_pretrained(auto_class, layout, name, **options)
-    shapes = {weight: [*sizes] for weight, *sizes in report["mismatched_keys"]}
-    new = {*report["missing_keys"], *shapes}
+    new = {*report["missing_keys"], *(weight for weight, *_ in report["mismatched_keys"])}
     lacking = sorted(new)
     if head:
         lacking = [one for one in lacking if is_of_body(one, model) and ".pooler." not in one]
     if getattr(model, "_hf_peft_config_loaded", False):
         fail(Exit.USAGE, f"--model_name_or_path {name}: is of adapters: first merge them")
     if lacking:
-        first = lacking[0]
-        fix = f"its files lack {len(lacking)} of its weights, such as {', '.join(lacking[:3])}"
-        if first in shapes:
-            stored, made = [[*size] for size in shapes[first]]
-            fix = f"the weights of {first} have the shape {stored}, config.json says {made}"
-        fail(Exit.USAGE, f"--model_name_or_path {name}: {fix}: use a whole model")
+        problem = f"its files lack {len(lacking)} of its weights, or have them in other shapes"
+        listed = ", ".join(lacking[:3])
+        fail(Exit.USAGE, f"--model_name_or_path {name}: {problem} ({listed}): use a whole model")
     return model, new
 
 
@@ -312,7 +290,7 @@ def why_rows_would_mix(base: Any, gives_ends: bool) -> str:
 
 
 # ---- Layers ----
-def set_up_layers(model: Any, args: Any, layout: Layout) -> None:
+def set_up_layers(model: Any, args: Any) -> None:
     """Turn on --gradient_checkpointing and --use_liger_kernel, and freeze what nothing trains."""
     if args.gradient_checkpointing:
         model.activation_checkpointing_enable({"use_reentrant": False})
@@ -327,17 +305,6 @@ def set_up_layers(model: Any, args: Any, layout: Layout) -> None:
 
         # Liger's loss stays off: LossInHead computes fewer logits.
         apply_liger_kernel(model, {"fused_linear_cross_entropy": False, "cross_entropy": False})
-    if not any(isinstance(module, _NormBase) for module in model.modules()):
-        return
-    if is_sharded(layout.accelerator):
-        fail(
-            Exit.USAGE,
-            f"{type(model).__name__} has BatchNorm layers, and {layout.strategy} does not keep "
-            "their running statistics equal on all ranks: use ddp.yaml, which does",
-        )
-    if args.gradient_checkpointing and not args.use_peft:
-        cause = "the running statistics of BatchNorm layers would move twice in each step"
-        fail(Exit.USAGE, f"--gradient_checkpointing: {cause}: leave it out")
 
 
 def reads_no_text(model: Any, name: str) -> bool:
@@ -369,10 +336,6 @@ def add_adapters(
     config = lora_config(args, **options)
     with layout.making_adapters(model):
         model = wrap_in_adapters(model, config, accelerator)
-    for path, module in model.named_modules():
-        if isinstance(module, _NormBase) and ".modules_to_save." not in path:
-            # No adapter has the statistics of a frozen BatchNorm: they stay as they are
-            vars(module.eval())["train"] = lambda mode=True: None
     workarounds.leave_casts_to_autocast(model, accelerator, getattr(args, "use_dora", False))
     workarounds.cast_for_zero3(model, accelerator)
     workarounds.wrap_adapters_for_fsdp1(model, accelerator)
@@ -389,15 +352,12 @@ def find_untrained(model: Any, args: Any) -> Iterator[str]:
     """
     modules = [path for path, _ in model.named_modules()]
     weights = [path for path, _ in model.named_parameters()]
-    linear = {path.rpartition(".")[2] for path, layer in model.named_modules() if is_linear(layer)}
     for flag in ("lora_target_modules", "modules_to_save", "lora_target_parameters"):
         places = weights if flag == "lora_target_parameters" else modules
         for name in getattr(args, flag, ()):
             found = [place for place in places if f".{place}".endswith(f".{name}")]
             if not found and name != "all-linear":
-                listed = ", ".join(sorted(linear))
-                kind = type(model).__name__
-                yield f"--{flag} {name}: {kind} has none of this name. Its linear layers: {listed}"
+                yield f"--{flag} {name}: {type(model).__name__} has none of this name"
             elif found and all(reads_no_text(model, place) for place in found):
                 yield f"--{flag} {name}: it reads no text, so that nothing would train it"
     for pair in model.all_tied_weights_keys.items():
@@ -407,11 +367,6 @@ def find_untrained(model: Any, args: Any) -> Iterator[str]:
                     f"--modules_to_save {name}: {' and '.join(pair)} share their numbers, and only "
                     "a copy of one of them would be trained: leave it out, or train all weights"
                 )
-
-
-def is_linear(layer: torch.nn.Module) -> bool:
-    """Return whether peft's "all-linear" would take a layer."""
-    return isinstance(layer, (torch.nn.Linear, Conv1D))
 
 
 def lora_config(args: Any, **options: Any) -> Any:

@@ -2,12 +2,11 @@
 """The files of a pretrained model: read once a host, recognized later, and nothing of them lost."""
 
 import hashlib
-import re
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from itertools import accumulate
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from accelerate import Accelerator, init_empty_weights
@@ -199,14 +198,6 @@ def fingerprint_of_weights(name: str, revision: str) -> str | None:
 
 
 # ---- What has no place in the model ----
-class LeftOut(NamedTuple):
-    """Tensors of a base, {tensor: its file}, whether the result has them too, and words for it."""
-
-    files: dict[str, Path]
-    is_kept: bool
-    words: str
-
-
 def note_left_out(args: Any, model: Any) -> dict[str, str]:
     """Return the summary's line about what a base has and its model has not, if there is any.
 
@@ -220,12 +211,15 @@ def note_left_out(args: Any, model: Any) -> dict[str, str]:
     if not unplaced:
         return {}
     kind = type(model).__name__
-    is_kept = model.config.architectures == [kind]
-    fate = "kept as they are" if is_kept else "not in the result"
+    fate = "not in the result"
+    kept = {}
+    if model.config.architectures == [kind]:
+        fate = "kept as they are"
+        kept = unplaced
     parts = Counter(parts_without_others(unplaced, placed))
     listed = ", ".join(f"{part} ({number})" for part, number in parts.items())
     words = f"{len(unplaced)} tensors of the base are {fate}: {kind} has no {listed}"
-    model.left_out = LeftOut(unplaced, is_kept, words)
+    model.left_out = (words, kept)
     return {"base files": words}
 
 
@@ -248,34 +242,24 @@ def find_placed(model: Any, tensors: Collection[str]) -> set[str]:
 
 
 def parts_without_others(tensors: Collection[str], others: Collection[str]) -> Iterator[str]:
-    """Yield the shortest beginning of each name that no other has, as in "model.visual.*".
-
-    Where all of them are shared, it is the name without its numbers.
-    """
+    """Yield the shortest beginning of each name that no other has, as in "model.visual.*"."""
     taken: set[str] = set()
     for other in others:
         taken.update(accumulate(other.split("."), "{}.{}".format))
     for name in tensors:
         own = accumulate(name.split(".")[:-1], "{}.{}".format)
-        free = [beginning for beginning in own if beginning not in taken]
-        if free:
-            yield f"{free[0]}.*"
-        else:
-            yield re.sub(r"\.\d+\.", ".*.", name)
+        yield next((f"{beginning}.*" for beginning in own if beginning not in taken), name)
 
 
 def read_left_out(model: Any) -> dict[str, torch.Tensor]:
     """Return the tensors that the result keeps of the base, and say what is kept or is not."""
-    left_out = getattr(model, "left_out", None)  # Only on rank 0
-    if left_out is None:
-        return {}
-    print(left_out.words, flush=True)
-    if left_out.is_kept:
-        held: dict[str, torch.Tensor] = {}
-        for path in set(left_out.files.values()):
-            held |= load_state_dict(path)
-        return {name: held[name].clone() for name in left_out.files}
+    words, files = getattr(model, "left_out", ("", {}))  # Only on rank 0
+    if words:
+        print(words, flush=True)
+    held: dict[str, torch.Tensor] = {}
+    for path in set(files.values()):
+        held |= load_state_dict(path)
     for key in UNTRAINED_LAYERS:
-        if getattr(model.config, key, None):
+        if words and not files and getattr(model.config, key, None):
             setattr(model.config, key, 0)  # No program may look for such layers.
-    return {}
+    return {name: held[name].clone() for name in files}

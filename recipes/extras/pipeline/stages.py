@@ -17,6 +17,8 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from core.exits import Exit, fail
+from core.model import loading
+from core.weights import make_skeleton
 from extras.pipeline.layout import PipelineLayout
 from extras.pipeline.schedules import KINDS, num_microbatches
 
@@ -168,6 +170,22 @@ class PartOfModel:
 
 
 # ---- Can a model be cut? ----
+def outline_of(args: Any) -> Any:
+    """Return the model of --model_name_or_path without its weights, which are on the meta device.
+
+    Ends with 64 or 69 if there is no such model.
+    """
+    with loading("model", args.model_name_or_path):
+        return make_skeleton(
+            AutoModelForCausalLM,
+            args.model_name_or_path,
+            dtype=args.dtype,
+            attn_implementation=args.attn_implementation,
+            revision=args.model_revision,
+            trust_remote_code=False,
+        )
+
+
 def why_not_cut(model: Any) -> str:
     """Return why a model cannot be cut into stages, or "" if it can.
 
