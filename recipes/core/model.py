@@ -357,7 +357,8 @@ def find_untrained(model: Any, args: Any) -> Iterator[str]:
         for name in getattr(args, flag, ()):
             found = [place for place in places if f".{place}".endswith(f".{name}")]
             if not found and name != "all-linear":
-                yield f"--{flag} {name}: {type(model).__name__} has none of this name"
+                kind = type(model).__name__
+                yield f"--{flag} {name}: {kind} has none of this name: print(model) shows its names"
             elif found and all(reads_no_text(model, place) for place in found):
                 yield f"--{flag} {name}: it reads no text, so that nothing would train it"
     for pair in model.all_tied_weights_keys.items():

@@ -67,7 +67,7 @@ CALLS = [  # recipe, words, exit code, word
     ("llama", "--dtype float16", 64, "float32"),
     ("llama", "--attn_implementation flash_attention_2", 64, "package"),
     ("llama", "--attn_implementation kernels-community/flash-attn2", 64, "kernels"),
-    ("llama", "--use_peft --lora_target_modules q_prj", 64, "q_proj"),
+    ("llama", "--use_peft --lora_target_modules q_prj", 64, "none of this name"),
     ("llama", "--chat_template_kwargs 1", 64, "--chat_template_kwargs"),
     ("llama", "--learn last --no_assistant_only_loss", 64, "--learn"),
     ("llama", BEST, 64, "--eval_split"),

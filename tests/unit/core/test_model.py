@@ -92,7 +92,7 @@ def test_tokens_without_an_embedding(capsys):
     [
         ("lora_target_modules", "all-linear", False, ""),
         ("lora_target_modules", "mlp.up_proj", False, ""),
-        ("lora_target_modules", "q_prj", False, "q_proj"),
+        ("lora_target_modules", "q_prj", False, "none of this name"),
         ("modules_to_save", "lm_head", False, ""),
         ("modules_to_save", "lm_haed", False, "lm_haed"),
         ("modules_to_save", "lm_head", True, "share"),
