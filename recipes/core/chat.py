@@ -335,8 +335,7 @@ class ChatTemplate:
                 chat_template=source,
                 add_generation_prompt=add_generation_prompt,
                 return_assistant_tokens_mask=has_marks,
-                **self.tokenizer.special_tokens_map,
-                **self.settings,
+                **{**self.tokenizer.special_tokens_map, **self.settings},
             )
         except Exception as error:  # templates raise what they like
             raise ValueError(f"is refused by the chat template: {error!r}") from error
