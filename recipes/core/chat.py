@@ -511,9 +511,11 @@ def check_nothing_is_lost(
         keys = ["content"]
         if conversation.is_trained_on[index] and index not in left_out:
             keys += REASONING
-        found = mark_texts(message, keys, str(index), text) | mark_calls(message, str(index))
-        name = name_message(message, index + 1)
-        marks |= {mark: f"{name} has {key}" for mark, key in found.items()}
+        for mark, key in mark_texts(message, keys, str(index), text).items():
+            marks[mark] = f"{name_message(message, index + 1)} has {key}"
+    for index, message in enumerate(probe.messages):
+        for mark in mark_calls(message, str(index)):
+            marks[mark] = f"{name_message(message, index + 1)} has tool_calls"
     if marks:
         with contextlib.suppress(ValueError):  # the template needs what was changed
             text = template.render(probe)
@@ -538,20 +540,20 @@ def mark_texts(message: Message, keys: Sequence[str], name: str, text: str) -> d
     return marks
 
 
-def mark_calls(message: Message, name: str) -> dict[str, str]:
-    """Give each tool that a message calls another name; return {name: "tool_calls"}.
+def mark_calls(message: Message, name: str) -> list[str]:
+    """Give each tool that a message calls another name; return these.
 
     The name of a tool is also in the list of tools and in other calls. Kimi's template names a call
     by its id, such as functions.weather:0.
     """
-    marks = {}
+    marks = []
     for number, call in enumerate(message.get("tool_calls", ())):
         tool = call["function"]["name"]
         mark = f"{tool}_{name}_{number}_"
         call["function"]["name"] = mark
         if isinstance(call.get("id"), str):
             call["id"] = call["id"].replace(tool, mark)
-        marks[mark] = "tool_calls"
+        marks.append(mark)
     return marks
 
 

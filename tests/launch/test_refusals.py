@@ -130,7 +130,7 @@ def test_a_call_is_refused(name, call, code, word, tiny, tiny_of, inputs):
 
 
 # What can only be told of a model that is loaded, or is told after it
-OF_THE_MODEL = ("q_proj", "--predict_with_generate", "prompt")
+OF_THE_MODEL = ("none of this name", "--predict_with_generate", "prompt")
 
 
 def assert_refused(done, code, word):
