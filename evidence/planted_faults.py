@@ -106,8 +106,8 @@ FAULTS = [
         "the best model is not loaded at the end",
         f"{CORE}/run.py",
         (
-            "        if best.step == self.step:\n            return",
-            "        if best.step:\n            return",
+            '        if best["step"] == self.step:\n            return',
+            "        if best:\n            return",
         ),
     ),
     fault(

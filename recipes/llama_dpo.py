@@ -18,13 +18,15 @@ python scripts/copy_recipe.py llama_dpo my_project, then look for EDIT.
 
 import copy
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
 from accelerate.utils import set_seed
+from safetensors.torch import load_file, save_file
 from torch.nn.functional import logsigmoid
 from torch.utils.data import DataLoader
 from tqdm.auto import tqdm
@@ -375,6 +377,21 @@ def run_reference(
     return layout.sum_over_rows(reference_logps)
 
 
+def compute_once(
+    path: Path, run: Run, layout: Layout, compute: Callable[[], torch.Tensor]
+) -> torch.Tensor:
+    """Return what `compute` returned when the run began, which a file in its folder keeps.
+
+    Under another strategy the last bits would differ. Every rank takes part.
+    """
+    if run.step > 0 and path.is_file():
+        return load_file(path)["table"].to(layout.device)
+    table = compute()
+    if layout.accelerator.is_main_process:
+        save_file({"table": table.cpu()}, path)
+    return table
+
+
 @torch.no_grad()
 def evaluate(
     run: Run,
@@ -467,8 +484,10 @@ def train(args: Arguments, run: Run) -> None:
     model, optimizer = accelerator.prepare(model, optimizer)
     reference_logps = None  # compare_answers then runs it in each step
     if args.runs_reference_before_training:  # while the model has its original weights
-        reference_logps = run.compute_once(
-            f"reference-{both.fingerprint}",
+        reference_logps = compute_once(
+            Path(args.output_dir, f"reference-{both.fingerprint}.table"),
+            run,
+            layout,
             partial(run_reference, layout, model, token_loss, whole_loader, len(both)),
         )
     run.resume(model, optimizer, schedule)
@@ -539,7 +558,7 @@ def train(args: Arguments, run: Run) -> None:
 def main() -> None:
     args = parse(Arguments, __doc__)
     # From here on a signal stops the run cleanly, and status.json records how it ends
-    with Run(args, shows="rewards/accuracies") as run:
+    with Run(args) as run:
         train(args, run)
 
 

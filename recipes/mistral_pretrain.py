@@ -31,7 +31,6 @@ from accelerate.utils import send_to_device, set_seed
 from datasets import Dataset
 from transformers import AutoModelForCausalLM
 
-from components.best import require_rows_to_choose_by
 from components.documents import Documents, open_documents
 from components.generation import stop_tokens_of_texts
 from components.perplexity import evaluate_perplexity
@@ -157,13 +156,15 @@ class Corpus:
         first_block: the first block that is trained on.
         passes: how often the documents are read at most; math.inf under a budget of tokens.
         num_tokens: tokens of these passes but the first; 0 under a budget, where none is counted.
-        eval_blocks: those to evaluate on.
+        eval_documents: those to evaluate on, or None.
+        eval_blocks: the first blocks of their text.
     """
 
     documents: Documents
     first_block: torch.Tensor
     passes: float
     num_tokens: int
+    eval_documents: Documents | None
     eval_blocks: list[torch.Tensor]
 
     def largest_token(self, tokenizer: Any) -> int:
@@ -188,8 +189,7 @@ class Corpus:
 def load_data(args: Arguments, tokenizer: Any) -> Corpus:
     """Return the text to train on and the blocks to evaluate on. EDIT: add filters or sources.
 
-    Ends with 65 if a document cannot be used, or none has text, and with 64 if the best model is to
-    be chosen and there is nothing to evaluate on.
+    Ends with 65 if a document cannot be used, or none has text.
     """
     documents, eval_documents = open_documents(args)
     num_eval_blocks = math.ceil(args.max_eval_tokens / args.max_length)
@@ -197,7 +197,6 @@ def load_data(args: Arguments, tokenizer: Any) -> Corpus:
         eval_blocks = []
         if eval_documents is not None:
             eval_blocks = first_blocks(eval_documents, tokenizer, args.max_length, num_eval_blocks)
-        require_rows_to_choose_by(args, eval_blocks, "--num_eval_documents")
         blocks = first_pass(documents, args, tokenizer)
         first_block = next(blocks, None)
         if first_block is None:
@@ -212,7 +211,7 @@ def load_data(args: Arguments, tokenizer: Any) -> Corpus:
                 fail(Exit.DATA, f"{args.dataset_name}: has one token, and nothing to predict")
     except ValueError as error:
         fail(Exit.DATA, str(error))
-    return Corpus(documents, first_block, passes, num_tokens, eval_blocks)
+    return Corpus(documents, first_block, passes, num_tokens, eval_documents, eval_blocks)
 
 
 def first_pass(documents: Documents, args: Arguments, tokenizer: Any) -> Iterator[torch.Tensor]:
@@ -325,7 +324,7 @@ def train(args: Arguments, run: Run) -> None:
     rows_per_step = args.per_device_train_batch_size * batches_per_step
     total_steps = count_steps(args, corpus, rows_per_step * args.max_length)
     evaluate_after = evaluation_steps(args, total_steps, total_steps)
-    run.check_plan(total_steps, rows_per_step, corpus.documents)
+    run.check_plan(total_steps, rows_per_step, corpus.documents, corpus.eval_documents)
     stream = BlockStream(corpus.documents, tokenizer, args, layout, corpus.passes, rows_per_step)
     one_line = takes_one_line(args.attn_implementation)
     to_batch = partial(make_batch, max_length=args.max_length, one_line=one_line, layout=layout)

@@ -27,7 +27,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -36,6 +36,7 @@ import xxhash
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
+from core.exits import End, Exit
 from core.state import LocalBox, State
 
 MANIFEST = "manifest.json"
@@ -66,8 +67,7 @@ UNREADABLE = (
 )
 
 
-class NotFiniteError(ArithmeticError):
-    """A tensor of the state is not finite, so that no checkpoint is made of it."""
+T = TypeVar("T")
 
 
 # ---- Ranks that may wait for long ----
@@ -84,6 +84,23 @@ def gather(mine: Any, group: Any) -> list[Any]:
         return [mine]
     found: list[Any] = [None] * dist.get_world_size(group)
     dist.all_gather_object(found, mine, group=group)
+    return found
+
+
+def on_rank_0(function: Callable[[], T], group: Any) -> T:
+    """Return on every rank what a function returns on rank 0, or raise the End that it raises.
+
+    Every rank takes part, however long it takes; the function must not communicate with others.
+    """
+    found: Any = None
+    if group is None or dist.get_rank(group) == 0:
+        try:
+            found = function()
+        except End as end:
+            found = end
+    found = gather(found, group)[0]
+    if isinstance(found, End):
+        raise found
     return found
 
 
@@ -206,15 +223,10 @@ def hash_of(file: Path) -> str:
     return xxhash.xxh3_128_hexdigest(np.memmap(file, mode="r").data)
 
 
-def set_aside(damages: Mapping[Path, str | None]) -> None:
-    """Rename damaged checkpoints: the run needs their names when it reaches their steps again.
-
-    Args:
-        damages: {checkpoint: why it cannot be trusted, or None}.
-    """
-    for path, damage in damages.items():
-        if damage is not None:
-            path.rename(f"{path}.damaged-{time.time_ns()}")
+def set_aside(damaged: Iterable[Path]) -> None:
+    """Rename checkpoints: the run needs their names when it reaches their steps again."""
+    for path in damaged:
+        path.rename(f"{path}.damaged-{time.time_ns()}")
 
 
 # ---- Reading ----
@@ -265,14 +277,12 @@ def fill(
 ) -> None:
     """Fill the boxes of this rank from a checkpoint, in place. Every rank takes part.
 
-    It takes no memory beside them but that of one box.
+    It takes no memory beside them but that of one box. All ranks end with 65 if the names, the
+    shapes or the kinds of numbers differ.
 
     Args:
         saved: what `saved_tensors` returned.
         group: of all ranks.
-
-    Raises:
-        ValueError: on every rank, if the names, the shapes or the kinds of numbers differ.
     """
     own = [box.name for box in state.boxes]
     names = set().union(*gather(own, group))
@@ -286,8 +296,23 @@ def fill(
                 problem = problem or fill_box(box, checkpoint, saved[box.name], readers, files)
     problems = [found for found in gather(problem, group) if found]
     if problems:
-        raise ValueError(problems[0])
+        raise End(Exit.DATA, f"{problems[0]}: it cannot be continued")
     state.after_fill()
+
+
+def fill_weights(state: State, checkpoint: Path, group: Any = None) -> None:
+    """Fill all but the optimizer's state from a checkpoint. Every rank takes part."""
+    boxes = [box for box in state.boxes if not is_of_optimizer(box.name)]
+    saved = {}
+    for name, tensor in saved_tensors(checkpoint).items():
+        if not is_of_optimizer(name):
+            saved[name] = tensor
+    fill(State(boxes, state.after_fill), checkpoint, saved, group)
+
+
+def is_of_optimizer(name: str) -> bool:
+    """Return whether a tensor of a checkpoint is of the optimizer's state."""
+    return name.startswith("state.")
 
 
 def fill_box(
@@ -359,7 +384,10 @@ def read_whole(
 
 # ---- Writing ----
 class Checkpoints:
-    """Writes the checkpoints of a run, one at a time. Every rank makes every call."""
+    """Writes the checkpoints of a run, one at a time. Every rank makes every call.
+
+    All ranks end with 73 if one cannot be written; older ones are not touched.
+    """
 
     def __init__(
         self,
@@ -401,9 +429,7 @@ class Checkpoints:
     def begin(self, boxes: Sequence[LocalBox], progress: Mapping[str, Any]) -> None:
         """Begin to write a checkpoint of copies of these boxes; `finish` ends it.
 
-        Raises:
-            NotFiniteError, OSError: on every rank, if there cannot be such a checkpoint. Older ones
-                were not touched.
+        All ranks end with 70 if a number is not finite.
         """
         assert self._work is None, "finish the checkpoint before this one first"
         step = progress["step"]
@@ -413,9 +439,8 @@ class Checkpoints:
         broken = [box.name for box in copies if not is_finite(box.part)]
         for names in gather(broken, self._group):
             if names:
-                raise NotFiniteError(
-                    f"{names[0]} is not finite after step {step}: no checkpoint is made"
-                )
+                why = f"{names[0]} is not finite after step {step}: no checkpoint is made"
+                raise End(Exit.NOT_FINITE, why)
         self._on_rank_0(self._make_staging_folder)
         file = None
         if own:
@@ -434,11 +459,7 @@ class Checkpoints:
         return self._work is not None and self._work.done()
 
     def finish(self) -> None:
-        """Wait until all ranks have written what is under way, and give the checkpoint its name.
-
-        Raises:
-            OSError: on every rank, if it could not be written. Older ones were not touched.
-        """
+        """Wait until all ranks have written what is under way, and give the checkpoint its name."""
         if self._work is None:
             return
         error = self._work.exception()
@@ -469,17 +490,20 @@ class Checkpoints:
         staging.mkdir()
 
     def _on_rank_0(self, work: Callable[[], None]) -> None:
-        """Have rank 0 do something. Its OSError is raised on every rank, and nothing is left."""
-        problem = None
-        if self._rank == 0:
+        """Have rank 0 do something. If it cannot, all ranks end with 73, and nothing is left."""
+
+        def work_or_end() -> None:
             try:
                 work()
             except OSError as error:
-                problem = error
                 shutil.rmtree(staging_of(self._folder, self.step), ignore_errors=True)
-        problem = gather(problem, self._group)[0]
-        if problem is not None:
-            raise problem
+                raise End(
+                    Exit.CANNOT_WRITE,
+                    f"the checkpoint after step {self.step} could not be finished: {error}; older "
+                    "checkpoints, if there are any, were not touched",
+                ) from error
+
+        on_rank_0(work_or_end, self._group)
 
 
 def share_of(

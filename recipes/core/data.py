@@ -609,12 +609,6 @@ def hold_out_and_mix(args: Any, rows: Rows, eval_rows: Rows | None) -> tuple[Row
         kept = rows.dataset.select(np.sort(drawn[number:]))
         told = f"{rows.notes}; {number} of these are held out (--eval_split)"
         rows = replace(rows, dataset=kept, notes=told)
-    if args.load_best_model_at_end and eval_rows is None:
-        fail(
-            Exit.USAGE,
-            "--load_best_model_at_end needs rows to evaluate on: pass --eval_dataset_name, "
-            "--eval_split, or a --dataset_test_split that the data set has",
-        )
     if len(rows.sources) > 1 and args.dataset_weights:
         rows = mix(rows, args.dataset_weights, args.seed)
     return rows, eval_rows

@@ -46,7 +46,7 @@ class End(SystemExit):
     """
 
     def __init__(self, code: int, why: str, is_alone: bool = False) -> None:
-        super().__init__(int(code))
+        super().__init__(int(code), why, is_alone)  # with which it is pickled for other ranks
         self.code: int = int(code)  # pyrefly: ignore[bad-override]
         self.why = why
         self.is_alone = is_alone

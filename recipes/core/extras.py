@@ -15,28 +15,20 @@ from typing import Any
 class InRun:
     """What an extra does during a run, by hooks that do nothing here.
 
-    The hook `in_run(args)` returns one, or None if there is nothing to do; a ValueError says what
-    is wrong with the arguments.
+    The hook `in_run(args)` returns one, or None if there is nothing to do. Where something is wrong
+    it calls core.exits.fail; the methods raise an End.
     """
 
-    def joined(self, accelerator: Any, group: Any, note_failure: Callable[[str], object]) -> None:
-        """The ranks can talk to each other. Every rank calls this.
+    def joined(self, accelerator: Any, group: Any, status: Any) -> None:
+        """The ranks can talk to each other. Every rank calls this, and may end only with all.
 
         Args:
             group: of all ranks, whose calls may take days (`core.checkpoint.gather`).
-            note_failure: writes into status.json why the run fails.
-
-        Raises:
-            ValueError: on every rank, if the run cannot go on.
+            status: `core.stop.Status`, whose `end` records why the run fails.
         """
 
     def before_resume(self) -> None:
-        """Rank 0 is about to look for the newest checkpoint in the output folder.
-
-        Raises:
-            ValueError: if the arguments do not fit what is found.
-            ConnectionError: if something out of reach is needed.
-        """
+        """Rank 0 is about to look for the newest checkpoint in the output folder."""
 
     def saved(self, path: Path) -> Collection[int]:
         """A checkpoint is whole. Rank 0 calls this.
@@ -78,10 +70,6 @@ def first_of(extras: Sequence[str], name: str, *arguments: Any) -> Any:
 
 
 def parts_of_run(args: Any) -> list[InRun]:
-    """Return what the extras of a recipe do during a run.
-
-    Raises:
-        ValueError: if the arguments of an extra are wrong.
-    """
+    """Return what the extras of a recipe do during a run."""
     parts = [in_run(args) for in_run in hooks(getattr(args, "EXTRAS", ()), "in_run")]
     return [part for part in parts if part is not None]

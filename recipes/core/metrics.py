@@ -11,7 +11,7 @@ import os
 import re
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from resource import RUSAGE_SELF, getrusage
 from typing import Any
@@ -41,6 +41,7 @@ class Metrics:
 
     Attributes:
         start: when training began in this process, in seconds of time.perf_counter().
+        bar: of progress, which only the main process shows.
     """
 
     def __init__(
@@ -49,16 +50,15 @@ class Metrics:
         """Open the file, start the trackers and draw the bar. Every rank takes part.
 
         Args:
-            first_step: steps that an earlier call of this run has done; with 0 the file is
-                replaced.
+            first_step: steps that an earlier call of this run has done.
         """
         self._accelerator = accelerator
         start_trackers(accelerator, args, is_resumed=first_step > 0)
         path = Path(os.devnull)
         if accelerator.is_main_process:
             path = Path(args.output_dir, METRICS)
-        self._file = open(path, "a" if first_step else "w", buffering=1)
-        self._bar = tqdm(
+        self._file = open(path, "a", buffering=1)
+        self.bar = tqdm(
             desc="Training",
             total=total_steps,
             initial=first_step,
@@ -79,22 +79,10 @@ class Metrics:
                 known[name] = value
         self._accelerator.log(known, step=step)
 
-    def show(self, numbers: Mapping[str, str]) -> None:
-        """Show numbers beside the bar when it is drawn next."""
-        self._bar.set_postfix(numbers, refresh=False)
-
     def say(self, text: str) -> None:
         """Print a line above the bar, on the main process."""
         if self._accelerator.is_main_process:
-            self._bar.write(text)
-
-    def step_is_done(self) -> None:
-        """Advance the bar by one step."""
-        self._bar.update()
-
-    def close(self) -> None:
-        """Close the bar, so that what is printed next is the last line."""
-        self._bar.close()
+            self.bar.write(text)
 
 
 def finite_or_none(number: float) -> float | None:
@@ -160,34 +148,3 @@ def start_trackers(accelerator: Accelerator, args: Any, is_resumed: bool) -> Non
     }
     arguments = {name: str(value) for name, value in vars(args).items()}
     accelerator.init_trackers(project, arguments, settings)
-
-
-def log_table(
-    accelerator: Accelerator, name: str, rows: Sequence[Mapping[str, Any]], step: int
-) -> None:
-    """Log rows of texts to the trackers that show tables; the others get nothing.
-
-    Only rank 0 may call it.
-
-    Args:
-        rows: at least one; all have the same keys.
-    """
-    columns = list(rows[0])
-    cells = [[str(row[column]) for column in columns] for row in rows]
-    for tracker in accelerator.trackers:
-        if tracker.name == "tensorboard":
-            writer: Any = tracker.tracker
-            writer.add_text(name, markdown_table(columns, cells), global_step=step)
-            writer.flush()
-        elif hasattr(tracker, "log_table"):
-            tracker.log_table(name, columns=columns, data=cells, step=step)
-
-
-def markdown_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Return a table in Markdown, as TensorBoard shows it."""
-    rule = ["---"] * len(columns)
-    lines = []
-    for cells in [columns, rule, *rows]:
-        escaped = [cell.replace("|", "\\|").replace("\n", "<br>") for cell in cells]
-        lines.append(f"| {' | '.join(escaped)} |")
-    return "\n".join(lines)

@@ -8,7 +8,7 @@ is looked at later, when the loop waits anyway. By then the schedule has counted
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -40,62 +40,7 @@ class UncheckedStep:
 
     def changed_weights(self) -> bool:
         """Return whether the step changed the weights. Waits for the device."""
-        if self.held_back:
-            return False
-        return self.norm is None or math.isfinite(self.norm)
-
-    def is_known_not_finite(self) -> bool:
-        """Return whether the norm is on the host, so that nothing has to wait, and not finite."""
-        return isinstance(self.norm, float) and not math.isfinite(self.norm)
-
-    def rows_not_finite(self) -> list[int]:
-        """Return the rows of this rank's micro-batches whose loss is not finite."""
-        found: list[int] = []
-        for rows, loss in zip(self.rows, self.losses, strict=True):
-            if not loss.isfinite():
-                found += rows
-        return found
-
-    def all_rows(self) -> list[int]:
-        """Return the rows of all of this rank's micro-batches."""
-        return [row for rows in self.rows for row in rows]
-
-
-def hold_back(accelerator: Accelerator, optimizer: AcceleratedOptimizer, norm: Any) -> bool:
-    """Have the optimizer's next step change nothing if the gradient is not finite.
-
-    Call it before optimizer.step().
-
-    Args:
-        norm: the norm of the gradient, from `whole_norm`; a number or None if an engine returns it
-            so.
-
-    Returns:
-        Whether the step is known to change nothing; False where torch's fused kernels decide on the
-        device, since it is not known yet.
-    """
-    has_stepped = accelerator.distributed_type == DistributedType.DEEPSPEED  # It steps in backward.
-    left_out = has_stepped and accelerator.optimizer_step_was_skipped
-    if not isinstance(norm, torch.Tensor):
-        return left_out
-    inner = optimizer.optimizer
-    if inner.defaults.get("fused") and not accelerator.scaler:
-        weight = optimizer.param_groups[0]["params"][0]  # On the host if weights are offloaded.
-        inner.grad_scale = None
-        # The fused kernel leaves out its step if found_inf is 1.
-        inner.found_inf = (1.0 - norm.isfinite().float()).to(weight.device)
-        return left_out
-    if math.isfinite(norm):
-        return left_out
-    optimizer.zero_grad()  # Weights without a gradient are not updated.
-    return True
-
-
-def whole_norm(grad_norm: Any) -> Any:
-    """Return the whole of a norm, which FSDP2 returns as a DTensor; a number or None as it is."""
-    if hasattr(grad_norm, "full_tensor"):
-        return grad_norm.full_tensor()
-    return grad_norm
+        return not self.held_back and (self.norm is None or math.isfinite(self.norm))
 
 
 class NonFiniteSteps:
@@ -103,6 +48,7 @@ class NonFiniteSteps:
 
     Attributes:
         left_out: the number of steps that --nonfinite skip has left out so far.
+        unchecked: the steps since the last `check`.
     """
 
     def __init__(self, path: Path, budget: int) -> None:
@@ -115,11 +61,7 @@ class NonFiniteSteps:
         self.left_out = 0
         self._path = path
         self._budget = budget
-        self._unchecked: list[UncheckedStep] = []
-
-    def note(self, step: UncheckedStep) -> None:
-        """Remember a step until `check`."""
-        self._unchecked.append(step)
+        self.unchecked: list[UncheckedStep] = []
 
     def check(self, accelerator: Accelerator, group: Any) -> tuple[int, str] | None:
         """Check the steps since the last call. Those not finite changed no weight on any rank.
@@ -134,8 +76,8 @@ class NonFiniteSteps:
             None, or the first step at which the run has to end, and why.
         """
         stop = None
-        unchecked = self._unchecked
-        self._unchecked = []
+        unchecked = self.unchecked
+        self.unchecked = []
         for step in unchecked:
             if step.changed_weights():
                 continue
@@ -143,8 +85,9 @@ class NonFiniteSteps:
             if what == "gradient" and accelerator.mixed_precision == "fp16":
                 continue  # The loss scale was too large, which is how fp16 finds a fitting one.
             if accelerator.is_main_process:
-                is_first = self.left_out == 0 and stop is None
-                self._write(step.step, what, rows, is_first)
+                line = {"step": step.step, "what": what, "rows_by_rank": rows}
+                with open(self._path, "a") as file:
+                    file.write(json.dumps(line) + "\n")
             message = (
                 f"the {what} of step {step.step} is not finite: no weight was changed; its rows "
                 f"are in {self._path}"
@@ -156,10 +99,36 @@ class NonFiniteSteps:
                 stop = step.step, message
         return stop
 
-    def _write(self, step: int, what: str, rows: Mapping[int, list[int]], is_first: bool) -> None:
-        """Add a line to the file, which the first step of a run replaces."""
-        with open(self._path, "w" if is_first else "a") as file:
-            file.write(json.dumps({"step": step, "what": what, "rows_by_rank": rows}) + "\n")
+
+def hold_back(accelerator: Accelerator, optimizer: AcceleratedOptimizer, norm: Any) -> bool:
+    """Have the optimizer's next step change nothing if the gradient is not finite.
+
+    Call it before optimizer.step().
+
+    Args:
+        norm: the whole norm of the gradient; a number or None if an engine returns it so.
+
+    Returns:
+        Whether the step is known to change nothing; False where torch's fused kernels decide on the
+        device, since it is not known yet.
+    """
+    has_stepped = accelerator.distributed_type == DistributedType.DEEPSPEED  # It steps in backward.
+    left_out = has_stepped and accelerator.optimizer_step_was_skipped
+    if norm is None:
+        return left_out
+    inner = optimizer.optimizer
+    is_tensor = isinstance(norm, torch.Tensor)
+    if is_tensor and inner.defaults.get("fused") and not accelerator.scaler:
+        weight = optimizer.param_groups[0]["params"][0]  # On the host if weights are offloaded.
+        inner.grad_scale = None
+        # The fused kernel leaves out its step if found_inf is 1.
+        inner.found_inf = (1.0 - norm.isfinite().float()).to(weight.device)
+        return left_out
+    if math.isfinite(norm):
+        return left_out
+    if is_tensor:
+        optimizer.zero_grad()  # Weights without a gradient are not updated.
+    return True
 
 
 def find_cause(step: UncheckedStep, group: Any) -> tuple[str, dict[int, list[int]]]:
@@ -169,7 +138,13 @@ def find_cause(step: UncheckedStep, group: Any) -> tuple[str, dict[int, list[int
         "loss" and {rank: rows of the micro-batches whose loss is not finite}, or "gradient" and
         {rank: all rows}.
     """
-    found = gather((step.rows_not_finite(), step.all_rows()), group)
-    if any(rows for rows, _ in found):
-        return "loss", {rank: rows for rank, (rows, _) in enumerate(found)}
-    return "gradient", {rank: rows for rank, (_, rows) in enumerate(found)}
+    in_loss: list[int] = []
+    in_step: list[int] = []
+    for rows, loss in zip(step.rows, step.losses, strict=True):
+        in_step += rows
+        if not loss.isfinite():
+            in_loss += rows
+    by_rank = gather((in_loss, in_step), group)
+    if any(rows for rows, _ in by_rank):
+        return "loss", {rank: rows for rank, (rows, _) in enumerate(by_rank)}
+    return "gradient", {rank: rows for rank, (_, rows) in enumerate(by_rank)}

@@ -49,24 +49,19 @@ OF_PIPELINES = {
 # Calls in which every rank has to take part
 COLLECTIVES = set(
     """
+    barrier broadcast all_to_all_single gather_for_metrics wait_for_everyone load_state save_state
     accumulate answer_logps _any_rank_must_stop backward backward_of_sum make_layout
-    group_of_this_rank barrier broadcast broadcast_object_list self._nonfinite.check check_plan
-    clip_grad_norm_ clip_gradients full_tensor reduce_gradients all_reduce all_to_all_single
-    sum_over_rows sum_over_tokens sum_over_stages compare_answers compute_once conclude
-    end_all_ranks end_as_done evaluate evaluate_classifier evaluate_perplexity evaluate_tags
-    evaluation_loader find_cause finish finish_step gather gather_for_metrics gather_object generate
-    interruptible self._watch.join self._watch.vote load_on_rank_0 load_state losses
-    mean_losses mean_metrics measure new_group next_step
-    predict prepare read_weights reduce resume run_reference save_and_end save_model save_state
-    share_new_modules skip_if_not_finite run.start start_trackers steps summarize summed_losses
-    summed_tag_loss summed_target_loss token_loss training_loader wait_for_everyone
-    weighted_row_losses adapter_weights _between_steps find_host_without
-    _upload_result_of_earlier_call check_hosts compare_clocks describe_cache self.hosts.join
-    _check_nonfinite _end _find_best _find_checkpoint _find_damage _on_rank_0
-    _end_without_copy write_on_rank_0 save_adapters save_whole_model _load_best
-    _note_if_best _save_and_stop _save_if_new _finish_save _write_step _wait_for_save
-    self._checkpoints.begin self._checkpoints.finish fill collect model_weights make_patient_group
-    share_of _finish_save
+    group_of_this_rank broadcast_object_list self._nonfinite.check check_plan clip_grad_norm_
+    clip_gradients full_tensor reduce_gradients all_reduce sum_over_rows sum_over_tokens
+    sum_over_stages compare_answers compute_once evaluate evaluate_classifier evaluate_perplexity
+    evaluate_tags evaluation_loader find_cause finish finish_step gather gather_object generate
+    interruptible self._watch.vote load_on_rank_0 losses mean_losses mean_metrics measure new_group
+    next_step predict prepare reduce resume run_reference save_and_end save_model share_new_modules
+    skip_if_not_finite run.start start_trackers steps summarize summed_losses summed_tag_loss
+    summed_target_loss token_loss training_loader weighted_row_losses adapter_weights _between_steps
+    _check_nonfinite _end _find_checkpoint _find_damage _on_rank_0 _load_best _note_if_best
+    _save_if_new _finish_save self._checkpoints.begin self._checkpoints.finish fill collect
+    model_weights make_patient_group share_of on_rank_0 _stop fill_weights
     """.split()
 )
 RANK = "main_process|process_index|RANK"

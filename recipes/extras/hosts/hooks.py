@@ -4,6 +4,7 @@
 import os
 from typing import Any
 
+from core.exits import Exit, fail
 from core.extras import InRun
 
 # What an engine says of the hosts that it has started
@@ -17,9 +18,8 @@ SIZES = {
 def in_run(args: Any) -> InRun | None:
     """Return what compares and watches the hosts of a run, or None with one process.
 
-    Raises:
-        ValueError: if the launch leaves out hosts of its engine. Each host would train a run of its
-            own in the same folder.
+    Ends with 64 if the launch leaves out hosts of its engine: each host would train a run of its
+    own in the same folder.
     """
     hosts = os.environ.get("GROUP_WORLD_SIZE", "1")
     restarts = os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0")
@@ -27,9 +27,10 @@ def in_run(args: Any) -> InRun | None:
         has = os.environ.get(variable, hosts)
         # Hosts come and leave where ranks restart
         if restarts == "0" and has.isdigit() and has != hosts:
-            raise ValueError(
+            fail(
+                Exit.USAGE,
                 f"{engine} has {has} hosts ({variable}), and this launch is for {hosts}: pass "
-                "--num_machines and --machine_rank, as the files of clusters/ do"
+                "--num_machines and --machine_rank, as the files of clusters/ do",
             )
     if os.environ.get("WORLD_SIZE", "1") == "1":
         return None

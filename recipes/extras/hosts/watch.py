@@ -13,7 +13,7 @@ import secrets
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from importlib import metadata
 from pathlib import Path
@@ -23,7 +23,9 @@ import torch.distributed as dist
 from accelerate import Accelerator
 
 from core.checkpoint import gather
+from core.exits import End, Exit
 from core.extras import InRun
+from core.stop import Status
 
 # Containers may all have one name
 NODE = f"{os.uname().nodename} ({os.environ.get('GROUP_RANK', '0')})"
@@ -44,13 +46,10 @@ class Hosts(InRun):
         self._args = args
         self._beats: Beats | None = None
 
-    def joined(
-        self, accelerator: Accelerator, group: Any, note_failure: Callable[[str], object]
-    ) -> None:
+    def joined(self, accelerator: Accelerator, group: Any, status: Status) -> None:
         """Compare the hosts, and begin to watch them. Every rank takes part.
 
-        Raises:
-            ValueError: on every rank, if hosts differ in what they must share.
+        All ranks end with 64 if hosts differ in what they must share.
         """
         members = gather((NODE, facts_of(self._args)), group)
         leaders: dict[str, int] = {}
@@ -60,18 +59,19 @@ class Hosts(InRun):
             return
         difference = find_difference(members)
         if difference is not None:
-            raise ValueError(difference)
+            raise End(Exit.USAGE, difference)
         folder = Path(self._args.output_dir)
         seen = [] if self._args.dry_run else gather((NODE, sees_marker(folder, group)), group)
         for node, is_seen in seen:
             if not is_seen:
-                raise ValueError(
+                raise End(
+                    Exit.USAGE,
                     f"--output_dir {folder} is not the same folder on {node} as on "
-                    f"{members[0][0]}: pass one that all hosts share (NFS, Lustre, ...)"
+                    f"{members[0][0]}: pass one that all hosts share (NFS, Lustre, ...)",
                 )
         attempt = gather(secrets.token_hex(8), group)[0]  # The store may be older than this one
         if accelerator.is_local_main_process:
-            self._beats = Beats(leaders, attempt, note_failure)
+            self._beats = Beats(leaders, attempt, status)
 
     def ended(self, is_done: bool) -> None:
         """Expect nothing of the other hosts any more. This one may take long to upload."""
@@ -86,19 +86,17 @@ class Beats:
         is_over: whether nothing is expected of the other hosts any more.
     """
 
-    def __init__(
-        self, leaders: Mapping[str, int], attempt: str, note_failure: Callable[[str], object]
-    ) -> None:
+    def __init__(self, leaders: Mapping[str, int], attempt: str, status: Status) -> None:
         """Begin.
 
         Args:
             leaders: {host: its first rank}.
             attempt: a name for the keys of this attempt of the run.
-            note_failure: records why the run fails.
+            status: which records why the run fails.
         """
         self.is_over = False
         self._attempt = attempt
-        self._note_failure = note_failure
+        self._status = status
         self._leader = leaders[NODE]
         self._others = {node: rank for node, rank in leaders.items() if node != NODE}
         now = time.monotonic()
@@ -134,7 +132,7 @@ class Beats:
             if self._answered < since:
                 where += f", nor from the store at {os.environ['MASTER_ADDR']}"
             why = f"no answer for {SECONDS_OF_SILENCE} s from {where}"
-            self._note_failure(why)
+            self._status.end(End(Exit.FAILED, why))
             print(
                 f"error: {why}: {NODE} ends; the same command continues from the newest checkpoint",
                 file=sys.stderr,

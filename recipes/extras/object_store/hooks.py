@@ -21,11 +21,7 @@ class Arguments:
 
 
 def in_run(args: Any) -> InRun | None:
-    """Return the copy of a run, or None without --output_url.
-
-    Raises:
-        ValueError: if no store can be at that URL, or its package is missing.
-    """
+    """Return the copy of a run, or None without --output_url."""
     if not args.output_url:
         return None
     from extras.object_store.store import ObjectStore  # fsspec is not needed without a URL

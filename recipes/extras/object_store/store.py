@@ -21,6 +21,7 @@ import fsspec
 
 from core import checkpoint
 from core.checkpoint import MANIFEST
+from core.exits import End, Exit, fail
 from core.extras import InRun
 
 # Versions before this one added a hash of the manifest
@@ -34,11 +35,7 @@ class ObjectStore(InRun):
     """The copy of one run; only rank 0 asks the store for anything."""
 
     def __init__(self, args: Any) -> None:
-        """Know where the copy is.
-
-        Raises:
-            ValueError: if no store can be at that URL, or its package is missing.
-        """
+        """Know where the copy is. Ends with 64 if no store can be there."""
         self._url = args.output_url.rstrip("/")
         self._folder = Path(args.output_dir)
         self._limit = args.save_total_limit
@@ -47,9 +44,9 @@ class ObjectStore(InRun):
         try:
             self._files, self._root = fsspec.core.url_to_fs(self._url, **options)
         except (ImportError, ValueError) as error:
-            raise ValueError(f"--output_url {self._url}: {error}") from error
+            fail(Exit.USAGE, f"--output_url {self._url}: {error}")
         if "://" not in self._url:
-            raise ValueError(f"--output_url {self._url}: write it as s3://BUCKET/RUN")
+            fail(Exit.USAGE, f"--output_url {self._url}: write it as s3://BUCKET/RUN")
         self._uploader = ThreadPoolExecutor(1, "uploader")
         self._uploads: dict[int, Future[None]] = {}  # by step: one under way, and one that waits
 
@@ -59,18 +56,17 @@ class ObjectStore(InRun):
 
         What the folder has beside its checkpoints is then out of date, and is replaced.
 
-        Raises:
-            ValueError: if a new run would replace the copy of another.
-            ConnectionError: if the store cannot be read and written to.
+        Ends with 64 if a new run would replace the copy of another, and with 69 if the store cannot
+        be read and written to.
         """
         try:
             self._files.pipe_file(f"{self._root}/.write_test", b"written")
             self._files.rm_file(f"{self._root}/.write_test")
             stored = self._stored()
         except Exception as error:  # Each store has a client with errors of its own
-            raise ConnectionError(self._describe(error)) from error
+            raise End(Exit.NO_HUB, self._describe(error)) from error
         if stored and self._begins_anew:
-            raise ValueError(f"--output_url {self._url} has the copy of a run: choose another")
+            raise End(Exit.USAGE, f"--output_url {self._url} has the copy of a run: choose another")
         here = max(checkpoint.checkpoints_in(self._folder), default=0)
         for step in sorted(stored, reverse=True):
             if step <= here:
@@ -78,7 +74,7 @@ class ObjectStore(InRun):
             try:
                 is_whole = self._fetch(step, stored[step])
             except Exception as error:
-                raise ConnectionError(self._describe(error)) from error
+                raise End(Exit.NO_HUB, self._describe(error)) from error
             if is_whole:
                 return
 

@@ -7,6 +7,8 @@ generate as often.
 """
 
 import contextlib
+import json
+import textwrap
 from collections.abc import Collection, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,7 +32,6 @@ from core.batches import Line, Plan, rows_of_lines
 from core.chat import ChatTemplate
 from core.data import IGNORED, Rows
 from core.exits import Exit, fail
-from core.metrics import log_table
 
 SHORT_ANSWER = 32  # tokens; a longer answer may be right in other words than the row's
 
@@ -285,7 +286,23 @@ class Predictor:
             # The end of a prompt is the question
             prompt = self._questions[line["row"]].shown[-SHOWN_LETTERS:]
             show_prediction(prompt, line["answer"], line["reference"])
-        log_table(self._accelerator, "predictions", shown, step)
+        show_in_trackers(self._accelerator, shown, step)
+
+
+def show_in_trackers(
+    accelerator: Accelerator, lines: Sequence[Mapping[str, Any]], step: int
+) -> None:
+    """Log predictions to the trackers that show tables or texts. Only rank 0 may call it."""
+    columns = list(lines[0])
+    cells = [[str(line[column]) for column in columns] for line in lines]
+    for tracker in accelerator.trackers:
+        if hasattr(tracker, "log_table"):
+            tracker.log_table("predictions", columns=columns, data=cells, step=step)
+        elif tracker.name == "tensorboard":
+            writer: Any = tracker.tracker
+            text = json.dumps(lines, indent=2, ensure_ascii=False)
+            writer.add_text("predictions", textwrap.indent(text, "    "), step)  # Markdown's code
+            writer.flush()
 
 
 @contextlib.contextmanager

@@ -263,10 +263,8 @@ def test_a_test_split_is_not_read_beside_rows_that_are_held_out(read):
     assert len(eval_rows) == 1
 
 
-def test_a_row_has_to_be_left_to_train_on_and_one_to_choose_a_model_by(problem_of):
+def test_a_row_has_to_be_left_to_train_on(problem_of):
     assert "--eval_split 20" in problem_of(65, NUMBERS, eval_split=20)
-    told = problem_of(64, NUMBERS, eval_strategy="steps", load_best_model_at_end=True)
-    assert "--load_best_model_at_end needs rows" in told
 
 
 # ---- Several data sets ----

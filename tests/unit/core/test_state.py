@@ -11,7 +11,8 @@ from bitsandbytes.nn import Linear8bitLt
 from bitsandbytes.optim import AdamW8bit, Lion8bit
 
 from core import checkpoint
-from core.checkpoint import Checkpoints, NotFiniteError, fill, read_whole, saved_tensors
+from core.checkpoint import Checkpoints, fill, read_whole, saved_tensors
+from core.exits import End, Exit
 from core.state import (
     FlatSlice,
     State,
@@ -116,8 +117,9 @@ def test_a_tensor_that_is_cut_in_one_way_is_read_in_any_other(tmp_path):
 )
 def test_a_tensor_of_another_shape_or_kind_is_refused(part, word, tmp_path):
     path = save(list(boxes_of("weight", torch.ones(4, 4))), tmp_path)
-    with pytest.raises(ValueError, match=word):
+    with pytest.raises(End) as end:
         fill(State(list(boxes_of("weight", part)), nothing), path, saved_tensors(path))
+    assert end.value.code == Exit.DATA and word in end.value.why
     assert not part.any()
 
 
@@ -125,8 +127,9 @@ def test_a_tensor_of_another_shape_or_kind_is_refused(part, word, tmp_path):
 def test_no_checkpoint_is_made_of_a_number_that_is_not_finite(number, tmp_path):
     tensor = torch.ones(1000)
     tensor[500] = number
-    with pytest.raises(NotFiniteError, match="bad"):
+    with pytest.raises(End) as end:
         save([*boxes_of("good", torch.ones(3)), *boxes_of("bad", tensor)], tmp_path)
+    assert end.value.code == Exit.NOT_FINITE and "bad" in end.value.why
     assert not any(tmp_path.iterdir())
 
 
@@ -197,8 +200,9 @@ def test_a_state_of_another_model_is_not_taken(change, tmp_path):
     else:
         boxes += boxes_of("other", torch.ones(3))
     path = save(boxes, tmp_path)
-    with pytest.raises(ValueError, match="not all of"):
+    with pytest.raises(End) as end:
         restore(*trained(AdamW, seed=2), path)
+    assert end.value.code == Exit.DATA and "not all of" in end.value.why
 
 
 def test_a_weight_that_no_gradient_reached_has_no_state_then_either(tmp_path):

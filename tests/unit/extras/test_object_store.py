@@ -13,6 +13,7 @@ import fsspec
 import pytest
 
 from core.checkpoint import checkpoints_in, find_damage
+from core.exits import End, Exit
 from damage import make_checkpoint
 from extras.object_store.store import ObjectStore
 
@@ -160,20 +161,23 @@ def test_a_result_that_is_not_uploaded_is_told_and_the_next_call_uploads_it(
 
 def test_a_new_run_does_not_replace_the_copy_of_another(files, tmp_path):
     upload(tmp_path / "one", 5)
-    with pytest.raises(ValueError, match="has the copy of a run"):
+    with pytest.raises(End) as end:
         store_of(tmp_path / "two", wish="none").before_resume()
+    assert end.value.code == Exit.USAGE and "has the copy of a run" in end.value.why
 
 
 def test_a_store_out_of_reach_is_told_before_anything_is_trained(files, tmp_path, monkeypatch):
     cut(files, monkeypatch, 0)
-    with pytest.raises(ConnectionError, match="cut"):
+    with pytest.raises(End) as end:
         store_of(tmp_path).before_resume()
+    assert end.value.code == Exit.NO_HUB and "cut" in end.value.why
 
 
 @pytest.mark.parametrize("url", ["no-such-store://bucket/run", "bucket/run"])
 def test_where_no_store_can_be(url, tmp_path):
-    with pytest.raises(ValueError, match="--output_url"):
+    with pytest.raises(End) as end:
         store_of(tmp_path, url=url)
+    assert "--output_url" in end.value.why
 
 
 def cut(files, monkeypatch, number):
