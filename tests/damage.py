@@ -4,7 +4,6 @@
 Each function that damages returns a `Tried`: the number of trials, and the damage that was missed.
 """
 
-import copy
 import json
 import os
 import pickle
@@ -23,15 +22,9 @@ from core.state import LocalBox
 
 MANIFEST = "manifest.json"
 # What `make_checkpoint` writes
-FILES = (*files.state_files(2), files.BOXES, files.PROGRESS)
+STATE_FILES = ("state-00001.safetensors", "state-00002.safetensors")
+FILES = (*STATE_FILES, files.BOXES, files.PROGRESS)
 NAMES = (*FILES, MANIFEST)
-# Values that replace others in a changed manifest
-ODD_VALUES = [
-    *(None, True, [], {}, -1, 0, 1.5, 10**40, float("nan")),
-    *("", "x", "../../etc", [[[]]], {"size": 1}),
-]
-# Manifests on which a JSON parser may fail: nested too deeply, a number too long, not text
-TRAPS = [b"[" * 100_000, b'{"a":' * 100_000, b"9" * 5000, b"\xff\xfe", b"\x00" * 64]
 # Folders whose names resemble that of a checkpoint
 STRAYS = (
     "checkpoint-",
@@ -60,7 +53,7 @@ class Tried(NamedTuple):
 def make_checkpoint(
     folder: Path, step: int, numbers: int = 3000, limit: int = 9, **progress: Any
 ) -> Path:
-    """Publish a small checkpoint, as a run would, and return its folder.
+    """Publish a small checkpoint, as a run would, in place of one of its step. Returns its folder.
 
     Args:
         numbers: in each of its two tensors.
@@ -68,6 +61,7 @@ def make_checkpoint(
         progress: what its progress.json has beside the step and arguments.
     """
     folder.mkdir(parents=True, exist_ok=True)
+    shutil.rmtree(folder / f"checkpoint-{step}", ignore_errors=True)
     shares = [
         {"weight": torch.full((numbers,), float(step))},
         {"state.weight.exp_avg": torch.arange(1.0 * numbers)},
@@ -90,14 +84,13 @@ def publish(
     """
     staging = files.staging_of(folder, progress["step"])
     staging.mkdir()
-    facts, described = [], []
-    for name, share in zip(files.state_files(len(shares)), shares, strict=True):
+    written = []
+    for number, share in enumerate(shares, 1):
         boxes = []
         for key, tensor in share.items():
             boxes.append(LocalBox(key, tuple(tensor.shape), (0,) * tensor.dim(), tensor))
-        facts.append(files.write(staging, name, boxes))
-        described.append(files.describe(boxes, name))
-    files.publish(folder, progress, facts, described)
+        written.append(files.write(staging, number, boxes))
+    files.publish(folder, progress, written)
     files.delete_old(folder, limit, {kept_step})
 
 
@@ -134,7 +127,7 @@ def share_of_hashing(folder: Path, numbers: int) -> float:
     save_start = time.perf_counter()
     publish(folder, [state], {"step": 1}, 2)
     hash_start = time.perf_counter()
-    hash_of(folder / "checkpoint-1" / files.state_files(1)[0])
+    hash_of(folder / "checkpoint-1" / STATE_FILES[0])
     hash_end = time.perf_counter()
     shutil.rmtree(folder / "checkpoint-1")
     return (hash_end - hash_start) / (hash_start - save_start)
@@ -198,93 +191,6 @@ def replacements(whole: bytes) -> dict[str, Callable[[Path], Any]]:
 def writer_of(content: bytes) -> Callable[[Path], Any]:
     """Return a function that writes these bytes to a path."""
     return lambda path: path.write_bytes(content)
-
-
-# ---- Manifests ----
-
-
-def mutated_manifests(checkpoint: Path, number: int, seed: int = 0) -> Tried:
-    """Change the manifest at random: no change raises, and no changed content is trusted."""
-    path = checkpoint / MANIFEST
-    dice = random.Random(seed)
-    missed = []
-    whole = path.read_bytes()
-    manifest = json.loads(whole)
-    for i in range(number):
-        content = TRAPS[i] if i < len(TRAPS) else mutate(dice, manifest)
-        overwrite(path, content)
-        problem = problem_with(checkpoint, manifest, content)
-        if problem:
-            missed.append(problem)
-    path.write_bytes(whole)
-    return Tried(number, missed)
-
-
-def overwrite(path: Path, content: bytes) -> None:
-    """Write a file in place and truncate it last.
-
-    A file that is truncated to nothing first would be flushed to disk each time.
-    """
-    with open(path, "r+b") as file:
-        file.write(content)
-        file.truncate()
-
-
-def problem_with(checkpoint: Path, manifest: dict, content: bytes) -> str | None:
-    """Return how `find_damage` failed on a checkpoint with this manifest; None if it did not."""
-    try:
-        trusted = find_damage(checkpoint) is None
-    except Exception as error:  # Nothing may be raised.
-        return f"{type(error).__name__}: {content[:300]}"
-    if trusted and not says_the_same(manifest, content):
-        return f"trusted: {content[:300]}"
-    return None
-
-
-def says_the_same(manifest: dict, content: bytes) -> bool:
-    """Return whether a manifest's bytes say the same about all files as the true one."""
-    try:
-        read = json.loads(content)
-        for name, facts in manifest.items():
-            if any(read[name][key] != value for key, value in facts.items()):
-                return False
-    except (ValueError, LookupError, TypeError, RecursionError):
-        return False
-    return True
-
-
-def mutate(dice: random.Random, manifest: dict) -> bytes:
-    """Return a manifest with one to three random changes of its bytes or of its values."""
-    if dice.random() < 0.5:
-        return mutate_bytes(dice, json.dumps(manifest, indent=2).encode())
-    return mutate_values(dice, manifest)
-
-
-def mutate_bytes(dice: random.Random, text: bytes) -> bytes:
-    """Replace up to eight bytes by up to four random ones, one to three times."""
-    changed = bytearray(text)
-    for _ in range(dice.randint(1, 3)):
-        start = dice.randrange(len(changed))
-        replacement = dice.randbytes(dice.choice((0, 1, 1, 4)))
-        end = start + dice.choice((0, 1, 1, 8))
-        changed[start:end] = replacement
-    return bytes(changed)
-
-
-def mutate_values(dice: random.Random, manifest: dict) -> bytes:
-    """Remove or replace one to three values; one manifest in ten is replaced as a whole."""
-    changed = copy.deepcopy(manifest)
-    for _ in range(dice.randint(1, 3)):
-        inner = [part for part in changed.values() if isinstance(part, dict)]
-        owner = dice.choice([changed, *inner])
-        key = dice.choice([*owner, "other"])
-        if dice.random() < 0.3:
-            owner.pop(key, None)
-        else:
-            owner[key] = copy.deepcopy(dice.choice(ODD_VALUES))
-    if dice.random() < 0.1:
-        changed = dice.choice(ODD_VALUES)
-    return json.dumps(changed).encode()
 
 
 # ---- Folders ----

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Checkpoints as files. Once one is written, there is a whole one at every instant.
 
-    OUTPUT_DIR/checkpoint-STEP/state-00001-of-00004.safetensors
+    OUTPUT_DIR/checkpoint-STEP/state-00001.safetensors
                                               what one rank wrote of the trained weights and the
-                                              optimizer's state; state.safetensors if one rank did
+                                              optimizer's state
                                boxes.json     where in which file each box of a tensor is
                                progress.json  steps done, schedule, arguments of the run, ranks
                                manifest.json  size and hash of the other files; written last
@@ -14,7 +14,6 @@ boxes that overlap its own from whichever files have them, so that neither the s
 number of ranks has to be the one that saved. Nothing is gathered, and nothing is unpickled.
 """
 
-import contextlib
 import copy
 import errno
 import json
@@ -22,6 +21,7 @@ import os
 import re
 import shutil
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -43,28 +43,13 @@ MANIFEST = "manifest.json"
 BOXES = "boxes.json"  # Checkpoints of earlier versions have none: their tensors are whole
 PROGRESS = "progress.json"
 VERSION = 2  # of the format of boxes.json
-STATE_FILE = re.compile(r"state(-[0-9]{5,}-of-[0-9]{5,})?\.safetensors")
 NAME = re.compile(r"checkpoint-([0-9]{1,18})")
-STAGING = ".staging"  # Ends the name of a checkpoint that is being written
-# Bytes of boxes that several ranks have, below which one rank writes all of them
-SMALL = 2**26
+STAGING = ".staging"  # Ends the name of a checkpoint that is being written or deleted
 # Bytes per second that every disk takes from all ranks together; a slower one does not answer
 SLOWEST_DISK = 50_000_000
-# It can only be read by setting it, which is not safe while other threads make files
-UMASK = os.umask(0o077)
-os.umask(UMASK)
-# What reading a damaged file raises. An OSError is no damage: a disk may only be away for a while
-UNREADABLE = (
-    FileNotFoundError,
-    IsADirectoryError,
-    ValueError,
-    LookupError,
-    TypeError,
-    AttributeError,
-    ArithmeticError,
-    RecursionError,
-    SafetensorError,
-)
+
+# What `write` returns
+Written = tuple[dict[str, Any], list[tuple[str, list[int], Any]]]
 
 
 T = TypeVar("T")
@@ -126,17 +111,10 @@ def candidates_in(folder: Path, requested: str) -> list[Path]:
         return own
     if requested == "none":
         return []
-    if not takes_newest(folder, requested):
+    if Path(requested).resolve().parent == folder.resolve():
         return [Path(requested)]
     # The run begins from another folder's checkpoint, but may have written its own since
     return [*own, Path(requested)]
-
-
-def takes_newest(folder: Path, requested: str) -> bool:
-    """Return whether the newest checkpoint of the run's own folder is used if there is one."""
-    if requested in ("auto", "none"):
-        return requested == "auto"
-    return Path(requested).resolve().parent != folder.resolve()
 
 
 def read_progress(checkpoint: Path) -> dict[str, Any]:
@@ -144,78 +122,31 @@ def read_progress(checkpoint: Path) -> dict[str, Any]:
     return json.loads((checkpoint / PROGRESS).read_text())
 
 
-def state_files(number: int) -> list[str]:
-    """Return the names of the files with the state that this number of ranks write."""
-    if number == 1:
-        return ["state.safetensors"]
-    return [f"state-{i:05d}-of-{number:05d}.safetensors" for i in range(1, number + 1)]
-
-
-def state_files_of(manifest: Mapping[str, Any]) -> list[str]:
-    """Return the names of the files with the state.
-
-    Raises:
-        ValueError: if one is missing in the manifest.
-    """
-    names = sorted(name for name in manifest if STATE_FILE.fullmatch(name))
-    if not names or names != state_files(len(names)):
-        raise ValueError("the manifest does not list all files of the state")
-    return names
-
-
 def find_damage(checkpoint: Path, rank: int = 0, num_ranks: int = 1) -> str | None:
     """Return why a checkpoint cannot be trusted, or None if it can.
 
-    All files must have the size and the hash of the manifest, and be readable.
+    Each of its files must have the size and the hash of the manifest.
 
     Args:
         rank: look only at the files that this rank of `num_ranks` looks at.
 
     Raises:
-        OSError: if a file cannot be read now, which says nothing of the checkpoint.
+        OSError: if a file cannot be read now, which says nothing of the checkpoint: a disk may
+            only be away for a while.
     """
+    name = MANIFEST
     try:
         manifest = json.loads((checkpoint / MANIFEST).read_text())
-        names = [PROGRESS, *state_files_of(manifest)]
-        if BOXES in manifest or (checkpoint / BOXES).exists():
-            names.append(BOXES)
-        written = [(name, manifest[name]["size"], manifest[name]["xxh3_128"]) for name in names]
-    except UNREADABLE as error:
-        return in_words(MANIFEST, error)
-    for name, size, hashed in written[rank::num_ranks]:
-        damage = find_damage_in_file(checkpoint / name, size, hashed)
-        if damage is not None:
-            return damage
+        for name in sorted({*manifest, PROGRESS})[rank::num_ranks]:
+            file = checkpoint / name
+            written = manifest[name]
+            if file.stat().st_size != written["size"] or hash_of(file) != written["xxh3_128"]:
+                return f"{name} is not what was written"
+    except (FileNotFoundError, IsADirectoryError):
+        return f"{name} is missing"
+    except (ValueError, LookupError, TypeError):
+        return f"{name} is damaged"
     return None
-
-
-def find_damage_in_file(file: Path, size: int, hashed: str) -> str | None:
-    """Return why a file of a checkpoint cannot be trusted, or None if it can.
-
-    Args:
-        size: in bytes, when the file was written, as is its hash.
-    """
-    try:
-        size_now = file.stat().st_size
-        if size_now != size:
-            return f"{file.name} has {size_now:,} bytes, not the {size} that were written"
-        if size == 0 or hash_of(file) != hashed:
-            return f"{file.name} is not what was written"
-        if file.suffix == ".json":
-            json.loads(file.read_text())
-        else:
-            with safe_open(file, "pt"):
-                pass
-    except UNREADABLE as error:
-        return in_words(file.name, error)
-    return None
-
-
-def in_words(name: str, error: Exception) -> str:
-    """Return what is wrong with a file, from the error that reading it raised."""
-    if isinstance(error, OSError):
-        return f"{name}: {error.strerror}"
-    return f"{name} is damaged"
 
 
 def hash_of(file: Path) -> str:
@@ -263,7 +194,7 @@ def saved_tensors(checkpoint: Path) -> dict[str, SavedTensor]:
             boxes = [SavedBox(*box) for box in tensor["boxes"]]
             found[name] = SavedTensor(tensor["shape"], boxes)
         return found
-    for file in state_files_of(json.loads((checkpoint / MANIFEST).read_text())):
+    for file in sorted(path.name for path in checkpoint.glob("state*.safetensors")):
         with safe_open(checkpoint / file, "pt") as reader:
             for name in reader.keys():
                 shape = reader.get_slice(name).get_shape()
@@ -288,15 +219,15 @@ def fill(
     names = set().union(*gather(own, group))
     problem = None
     if names != saved.keys():
-        problem = f"not all of {checkpoint} is of this model: {sorted(names ^ saved.keys())[:3]}"
+        problem = f"not all of it is of this model: {sorted(names ^ saved.keys())[:3]}"
     else:
-        with contextlib.ExitStack() as files:
-            readers: dict[str, Any] = {}
-            for box in state.boxes:
-                problem = problem or fill_box(box, checkpoint, saved[box.name], readers, files)
+        try:
+            fill_boxes(state.boxes, checkpoint, saved)
+        except ValueError as error:
+            problem = str(error)
     problems = [found for found in gather(problem, group) if found]
     if problems:
-        raise End(Exit.DATA, f"{problems[0]}: it cannot be continued")
+        raise End(Exit.DATA, f"{checkpoint}: {problems[0]}: it cannot be continued")
     state.after_fill()
 
 
@@ -315,37 +246,37 @@ def is_of_optimizer(name: str) -> bool:
     return name.startswith("state.")
 
 
-def fill_box(
-    box: LocalBox,
-    checkpoint: Path,
-    tensor: SavedTensor,
-    readers: dict[str, Any],
-    files: contextlib.ExitStack,
-) -> str | None:
-    """Fill one box. Returns why that cannot be, or None.
+def fill_boxes(
+    boxes: Sequence[LocalBox], checkpoint: Path, saved: Mapping[str, SavedTensor]
+) -> None:
+    """Fill boxes from the files that have their numbers, each of which is opened once.
 
-    Args:
-        readers: the files that are open, which `files` closes.
+    Raises:
+        ValueError: if a tensor has another shape or another kind of numbers.
     """
-    if list(box.shape) != list(tensor.shape):
-        return f"{checkpoint} has {box.name} with the shape {tensor.shape}, not {[*box.shape]}"
-    missing = box.part.numel()
-    for source in tensor.boxes:
-        both = overlap(source, box)
-        if both is None:
-            continue
-        if source.file not in readers:
-            reader = safe_open(checkpoint / source.file, "pt")
-            readers[source.file] = files.enter_context(reader)
-        inside, here = both
-        data = readers[source.file].get_slice(source.key)[inside]
-        # Programs count steps in integers or in floating point
-        if data.dtype != box.part.dtype and box.part.dim() > 0:
-            return f"{checkpoint} has {box.name} in {data.dtype}, not in {box.part.dtype}"
-        target = box.part[here]
-        target.copy_(data.view(target.shape))
-        missing -= data.numel()
-    return f"{checkpoint} has not all of {box.name}" if missing else None
+    wanted: dict[str, list[tuple[str, tuple[slice, ...], torch.Tensor]]] = {}
+    for box in boxes:
+        tensor = saved[box.name]
+        if list(box.shape) != list(tensor.shape):
+            raise ValueError(f"{box.name} has the shape {tensor.shape}, not {[*box.shape]}")
+        missing = box.part.numel()
+        for source in tensor.boxes:
+            both = overlap(source, box)
+            if both is not None:
+                inside, here = both
+                target = box.part[here]
+                wanted.setdefault(source.file, []).append((source.key, inside, target))
+                missing -= target.numel()
+        if missing:
+            raise ValueError(f"it has not all of {box.name}")
+    for file, reads in wanted.items():
+        with safe_open(checkpoint / file, "pt") as reader:
+            for key, inside, target in reads:
+                data = reader.get_slice(key)[inside]
+                # Programs count steps in integers or in floating point
+                if data.dtype != target.dtype and target.dim() > 0:
+                    raise ValueError(f"{key} is in {data.dtype}, not in {target.dtype}")
+                target.copy_(data.view(target.shape))
 
 
 def overlap(source: SavedBox, box: LocalBox) -> tuple[tuple[slice, ...], tuple[slice, ...]] | None:
@@ -411,9 +342,8 @@ class Checkpoints:
         self._published = published
         self._rank = 0 if group is None else dist.get_rank(group)
         self._thread = ThreadPoolExecutor(1, "saver")
-        self._work: Future[dict[str, Any]] | None = None
+        self._work: Future[Written] | None = None
         self._progress: dict[str, Any] = {}
-        self._boxes: dict[str, Any] = {}
         self.nbytes = 0  # Of the newest checkpoint, from all ranks
 
     @property
@@ -434,7 +364,7 @@ class Checkpoints:
         assert self._work is None, "finish the checkpoint before this one first"
         step = progress["step"]
         self._progress = copy.deepcopy(dict(progress))  # The run may go on and change it
-        own, writers, self.nbytes = share_of(boxes, self._rank, self._group)
+        own, self.nbytes = share_of(boxes, self._rank, self._group)
         copies = [copied(box) for box in own]
         broken = [box.name for box in copies if not is_finite(box.part)]
         for names in gather(broken, self._group):
@@ -442,11 +372,9 @@ class Checkpoints:
                 why = f"{names[0]} is not finite after step {step}: no checkpoint is made"
                 raise End(Exit.NOT_FINITE, why)
         self._on_rank_0(self._make_staging_folder)
-        file = None
-        if own:
-            file = state_files(len(writers))[writers.index(self._rank)]
-        self._boxes = describe(own, file)
-        self._work = self._thread.submit(write, staging_of(self._folder, step), file, copies)
+        self._work = self._thread.submit(
+            write, staging_of(self._folder, step), self._rank + 1, copies
+        )
 
     @property
     def is_idle(self) -> bool:
@@ -462,32 +390,28 @@ class Checkpoints:
         """Wait until all ranks have written what is under way, and give the checkpoint its name."""
         if self._work is None:
             return
-        error = self._work.exception()
-        facts = {} if error is not None else self._work.result()
+        mine: Written | OSError
+        try:
+            mine = self._work.result()
+        except OSError as error:
+            mine = error
         self._work = None
-        found = gather((facts, self._boxes, as_os_error(error)), self._group)
+        found = gather(mine, self._group)
 
         def publish_and_delete() -> None:
-            for _, _, problem in found:
-                if problem is not None:
-                    raise problem
-            path = publish(
-                self._folder,
-                self._progress,
-                [facts for facts, _, _ in found],
-                [boxes for _, boxes, _ in found],
-            )
+            for written in found:
+                if isinstance(written, OSError):
+                    raise written
+            path = publish(self._folder, self._progress, found)
             delete_old(self._folder, self._limit, self._published(path))
 
         self._on_rank_0(publish_and_delete)
 
     def _make_staging_folder(self) -> None:
         """Make the folder into which all ranks write."""
-        staging = staging_of(self._folder, self.step)
-        shutil.rmtree(staging, ignore_errors=True)  # Left over from a save that was killed
         if self.nbytes > shutil.disk_usage(self._folder).free:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self._folder))
-        staging.mkdir()
+        staging_of(self._folder, self.step).mkdir()
 
     def _on_rank_0(self, work: Callable[[], None]) -> None:
         """Have rank 0 do something. If it cannot, all ranks end with 73, and nothing is left."""
@@ -506,37 +430,29 @@ class Checkpoints:
         on_rank_0(work_or_end, self._group)
 
 
-def share_of(
-    boxes: Sequence[LocalBox], rank: int, group: Any
-) -> tuple[list[LocalBox], list[int], int]:
-    """Return the boxes that this rank writes, the ranks that write any, and the bytes of all.
+def share_of(boxes: Sequence[LocalBox], rank: int, group: Any) -> tuple[list[LocalBox], int]:
+    """Return the boxes that this rank writes, and the bytes that all ranks write.
 
-    Each box is written once. Of those that several ranks have, as under DDP, each goes to the one
-    with the least to write, the largest first; if they are small, all go to the first rank.
-    Statistics of BatchNorm, which differ by rank, are the first rank's. Every rank takes part.
+    Each box is written once: the largest first, by the rank with the least to write of those that
+    have it. Statistics of BatchNorm, which differ by rank, are the first rank's. Every rank takes
+    part.
     """
-    holders: dict[Any, list[int]] = {}
-    sizes: dict[Any, int] = {}
-    mine = [(box.name, box.start, box.part.nbytes) for box in boxes]
+    holders: dict[tuple[int, str, tuple[int, ...]], list[int]] = {}
+    mine = [(box.part.nbytes, box.name, box.start) for box in boxes]
     for number, found in enumerate(gather(mine, group)):
-        for name, start, nbytes in found:
-            holders.setdefault((name, start), []).append(number)
-            sizes[name, start] = nbytes
-    owners = {key: ranks[0] for key, ranks in holders.items()}
-    loads: dict[int, int] = {}
-    shared = []
-    for key, ranks in holders.items():
-        if len(ranks) > 1 and not key[0].startswith("buffer."):
-            shared.append(key)
-        else:
-            loads[owners[key]] = loads.get(owners[key], 0) + sizes[key]
-    is_small = sum(sizes[key] for key in shared) < SMALL
-    for key in sorted(shared, key=lambda key: (-sizes[key], key)):
-        if not is_small:
-            owners[key] = min(holders[key], key=lambda number: loads.get(number, 0))
-        loads[owners[key]] = loads.get(owners[key], 0) + sizes[key]
-    own = [box for box in boxes if owners[box.name, box.start] == rank]
-    return own, sorted(loads), sum(sizes.values())
+        for key in found:
+            holders.setdefault(key, []).append(number)
+    loads: Counter[int] = Counter()
+    own = set()
+    for key in sorted(holders, reverse=True):
+        nbytes, name, start = key
+        owner = holders[key][0]
+        if not name.startswith("buffer."):
+            owner = min(holders[key], key=lambda number: loads[number])
+        loads[owner] += nbytes
+        if owner == rank:
+            own.add((name, start))
+    return [box for box in boxes if (box.name, box.start) in own], loads.total()
 
 
 def copied(box: LocalBox) -> LocalBox:
@@ -556,31 +472,38 @@ def is_finite(part: torch.Tensor) -> bool:
     return bool(part.isfinite().all())
 
 
-def describe(boxes: Iterable[LocalBox], file: str | None) -> dict[str, Any]:
-    """Return what boxes.json says of the boxes in a file."""
-    tensors: dict[str, Any] = {}
+def write(staging: Path, number: int, boxes: Sequence[LocalBox]) -> Written:
+    """Write the boxes of one rank into a file, and flush it.
+
+    Args:
+        number: of the rank, from 1 on.
+
+    Returns:
+        What the manifest says of the file, and of each box its tensor's name and whole shape, and
+        what boxes.json says of it.
+
+    Raises:
+        OSError: if it cannot be written.
+    """
+    if not boxes:
+        return {}, []
+    path = staging / f"state-{number:05d}.safetensors"
+    tensors = {}
+    described = []
     for box in boxes:
-        tensor = tensors.setdefault(box.name, {"shape": [*box.shape], "boxes": []})
-        tensor["boxes"].append([file, key_of(box), [*box.start], [*box.part.shape]])
-    return tensors
-
-
-def key_of(box: LocalBox) -> str:
-    """Return the name of a box in a file: its tensor's, and its place if that has other boxes."""
-    if tuple(box.part.shape) == box.shape:
-        return box.name
-    return f"{box.name}@{','.join(map(str, box.start))}"
-
-
-def write(staging: Path, file: str | None, boxes: Iterable[LocalBox]) -> dict[str, Any]:
-    """Write boxes into a file, flush it, and return what the manifest says of it."""
-    if file is None:
-        return {}
-    path = staging / file
-    save_file({key_of(box): box.part for box in boxes}, path)
-    path.chmod(0o666 & ~UMASK)  # safetensors lets only the owner read
+        key = box.name
+        if tuple(box.part.shape) != box.shape:
+            key = f"{box.name}@{','.join(map(str, box.start))}"
+        tensors[key] = box.part
+        place = (path.name, key, [*box.start], [*box.part.shape])
+        described.append((box.name, [*box.shape], place))
+    try:
+        save_file(tensors, path)
+    except SafetensorError as error:  # It has its own for a full disk
+        raise OSError(str(error)) from error
+    let_others_read(path)
     flush(path)
-    return {file: facts_of(path)}
+    return {path.name: facts_of(path)}, described
 
 
 def facts_of(file: Path) -> dict[str, Any]:
@@ -588,80 +511,49 @@ def facts_of(file: Path) -> dict[str, Any]:
     return {"size": file.stat().st_size, "xxh3_128": hash_of(file)}
 
 
-def as_os_error(error: BaseException | None) -> OSError | None:
-    """Return what went wrong with a file as an OSError; safetensors raises one of its own."""
-    if isinstance(error, SafetensorError):
-        return OSError(str(error))
-    if error is not None and not isinstance(error, OSError):
-        raise error
-    return error
-
-
-def publish(
-    folder: Path,
-    progress: Mapping[str, Any],
-    facts: Iterable[Mapping[str, Any]],
-    boxes: Iterable[Mapping[str, Any]],
-) -> Path:
-    """Make a checkpoint of what all ranks have written, in the place of one of the same step.
-
-    Args:
-        facts: {file: what the manifest says of it}, of each rank.
-        boxes: what `describe` returned, of each rank.
-
-    Returns:
-        Its folder.
-    """
-    final = folder / f"checkpoint-{progress['step']}"
+def publish(folder: Path, progress: Mapping[str, Any], written: Sequence[Written]) -> Path:
+    """Make a checkpoint of what each rank has written. Returns its folder."""
     staging = staging_of(folder, progress["step"])
+    manifest: dict[str, Any] = {}
     tensors: dict[str, Any] = {}
-    for own in boxes:
-        for name, tensor in own.items():
-            known = tensors.setdefault(name, {"shape": tensor["shape"], "boxes": []})
-            known["boxes"] += tensor["boxes"]
+    for facts, described in written:
+        manifest |= facts
+        for name, shape, place in described:
+            tensors.setdefault(name, {"shape": shape, "boxes": []})["boxes"].append(place)
     (staging / BOXES).write_text(json.dumps({"version": VERSION, "tensors": tensors}))
     (staging / PROGRESS).write_text(json.dumps(progress, indent=2))
-    manifest = {name: facts_of(staging / name) for name in (BOXES, PROGRESS)}
-    for written in facts:
-        manifest |= written
+    manifest |= {name: facts_of(staging / name) for name in (BOXES, PROGRESS)}
     (staging / MANIFEST).write_text(json.dumps(manifest, indent=2))
     for path in (staging / BOXES, staging / PROGRESS, staging / MANIFEST, staging):
         flush(path)
-    aside = final.with_name(f"{final.name}.replaced")
-    if final.exists():
-        final.rename(aside)
+    final = folder / f"checkpoint-{progress['step']}"
     staging.rename(final)
     flush(folder)
-    delete(aside)
     return final
 
 
 def delete_old(folder: Path, limit: int, kept_steps: Collection[int | None]) -> None:
-    """Delete all but the newest `limit` checkpoints and those of `kept_steps`."""
+    """Delete all but the newest `limit` checkpoints and those of `kept_steps`.
+
+    Each first gets a name by which a run that is killed meanwhile deletes the rest when it resumes.
+    """
     existing = checkpoints_in(folder)
     ours = [step for step, path in existing.items() if (path / MANIFEST).is_file()]
     for step in ours[limit:]:
         if step not in kept_steps:
-            delete(existing[step])
-
-
-def delete(checkpoint: Path) -> None:
-    """Delete a checkpoint if it is there, but no file in it that is not of a checkpoint.
-
-    The manifest goes last: if that is killed, the next one still knows the rest as ours.
-    """
-    if not checkpoint.is_dir():
-        return
-    ours = [path for path in checkpoint.iterdir() if STATE_FILE.fullmatch(path.name)]
-    for path in [*sorted(ours), *(checkpoint / name for name in (BOXES, PROGRESS, MANIFEST))]:
-        path.unlink(missing_ok=True)
-    with contextlib.suppress(OSError):
-        checkpoint.rmdir()
+            doomed = staging_of(folder, step)
+            existing[step].rename(doomed)
+            shutil.rmtree(doomed, ignore_errors=True)
 
 
 def staging_of(folder: Path, step: int) -> Path:
-    """Return where a checkpoint is written before it gets its name."""
+    """Return where a checkpoint is while it is written or deleted."""
     return folder / f"checkpoint-{step}{STAGING}"
+
+
+def let_others_read(file: Path) -> None:
+    """Give a file of safetensors, which only its owner can read, the permissions of its folder."""
+    file.chmod(file.parent.stat().st_mode & 0o666)
 
 
 def flush(path: Path) -> None:

@@ -24,7 +24,7 @@ from safetensors.torch import save_file
 from transformers.core_model_loading import revert_weight_conversion
 
 from core import workarounds
-from core.checkpoint import UMASK, flush, gather, make_patient_group
+from core.checkpoint import flush, gather, let_others_read, make_patient_group
 from core.exits import End, Exit
 from core.state import LocalBox, boxes_of, clean_name, free_whole_weights, fsdp1_slices
 from core.weights import read_left_out
@@ -226,7 +226,7 @@ def replacing_result(folder: Path) -> Generator[Path]:
     try:
         yield staging
         for path in staging.glob("*.safetensors"):
-            path.chmod(0o666 & ~UMASK)  # safetensors lets only the owner read
+            let_others_read(path)
             flush(path)
     except Exception:
         shutil.rmtree(staging, ignore_errors=True)
