@@ -252,8 +252,7 @@ def load_data(args: Arguments, tokenizer: Any) -> tuple[Rows, Rows | None]:
     )
     texts = [*SOURCE_AND_TARGET, *SOURCE_AND_TARGET.values()]
     texts += [column for column in (args.source_column, args.target_column) if column]
-    limits = ("max_source_length", "max_target_length")
-    rows, eval_rows = read_rows(args, prepare, texts, limits)
+    rows, eval_rows = read_rows(args, prepare, texts)
     # EDIT: to filter rows, change them here, as in
     #     dataset = rows.dataset.filter(lambda row: row["length"] >= 8)
     #     rows = dataclasses.replace(rows, dataset=dataset)

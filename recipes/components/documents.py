@@ -16,8 +16,8 @@ from core.data import (
     Row,
     Source,
     decode,
-    explain,
     find_files,
+    in_one_line,
     missing_columns,
     open_rows,
     open_sources,
@@ -75,7 +75,7 @@ class Documents:
             if self.skip_bad_rows:
                 return None
             raise ValueError(
-                f"{self.place(number)}: {explain(error)}: fix it, or leave such documents out "
+                f"{self.place(number)}: {in_one_line(error)}: fix it, or leave such documents out "
                 "with --skip_bad_rows"
             ) from None
 

@@ -5,7 +5,6 @@ A row that cannot be used is named with its file, its line, the cause and the fi
 """
 
 import copy
-import errno
 import functools
 import glob
 import json
@@ -27,12 +26,10 @@ Row = Mapping[str, Any]  # {name of a column: its value}
 Prepare = Callable[[Row], dict[str, Any]]
 IGNORED = -100  # the label of a token that is not trained on; torch's cross_entropy leaves it out
 NUM_NAMED = 3  # rows that a message names
-MAX_NAMED = 20  # columns that a message names; rows may have thousands
 MAX_SHOWN = 80  # characters of a value or of a list of columns, in a message
 # A column of tools is often JSON as text, so empty JSON counts too
 EMPTY_VALUES = (None, "", [], {}, "null", "[]", "{}")
 FILE_TYPES = (".jsonl", ".json", ".parquet", ".csv")
-NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 # Columns that rows have while they are prepared. The first one becomes `row`, which a file may have
 # in another type.
 NUMBER = "number_in_file"
@@ -44,34 +41,23 @@ class TrackedRow(UserDict[str, Any]):
     """A row that remembers which of its columns were read, so that the others can be reported.
 
     Attributes:
-        data: the row itself.
         columns_read: names of the columns that were read.
         dropped_keys: keys of its messages that the chat template drops, as far as found.
     """
 
-    def __init__(self, row: Row, class_names: Mapping[str, Sequence[str]] | None = None) -> None:
-        """Wrap a row.
-
-        Args:
-            class_names: {column: names of the classes that it numbers}; reading it returns these.
-        """
-        super().__init__()
-        self.data = row  # pyrefly: ignore[bad-assignment]  # any mapping will do
+    def __init__(self, row: Row) -> None:
+        super().__init__(row)
         self.columns_read: set[str] = set()
         self.dropped_keys: set[str] = set()
-        self._class_names = class_names or {}
 
     def __getitem__(self, key: str) -> Any:
         self.columns_read.add(key)
-        if key in self._class_names:
-            return name_classes(self.data[key], self._class_names[key])
-        return self.data[key]
+        return super().__getitem__(key)
 
     def unread(self) -> list[str]:
-        """Return the first MAX_NAMED columns and message keys that nothing read."""
+        """Return the columns and message keys that nothing read."""
         keys = [f"{key} (of messages)" for key in sorted(self.dropped_keys)]
-        columns = [name for name in self.data if name not in self.columns_read]
-        return [*keys, *columns][:MAX_NAMED]
+        return keys + [name for name in self.data if name not in self.columns_read]
 
 
 def name_classes(value: Any, names: Sequence[str]) -> Any:
@@ -219,7 +205,7 @@ def open_rows(
 ) -> Source | None:
     """Return the rows of a split as they are, or None if it is empty and not required.
 
-    Ends with 65 if they cannot be read, 69 if the hub cannot be reached, 73 if the cache is full.
+    Ends with 65 if they cannot be read, and with 69 if the hub cannot be reached.
 
     Args:
         config: configuration of a hub data set.
@@ -232,23 +218,20 @@ def open_rows(
         return None
     if files is None:
         files = find_files(name, split)
-    check_files(name, files)
-    options: dict[str, Any] = {"path": name, "name": config}
-    if files:
-        options = reader_options(files[0].suffix, text_columns)
-        options["data_files"] = {split: [literal(file) for file in files]}
+    for file in files:
+        if file.is_file() and not file.stat().st_size:
+            fail(Exit.DATA, f"{file}: is empty")
     try:
-        if not files and literal(name) != str(Path(name).absolute()):
-            options["data_files"] = literal_patterns(name)
+        if files:
+            options = reader_options(files[0].suffix, text_columns)
+            options["data_files"] = {split: [literal(file) for file in files]}
+        else:
+            options = {"path": name, "name": config, "data_files": files_of_splits(name)}
         dataset = datasets.load_dataset(**options, streaming=streaming).get(split)
     except ConnectionError as error:
         fail(Exit.NO_HUB, f"{name}: {error}")
     except Exception as error:  # Each reader raises exceptions of its own.
-        cause = error.__cause__ or error
-        code = Exit.DATA
-        if isinstance(cause, OSError) and cause.errno in NO_ROOM:
-            code = Exit.CANNOT_WRITE
-        fail(code, f"{name}: {in_one_line(cause)}")
+        fail(Exit.DATA, f"{name}: {in_one_line(error.__cause__ or error)}")
     if dataset is not None and (streaming or len(dataset)):
         return Source(name, files, dataset)
     if is_required:
@@ -256,22 +239,13 @@ def open_rows(
     return None
 
 
-def check_files(name: str, files: Sequence[Path]) -> None:
-    """End with 65 if a file is missing or empty, or of a type that is not read."""
-    if not files and Path(name).is_file():
-        types = ", ".join(FILE_TYPES)
-        fail(Exit.DATA, f"{name}: rows are read from {types}: convert it to one of them")
-    for file in files:
-        if not file.exists():
-            fail(Exit.DATA, f"{file}: no such file")
-        if not file.stat().st_size or file.suffix != files[0].suffix:
-            fail(Exit.DATA, f"{file}: is empty, or not of the type of {files[0]}")
-
-
-def literal_patterns(folder: str) -> dict[str, list[str]]:
-    """Return the files of a folder's splits, which datasets would look for in what it matches."""
-    found = datasets.data_files.get_data_patterns(literal(folder))
-    return {split: [f"{literal(folder)}/{one}" for one in found[split]] for split in found}
+def files_of_splits(name: str) -> dict[str, list[str]] | None:
+    """Return the files of a folder's splits if its name is a pattern; else datasets finds them."""
+    folder = literal(name)
+    if folder == str(Path(name).absolute()):
+        return None
+    found = datasets.data_files.get_data_patterns(folder)
+    return {split: [f"{folder}/{pattern}" for pattern in found[split]] for split in found}
 
 
 def literal(path: Path | str) -> str:
@@ -302,8 +276,10 @@ def parse_line(text: str) -> dict[str, Any] | None:
         return None
     try:
         row = json.loads(line, object_pairs_hook=object_or_pairs)
-    except RecursionError:
-        raise ValueError("is nested too deep") from None
+    except json.JSONDecodeError as error:
+        raise ValueError(f"is not JSON: {error.msg} at column {error.colno}") from None
+    except RecursionError as error:
+        raise ValueError(str(error)) from None
     if not isinstance(row, dict):
         raise ValueError("is not a JSON object with each key once")
     return row
@@ -328,7 +304,7 @@ class Rows:
     Attributes:
         dataset: the columns that the recipe's function returned, and `row`: the number of the row
             in its file, from 1, counted on from one source to the next.
-        notes: a line of the start summary: "2260, 3 truncated to --max_length".
+        notes: a line of the start summary: "2260, 3 truncated".
         sources: where the rows are from.
     """
 
@@ -374,7 +350,6 @@ def read_rows(
     args: Any,
     prepare: Prepare,
     text_columns: Sequence[str] = (),
-    limits: Sequence[str] = ("max_length",),
 ) -> tuple[Rows, Rows | None]:
     """Return all rows to train on and those to evaluate on, as `prepare` makes them.
 
@@ -388,22 +363,14 @@ def read_rows(
             columns `length`, `largest`, the largest token, and `hash`, of all that is trained on;
             the notes count those that are `truncated`.
         text_columns: as in `open_rows`, besides those of the roles in --columns.
-        limits: the arguments to which `prepare` truncates, for the notes.
     """
     texts = [*args.COLUMN_ROLES, *args.columns_by_role.values(), *text_columns]
     train, test = open_sources(args, functools.partial(open_rows, text_columns=texts))
-    rows = prepare_rows(train, prepare, args, limits)
-    if not test:
-        return rows, None
-    return rows, prepare_rows(test, prepare, args, limits)
+    rows = prepare_rows(train, prepare, args)
+    return rows, prepare_rows(test, prepare, args) if test else None
 
 
-def prepare_rows(
-    sources: Sequence[Source],
-    prepare: Prepare,
-    args: Any,
-    limits: Sequence[str] = ("max_length",),
-) -> Rows:
+def prepare_rows(sources: Sequence[Source], prepare: Prepare, args: Any) -> Rows:
     """Return the rows of some sources as `prepare` makes them, from the cache if it has them.
 
     The arguments are those of `read_rows`. A row that cannot be used ends the process with 65 and
@@ -414,7 +381,7 @@ def prepare_rows(
     before = 0
     for source in sources:
         dataset = prepare_source(source, prepare, args)
-        note = describe_source(source, dataset, args, limits)
+        note = describe_source(source, dataset, args)
         if before:
             note = f"{source.name} (numbered from {before + 1}): {note}"
         notes.append(note)
@@ -480,15 +447,17 @@ def prepare_batch(
     problems = []
     for place, index in enumerate(indices):
         try:
-            row: Row | None = {name: batch[name][place] for name in batch}
+            row: Any = {name: batch[name][place] for name in batch}
             if is_lines:
                 row = parse_line(batch["text"][place])
             if row is None:
                 continue
-            tracked = TrackedRow(row, class_names)
+            for name in class_names:
+                row[name] = name_classes(row[name], class_names[name])
+            tracked = TrackedRow(row)
             prepared = {name: as_array(value) for name, value in prepare(tracked).items()}
         except ValueError as error:
-            problems.append(f"{prefix} {index + 1}: {explain(error)}")
+            problems.append(f"{prefix} {index + 1}: {in_one_line(error)}")
             continue
         except Exception as error:
             error.add_note(f"{prefix} {index + 1}")
@@ -507,13 +476,6 @@ def as_array(value: Any) -> Any:
     if isinstance(value, list) and value and type(value[0]) is int:
         return np.array(value, dtype=np.int32)
     return value
-
-
-def explain(error: ValueError) -> str:
-    """Return why a row cannot be used, in one line that continues "train.jsonl, line 7: "."""
-    if isinstance(error, json.JSONDecodeError):
-        return f"is not JSON: {error.msg} at column {error.colno}"
-    return in_one_line(error)
 
 
 def in_one_line(text: object) -> str:
@@ -542,32 +504,29 @@ def hash_of_modules() -> str:
 
 
 # ---- What the start summary says of them ----
-def describe_source(source: Source, dataset: Any, args: Any, limits: Sequence[str]) -> str:
+def describe_source(source: Source, dataset: Any, args: Any) -> str:
     """Return the numbers of rows of a source, and what nothing has read of them.
 
     Args:
         dataset: its usable rows, prepared.
-        limits: as in `read_rows`.
     """
     counted = {
-        "truncated": f"truncated to {' and '.join(f'--{limit}' for limit in limits)}",
+        "truncated": "truncated",
         "rewritten": "answers before the last not trained on, as the chat template rewrites them",
     }
     notes = [str(len(dataset))]
     for column, told in counted.items():
-        number = 0
-        if column in dataset.column_names:
-            number = sum(dataset[column][:])
-        if number:
-            notes.append(f"{number} {told}")
+        if column in dataset.column_names and any(dataset[column][:]):
+            notes.append(f"{sum(dataset[column][:])} {told}")
     if args.skip_bad_rows:
         notes.append(f"{len(source.dataset) - len(dataset)} left out")
+    text = ", ".join(notes)
     unread: dict[str, None] = {}
     for names in dataset.unique(UNREAD):
         unread |= dict.fromkeys(json.loads(names))
     if unread:
-        notes[-1] += f"; not read: {', '.join([*unread][:MAX_NAMED])}"
-    return ", ".join(notes)
+        text += f"; not read: {list_columns(unread)}"
+    return text
 
 
 def describe_rows(rows: Rows, eval_rows: Rows | None) -> dict[str, str]:
