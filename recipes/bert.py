@@ -33,6 +33,7 @@ from components.classifier import (
 )
 from components.labels import (
     Classes,
+    LabelArguments,
     add_labels,
     find_classes,
     label_tensors,
@@ -44,7 +45,6 @@ from core.arguments import (
     CommonArguments,
     DenseModelArguments,
     EvalOnStartArguments,
-    LabelArguments,
     LengthArguments,
     RowArguments,
     SamplingArguments,

@@ -31,7 +31,6 @@ from components.perplexity import perplexity_of
 from core.arguments import (
     ChatArguments,
     CommonArguments,
-    ExpertAdapterArguments,
     InstructionTuningArguments,
     LengthArguments,
     LossInHeadArguments,
@@ -73,7 +72,6 @@ PROMPT_AND_ANSWER = {"prompt": "completion", "instruction": "output", "question"
 class Arguments(
     CommonArguments,
     LossInHeadArguments,
-    ExpertAdapterArguments,
     MixtureArguments,
     LengthArguments,
     RowArguments,
@@ -109,6 +107,13 @@ class Arguments(
         "your columns as ROLE=COLUMN, as in prompt=question completion=answer; roles are "
         "messages, or prompt and completion, or instruction, input and output, or question and "
         "answer; with any of these, system and tools",
+    )
+    # Experts are parameters of a mixture and not layers
+    lora_target_parameters: list[str] = arg(
+        ["experts.gate_up_proj", "experts.down_proj"],
+        "ends of the names of parameters that get adapters; gate.weight also trains most routers; "
+        "without a value, no parameters do",
+        nargs="*",
     )
     router_aux_loss_coef: float | None = arg(
         None,

@@ -41,6 +41,7 @@ from components.images import (
 )
 from components.labels import (
     Classes,
+    LabelArguments,
     add_labels,
     find_classes,
     label_as_number,
@@ -51,7 +52,6 @@ from core.arguments import (
     CommonArguments,
     DenseModelArguments,
     EvalOnStartArguments,
-    LabelArguments,
     RowArguments,
 )
 from core.batches import Line, Plan, describe_batch, rows_of_lines

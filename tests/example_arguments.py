@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from core.arguments import (
     CommonArguments,
     DenseModelArguments,
-    ExpertAdapterArguments,
     LengthArguments,
     LigerArguments,
     LossInHeadArguments,
@@ -39,11 +38,10 @@ class LanguageModelArguments(
 
 
 @dataclass(kw_only=True)
-class MixtureArguments(
-    CommonArguments, LengthArguments, LossInHeadArguments, ExpertAdapterArguments
-):
+class MixtureArguments(CommonArguments, LengthArguments, LossInHeadArguments):
     """Those of a mixture of experts."""
 
+    lora_target_parameters: list[str] = arg(["experts.gate_up_proj"], nargs="*")
     model_name_or_path: str = "gpt2"
     dataset_name: str = ""
     output_dir: str = "runs/example"

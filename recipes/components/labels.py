@@ -5,16 +5,29 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
 
-from core.arguments import LabelArguments
+from core.cli import arg
 from core.data import MAX_SHOWN, NUM_NAMED, Row, Rows, missing_columns, shorten
 from core.exits import Exit, fail
 
 NO_LABELS = ("", "nan", "inf", "-inf")
+
+
+# ---- The arguments ----
+@dataclass(kw_only=True)
+class LabelArguments:
+    """What the labels are, and how much each row weighs."""
+
+    problem_type: Literal["single_label_classification", "regression"] | None = arg(
+        None, "what the labels are [inferred from the labels]"
+    )
+    class_weights: Literal["none", "balanced"] = arg(
+        "none", "weights of rows in the loss; balanced gives all classes the same total weight"
+    )
 
 
 # ---- One label ----

@@ -9,22 +9,17 @@ the help has in [ ] what is used then.
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from core.cli import NOT_NEGATIVE, POSITIVE, SHARE, arg, free
+from core.cli import NOT_NEGATIVE, POSITIVE, SHARE, arg, free, read_json_object
 
 Optimizer = Literal[
     "adamw_torch_fused", "adamw_torch", "adamw_8bit", "paged_adamw_8bit", "paged_adamw_32bit"
 ]
 Schedule = Literal[
-    "linear",
-    "cosine",
-    "cosine_with_min_lr",
-    "constant",
-    "constant_with_warmup",
-    "inverse_sqrt",
+    "linear", "cosine", "cosine_with_min_lr", "constant", "constant_with_warmup", "inverse_sqrt"
 ]
 Tracker = Literal[
     "none",
@@ -144,26 +139,9 @@ class AdapterArguments:
     )
 
     def conflicts(self) -> Iterator[str]:
-        if self.use_peft:
-            return
-        for field in fields(AdapterArguments):
-            default = field.default
-            if isinstance(getattr(self, field.name), list):
-                default = field.default_factory()  # pyrefly: ignore[not-callable]
-            if getattr(self, field.name) != default:
-                yield f"--{field.name} is for adapters only: add --use_peft"
-
-
-@dataclass(kw_only=True)
-class ExpertAdapterArguments:
-    """LoRA of experts, which are parameters of a mixture and not layers."""
-
-    lora_target_parameters: list[str] = arg(
-        ["experts.gate_up_proj", "experts.down_proj"],
-        "ends of the names of parameters that get adapters; gate.weight also trains most routers; "
-        "without a value, no parameters do",
-        nargs="*",
-    )
+        for name, default in vars(AdapterArguments()).items():
+            if not self.use_peft and getattr(self, name) != default:
+                yield f"--{name} is for adapters only: add --use_peft"
 
 
 # ---- The data ----
@@ -198,16 +176,14 @@ class DataArguments:
 
     def __post_init__(self) -> None:
         """Let --columns set the arguments that name a column too: of two roles, both columns."""
-        values: dict[str, Any] = {}
-        arguments = list(self.COLUMN_ARGUMENTS.values())
-        for role, name in self.COLUMN_ARGUMENTS.items():
-            column = self.columns_by_role.get(role)
-            if column is not None and arguments.count(name) > 1:
-                values.setdefault(name, []).append(column)
-            elif column is not None:
-                values[name] = column
-        for name, value in values.items():
-            setattr(self, name, value)
+        by_role = self.columns_by_role
+        for name in self.COLUMN_ARGUMENTS.values():
+            roles = [role for role in self.COLUMN_ARGUMENTS if self.COLUMN_ARGUMENTS[role] == name]
+            columns = [by_role[role] for role in roles if role in by_role]
+            if columns and len(roles) == 1:
+                setattr(self, name, columns[0])
+            elif columns:
+                setattr(self, name, columns)
 
     @property
     def columns_by_role(self) -> dict[str, str]:
@@ -268,18 +244,6 @@ class SamplingArguments:
 
 
 @dataclass(kw_only=True)
-class LabelArguments:
-    """What the labels are, and how much each row weighs."""
-
-    problem_type: Literal["single_label_classification", "regression"] | None = arg(
-        None, "what the labels are [inferred from the labels]"
-    )
-    class_weights: Literal["none", "balanced"] = arg(
-        "none", "weights of rows in the loss; balanced gives all classes the same total weight"
-    )
-
-
-@dataclass(kw_only=True)
 class ChatArguments:
     """How conversations become text."""
 
@@ -289,7 +253,9 @@ class ChatArguments:
         names=["chat_template_path"],
     )
     chat_template_kwargs: dict[str, Any] | None = arg(
-        None, "variables of the chat template as JSON, as in '{\"enable_thinking\": false}'"
+        None,
+        "variables of the chat template as JSON, as in '{\"enable_thinking\": false}'",
+        type=read_json_object,
     )
 
 
@@ -350,6 +316,7 @@ class TrainingArguments:
         None,
         "further settings of the schedule as JSON: cosine_with_min_lr needs min_lr or min_lr_rate, "
         "the share of the peak that is left at the end, as in '{\"min_lr_rate\": 0.1}'",
+        type=read_json_object,
     )
     warmup_steps: float = arg(
         0, "optimizer steps of warmup; a value below 1 is a share of all steps", NOT_NEGATIVE

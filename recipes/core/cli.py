@@ -162,12 +162,9 @@ class Parser(HfArgumentParser):
         aliases = [f"--{name}" for name in names]
         aliases += [f"--{name.replace('_', '-')}" for name in names]
         field.metadata = {"help": shown.replace("%", "%%"), "aliases": aliases}
-        is_mapping = dict in map(typing.get_origin, (field.type, *typing.get_args(field.type)))
         self._parse_dataclass_field(group, field)
         flags = self._option_string_actions
         action = flags[f"--{field.name}"]
-        if is_mapping:
-            action.type = read_json_object
         action.type = setting.get("type", action.type)
         action.nargs = setting.get("nargs", action.nargs)
         if f"--no_{field.name}" in flags:
@@ -180,12 +177,10 @@ class Parser(HfArgumentParser):
     def refuse(self, words: Sequence[str], where: str = "") -> NoReturn:
         """End with 64 and a line about words that are no flags, with the flag nearest to them."""
         message = f"{where}unrecognized arguments: {' '.join(words)}"
-        flags = [word.partition("=")[0].lstrip("-") for word in words if word.startswith("-")]
-        for flag in flags:
-            name = f"--{flag.replace('-', '_')}"
-            close = difflib.get_close_matches(name, self._option_string_actions, 1)
-            if close:
-                message += f"; did you mean {close[0]}?"
+        flag = words[0].partition("=")[0].lstrip("-").replace("-", "_")
+        close = difflib.get_close_matches(f"--{flag}", self._option_string_actions, 1)
+        if close:
+            message += f"; did you mean {close[0]}?"
         self.error(message)
 
 

@@ -221,6 +221,7 @@ def open_rows(
     for file in files:
         if file.is_file() and not file.stat().st_size:
             fail(Exit.DATA, f"{file}: is empty")
+    options: dict[str, Any]
     try:
         if files:
             options = reader_options(files[0].suffix, text_columns)
