@@ -5,6 +5,7 @@ The run then ends well under another strategy than the file says. The names are 
 installed accelerate.
 """
 
+import contextlib
 import difflib
 import functools
 import inspect
@@ -39,25 +40,11 @@ def find_launch() -> Namespace | None:
     process. There is none under torchrun and plain python. `config_file` is the file that it read,
     as a path from here, or None; `nondefault` has the names of the options that were given.
     """
-    launcher = find_launcher()
-    if launcher is None:
-        return None
-    process, words = launcher
-    try:
-        return read_command(words, process.cwd())
-    except psutil.Error:  # it belongs to another user, or has ended
-        return None
-
-
-def find_launcher() -> tuple[psutil.Process, list[str]] | None:
-    """Return the launcher among the parents of this process, and the words of its command line."""
     for process in psutil.Process().parents():
-        try:
+        with contextlib.suppress(psutil.Error):  # it belongs to another user, or has ended
             words = arguments_of_launcher(process.cmdline())
-        except psutil.Error:
-            continue
-        if words is not None:
-            return process, words
+            if words is not None:
+                return read_command(words, process.cwd())
     return None
 
 

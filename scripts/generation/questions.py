@@ -4,7 +4,6 @@
 Columns that the run's --columns named, which its run.json has, need not be named again.
 """
 
-import json
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -15,7 +14,7 @@ from datasets import load_dataset
 from datasets.exceptions import DatasetGenerationError
 
 from core.chat import Conversation
-from core.data import FILE_TYPES, literal, reader_options
+from core.data import FILE_TYPES, literal, parse_line, reader_options
 from exits import Exit, first_line, stop
 from generation.recorded import arguments_of_run, find_run
 from llama import Arguments, row_to_conversation
@@ -104,18 +103,14 @@ def read_rows(path: Path, columns: Mapping[str, str]) -> Iterator[tuple[str, Row
 
 def read_json_lines(path: Path) -> Iterator[tuple[str, Row]]:
     """Yield each row of a .jsonl file with its line number, which datasets does not report."""
-    for number, line in enumerate(path.read_text(encoding="utf-8-sig").split("\n"), 1):
+    for number, line in enumerate(path.read_text(encoding="latin-1").split("\n"), 1):
         place = f"{path}, line {number}"
-        if not line.strip():
-            continue
         try:
-            row = json.loads(line)
-        except json.JSONDecodeError as error:
-            reason = f"not JSON: {error.msg} at column {error.colno}"
-            raise ValueError(f"{place}: {reason}") from None
-        if not isinstance(row, dict):
-            raise ValueError(f"{place}: not an object")
-        yield place, row
+            row = parse_line(line)
+        except ValueError as error:
+            raise ValueError(f"{place}: {error}") from None
+        if row is not None:
+            yield place, row
 
 
 def to_question(

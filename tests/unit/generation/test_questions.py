@@ -29,8 +29,8 @@ def test_the_last_answer_is_the_reference(tmp_path):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ('{"prompt": "a", "completion": "b"}\n{"prompt"\n', "rows.jsonl, line 2: not JSON"),
-        ("[1]\n", "rows.jsonl, line 1: not an object"),
+        ('{"prompt": "a", "completion": "b"}\n{"prompt"\n', "rows.jsonl, line 2: is not JSON"),
+        ("[1]\n", "rows.jsonl, line 1: is not a JSON object"),
         ('\n\n{"foo": 1}\n', "rows.jsonl, line 3: "),
         ("\n", "rows.jsonl: no rows"),
     ],
