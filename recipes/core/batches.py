@@ -67,7 +67,9 @@ class Plan:
 
         group_by_length sorts parts of the random order, each from its longest line to its shortest.
         """
-        strategy = getattr(self.args, "train_sampling_strategy", "random")
+        strategy = "random"
+        if hasattr(self.args, "train_sampling_strategy"):
+            strategy = self.args.train_sampling_strategy
         if strategy == "sequential":
             return np.arange(self.num_lines)
         order = np.random.default_rng((self.args.seed, epoch)).permutation(self.num_lines)
