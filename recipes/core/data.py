@@ -13,7 +13,7 @@ from collections import ChainMap, UserDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import datasets
 import numpy as np
@@ -21,6 +21,7 @@ import xxhash
 from datasets.fingerprint import Hasher
 
 from core.exits import Exit, fail
+from core.stop import CANNOT_WRITE
 
 Row = Mapping[str, Any]  # {name of a column: its value}
 Prepare = Callable[[Row], dict[str, Any]]
@@ -229,15 +230,27 @@ def open_rows(
         else:
             options = {"path": name, "name": config, "data_files": files_of_splits(name)}
         dataset = datasets.load_dataset(**options, streaming=streaming).get(split)
-    except ConnectionError as error:
-        fail(Exit.NO_HUB, f"{name}: {error}")
     except Exception as error:  # Each reader raises exceptions of its own.
-        fail(Exit.DATA, f"{name}: {in_one_line(error.__cause__ or error)}")
+        end_without_rows(name, error)
     if dataset is not None and (streaming or len(dataset)):
         return Source(name, files, dataset)
     if is_required:
         fail(Exit.DATA, f"{name}: no rows in split {split}")
     return None
+
+
+def end_without_rows(name: str, error: Exception) -> NoReturn:
+    """End with 65, or with 69 without the hub. An error of the disk, which may be full, is raised.
+
+    Args:
+        name: the data set that a reader raised the error for.
+    """
+    if isinstance(error, ConnectionError):
+        fail(Exit.NO_HUB, f"{name}: {error}")
+    cause = error.__cause__ or error
+    if isinstance(cause, OSError) and cause.errno in CANNOT_WRITE:
+        raise cause
+    fail(Exit.DATA, f"{name}: {in_one_line(cause)}")
 
 
 def files_of_splits(name: str) -> dict[str, list[str]] | None:
