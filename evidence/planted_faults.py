@@ -135,8 +135,8 @@ FAULTS = [
         "the masters of ZeRO are rounded in a checkpoint",
         f"{CORE}/zero.py",
         (
-            "get_hp_fragment(None), part)",
-            "get_hp_fragment(None).bfloat16().float(), part)",
+            "yield from boxes_of(whole_name, held[: part.length], part)",
+            "yield from boxes_of(whole_name, held[: part.length].bfloat16().float(), part)",
         ),
         test=f"{CHAINS} 'own_yaml and zero2'",
     ),

@@ -298,22 +298,17 @@ def restore_loss_scale(accelerator: Any, optimizer: Any, saved: Mapping[str, Any
     """
     if accelerator.mixed_precision != "fp16":
         return
-    if accelerator.scaler:
-        if "scale" in saved:
-            accelerator.scaler.load_state_dict(dict(saved))
-        return
-    scaler = deepspeed_scaler(optimizer)
-    for name, value in saved.items():
-        if name in scaler:
-            scaler[name] = value
+    if not accelerator.scaler:
+        scaler = deepspeed_scaler(optimizer)
+        scaler.update({name: saved[name] for name in LOSS_SCALE if name in saved})
+    elif "scale" in saved:
+        accelerator.scaler.load_state_dict(dict(saved))
 
 
 def deepspeed_scaler(zero: Any) -> dict[str, Any]:
     """Return the attributes of DeepSpeed's loss scaler, which can be changed in this dict."""
-    scaler = getattr(zero, "loss_scaler", None)
-    if scaler is None:
-        scaler = zero.loss_scale_config  # ZeRO-0 calls it so
-    return vars(scaler)
+    # ZeRO-0 calls it by the second name
+    return vars(getattr(zero, "loss_scaler", None) or zero.loss_scale_config)
 
 
 def group_values(optimizer: torch.optim.Optimizer) -> list[dict[str, float]]:

@@ -5,7 +5,8 @@ ZeRO-1 to 3 hold flat fp32 parts of the weights and of the optimizer's moments o
 fp16, ZeRO-0 has an fp32 master weight for each weight. The names are those of other strategies.
 """
 
-from collections.abc import Mapping, Sequence
+import copy
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -35,8 +36,6 @@ def state_of_engine(engine: Any, zero: Any, saved: Shapes | None) -> State:
     for name, weight in engine.named_parameters():
         if weight.requires_grad:
             weights[clean_name(name)] = weight
-    if engine.zero_optimization_stage() == 3:
-        return state_of_third(zero, weights, saved)
     if engine.zero_optimization_stage() > 0:
         return state_of_parts(zero, weights, saved)
     masters = master_weights(zero)
@@ -88,58 +87,62 @@ def state_of_masters(
 
 # ---- ZeRO-1 to 3 ----
 def state_of_parts(zero: Any, weights: Mapping[str, Any], saved: Shapes | None) -> State:
-    """Return the slices of weights and moments that this rank has under ZeRO-1 or 2."""
-    flats = zero.single_partition_of_fp32_groups
+    """Return the slices of weights and moments that this rank has under ZeRO-1, 2 or 3."""
+    is_third = hasattr(zero, "fp32_partitioned_groups_flat")
+    flats = zero.fp32_partitioned_groups_flat if is_third else zero.single_partition_of_fp32_groups
+    states = zero.optimizer.state
     if saved is not None:
-        make_moments(zero.optimizer, flats, saved)
-    workarounds.link_optimizer_states(zero)
-    moments, steps = keys_of(zero.optimizer, flats)
-    numbers = NumbersOfParts(zero.optimizer, flats, steps)
+        for flat in flats:
+            states[flat] = new_entries(flat, saved)
+    if not is_third:
+        workarounds.link_optimizer_states(zero)
+    # All parts have the same keys, and the same numbers, as all are stepped together
+    entries = states[flats[0]]
+    shape = flats[0].shape
+    moments = [key for key, value in entries.items() if getattr(value, "shape", None) == shape]
+    numbers = Numbers()
+    counters = {key: numbers.as_tensor(entries, key) for key in entries if key not in moments}
     boxes: list[LocalBox] = []
     for name, weight in weights.items():
-        boxes += numbers.boxes_of(name)
-        if weight._hp_mapping is None:
-            continue
-        address = weight._hp_mapping.lp_fragment_address
-        part = FlatSlice(tuple(weight.shape), address.start, address.numel)
-        boxes += boxes_of(name, weight._hp_mapping.get_hp_fragment(None), part)
-        for key in moments:
-            fragment = weight._hp_mapping.get_hp_fragment(key)
-            boxes += boxes_of(f"state.{name}.{key}", fragment, part)
+        for key, number in counters.items():
+            boxes += boxes_of(f"state.{name}.{key}", number)
+        part = slice_of_third(weight) if is_third else slice_of_second(weight)
+        boxes += boxes_of_part(zero, name, weight, part, moments)
 
     def after_fill() -> None:
         numbers.put_back()
-        zero.update_lp_params()
+        for flat in flats[1:]:
+            for key in counters:
+                states[flat][key] = copy.deepcopy(entries[key])
+        if is_third:
+            update_third(zero)
+        else:
+            zero.update_lp_params()
 
     return State(boxes, after_fill)
 
 
-def state_of_third(zero: Any, weights: Mapping[str, Any], saved: Shapes | None) -> State:
-    """Return the slices of weights and moments that this rank has under ZeRO-3."""
-    flats = zero.fp32_partitioned_groups_flat
-    if saved is not None:
-        make_moments(zero.optimizer, flats, saved)
-    moments, steps = keys_of(zero.optimizer, flats)
-    numbers = NumbersOfParts(zero.optimizer, flats, steps)
-    boxes: list[LocalBox] = []
-    for name, weight in weights.items():
-        boxes += numbers.boxes_of(name)
-        part = slice_of_third(weight)
-        for key in (None, *moments):
-            whole_name = name if key is None else f"state.{name}.{key}"
+def boxes_of_part(
+    zero: Any, name: str, weight: Any, part: FlatSlice, moments: Sequence[str]
+) -> Iterator[LocalBox]:
+    """Yield the boxes of a slice of a weight in fp32, and of its moments."""
+    if part.length == 0:
+        return
+    for key in (None, *moments):
+        whole_name = name if key is None else f"state.{name}.{key}"
+        if hasattr(weight, "ds_id"):
             held, _ = zero._get_fp32_opt_state_partition(weight, False, key)
-            boxes += boxes_of(whole_name, held[: part.length], part)
+        else:
+            held = weight._hp_mapping.get_hp_fragment(key)
+        yield from boxes_of(whole_name, held[: part.length], part)
 
-    def after_fill() -> None:
-        numbers.put_back()
-        for number in range(len(flats)):
-            zero._reassign_or_swap_out_partitioned_parameters(number)
-        small = zero.persistent_parameters  # Every rank keeps these whole
-        if small:
-            small[0].partition(small)
-            small[0].all_gather(small)
 
-    return State(boxes, after_fill)
+def slice_of_second(weight: Any) -> FlatSlice:
+    """Return the slice of a weight of ZeRO-1 or 2 that this rank has."""
+    if weight._hp_mapping is None:
+        return FlatSlice(tuple(weight.shape), 0, 0)
+    address = weight._hp_mapping.lp_fragment_address
+    return FlatSlice(tuple(weight.shape), address.start, address.numel)
 
 
 def slice_of_third(weight: Any) -> FlatSlice:
@@ -150,66 +153,28 @@ def slice_of_third(weight: Any) -> FlatSlice:
     return FlatSlice(tuple(weight.ds_shape), start, length)
 
 
-def make_moments(
-    optimizer: torch.optim.Optimizer, flats: Sequence[torch.Tensor], saved: Shapes
-) -> None:
-    """Give each flat part moments of zeros and numbers of 0, under the keys that were saved.
+def update_third(zero: Any) -> None:
+    """Copy the fp32 parts of ZeRO-3 into the weights of the model."""
+    for number in range(len(zero.fp32_partitioned_groups_flat)):
+        zero._reassign_or_swap_out_partitioned_parameters(number)
+    small = zero.persistent_parameters  # Every rank keeps these whole
+    if small:
+        small[0].partition(small)
+        small[0].all_gather(small)
+
+
+def new_entries(flat: torch.Tensor, saved: Shapes) -> dict[str, torch.Tensor]:
+    """Return moments of zeros and numbers of 0 for a flat part, under the keys that were saved.
 
     Before the first step it has none.
     """
-    moments: set[str] = set()
-    numbers: set[str] = set()
+    moments = set()
+    numbers = set()
     for name, shape in saved.items():
         if name.startswith("state."):
             found = moments if len(shape) > 0 else numbers
             found.add(name.rpartition(".")[2])
-    for flat in flats:
-        entry: dict[str, torch.Tensor] = {}
-        for key in sorted(numbers - moments):  # A weight without dimensions has such moments
-            entry[key] = torch.zeros((), device=flat.device)
-        for key in sorted(moments):
-            entry[key] = torch.zeros_like(flat)
-        optimizer.state[flat] = entry
-
-
-def keys_of(
-    optimizer: torch.optim.Optimizer, flats: Sequence[torch.Tensor]
-) -> tuple[list[str], list[str]]:
-    """Return the keys of an optimizer's moments of flat parts, and of the numbers beside them."""
-    moments: dict[str, None] = {}
-    numbers: dict[str, None] = {}
-    for flat in flats:
-        for key, value in optimizer.state.get(flat, {}).items():
-            kind = moments if getattr(value, "shape", None) == flat.shape else numbers
-            kind[key] = None
-    return list(moments), list(numbers)
-
-
-class NumbersOfParts:
-    """The numbers of flat parts, such as the step: a checkpoint has them for each weight.
-
-    All parts have the same, as all are stepped together.
-    """
-
-    def __init__(
-        self, optimizer: torch.optim.Optimizer, flats: Sequence[torch.Tensor], keys: Sequence[str]
-    ) -> None:
-        self._entries = [optimizer.state[flat] for flat in flats if flat in optimizer.state]
-        self._filled = {key: torch.tensor(float(self._entries[0][key])) for key in keys}
-
-    def boxes_of(self, name: str) -> list[LocalBox]:
-        """Return the boxes of the numbers of a weight."""
-        found = []
-        for key, tensor in self._filled.items():
-            found += boxes_of(f"state.{name}.{key}", tensor)
-        return found
-
-    def put_back(self) -> None:
-        """Give all parts what was filled."""
-        for entry in self._entries:
-            for key, tensor in self._filled.items():
-                value = entry[key]
-                if isinstance(value, torch.Tensor):
-                    value.copy_(tensor)
-                else:
-                    entry[key] = type(value)(tensor.item())
+    entries = {key: torch.zeros_like(flat) for key in sorted(moments)}
+    for key in sorted(numbers - moments):  # A weight without dimensions has such moments
+        entries[key] = torch.zeros((), device=flat.device)
+    return entries

@@ -9,6 +9,7 @@ cannot show it, since the page cache survives.
 
 import json
 import os
+import re
 import shutil
 import sys
 import time
@@ -157,7 +158,7 @@ def test_a_checkpoint_is_flushed_before_it_has_its_name(cell, net_tiny, tmp_path
     renames = [
         (number, *event[1:])
         for number, event in enumerate(log)
-        if event[0] == "rename" and "checkpoint-" in os.path.basename(event[2]) and event[3]
+        if event[0] == "rename" and re.fullmatch(r"checkpoint-\d+", os.path.basename(event[2]))
     ]
     assert len(renames) >= 3, log
     for number, source, target, inside in renames:
