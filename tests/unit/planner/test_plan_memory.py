@@ -45,7 +45,7 @@ REFUSED = {
     "{model}": "--gpu",
     "{model} --config_file {ddp} --use_peft --use_dora": "add --simulate",
     "{model} --config_file {ddp} --modules_to_save lm_head": "add --use_peft",
-    "{model} --config_file {ddp} --use_peft --modules_to_save lm_haed": "lm_head",
+    "{model} --config_file {ddp} --use_peft --modules_to_save lm_haed": "none of this name",
     "{model} --config_file {ddp} --use_peft --modules_to_save layers.0": "holds whole layers",
     "{tied} --config_file {ddp} --use_peft --modules_to_save lm_head": "share their numbers",
     "{model} --config_file {fsdp1_no_shard} --use_peft --modules_to_save norm": "FSDP1 NO_SHARD",
