@@ -48,6 +48,8 @@ T = TypeVar("T")
 # The names of the counts in metrics.jsonl and in checkpoints
 COUNTED = {"tokens": "num_input_tokens_seen", "images": "num_images_seen"}
 NONFINITE_ROWS = "nonfinite_rows.jsonl"
+# What a run writes into its folder beside a model and checkpoints
+OWN_FILES = ("status.json", RUN, METRICS, NONFINITE_ROWS, "predictions*.jsonl")
 # Rank 0 of a run whose launcher was killed still needs a moment to end
 SECONDS_TO_END = 10
 SMALLER_IS_BETTER = ("loss", "perplexity", "mse")
@@ -675,7 +677,7 @@ def take_folder(folder: Path) -> FileLock:
 
 
 def find_overwritten(args: CommonArguments) -> str | None:
-    """Return why a run would overwrite its base, or another model, or read its own files as rows.
+    """Return why a run would overwrite its base, another model or its rows, or None.
 
     Nothing is written into such a folder, not even a status.
     """
@@ -687,8 +689,9 @@ def find_overwritten(args: CommonArguments) -> str | None:
         names.append(args.eval_dataset_name)
     for name in names:
         rows = Path(name).resolve()
-        if rows.is_dir() and folder.is_relative_to(rows):
-            return f"the run would read its own files as rows of {name}"
+        is_own = rows.parent == folder and any(rows.match(own) for own in OWN_FILES)
+        if is_own or (rows.is_dir() and folder.is_relative_to(rows)):
+            return f"is where the run would overwrite rows of {name}, or read its own files as rows"
     is_model = any((folder / name).is_file() for name in ("config.json", "adapter_config.json"))
     if is_model and not (folder / RUN).is_file():
         return "has a model that is not from a run of these recipes"
