@@ -18,9 +18,9 @@ BUDGETS = {
     "a recipe and its maker, on average": 495,
     "recipes/core": 7_250,
     "recipes/components": 2_110,
-    "scripts": 20_180,
+    "scripts": 20_290,
     "programs at the top of scripts": 14,
-    "evidence": 7_630,
+    "evidence": 7_635,
     "tests": 28_935,
 }
 
