@@ -219,6 +219,8 @@ def open_rows(
         return None
     if files is None:
         files = find_files(name, split)
+    if not files and Path(name).is_file():  # datasets would look for it on the hub
+        fail(Exit.DATA, f"{name}: rows are read from {', '.join(FILE_TYPES)}: convert it")
     for file in files:
         if file.is_file() and not file.stat().st_size:
             fail(Exit.DATA, f"{file}: is empty")
