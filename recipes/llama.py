@@ -240,8 +240,7 @@ def train(args: Arguments, run: Run) -> None:
         args, plan.layout, "lines" if lines else "rows", lengths.sum() / plan.num_lines
     )
     notes["loss"] = str(token_loss)
-    sample = train_rows.dataset[0]
-    notes["sample"] = show_trained_tokens(sample, tokenizer)
+    notes["sample"] = show_trained_tokens(train_rows.dataset[0], tokenizer)
     if lines is not None:
         notes["packing"] = describe_packing(lines, lengths, args.max_length)
     run.summarize(model, notes)

@@ -38,9 +38,10 @@ Message = dict[str, Any]  # {"role": ..., "content": ...}, and possibly more key
 Span = tuple[int, int]  # start and end of a part of a text, in characters
 
 SHAREGPT_ROLES = {  # {what ShareGPT and its kin call a speaker: role}
-    "human": "user",
-    **dict.fromkeys(("gpt", "chatgpt", "model", "function_call"), "assistant"),
-    **dict.fromkeys(("observation", "function_response", "function"), "tool"),
+    "system": "system",
+    **dict.fromkeys(("human", "user"), "user"),
+    **dict.fromkeys(("gpt", "chatgpt", "assistant", "model", "function_call"), "assistant"),
+    **dict.fromkeys(("tool", "observation", "function_response", "function"), "tool"),
 }
 WEIGHTS = ("weight", "train", "loss")  # keys that say whether a message is trained on
 REASONING = ("reasoning_content", "thinking", "reasoning")  # the names that transformers knows
@@ -214,11 +215,14 @@ def from_sharegpt(given: Mapping[str, Any]) -> Message:
     """Return a message of ShareGPT with role and content, or with its call of a tool."""
     message = dict(given)
     speaker = str(message.pop("from"))
+    if speaker not in SHAREGPT_ROLES:  # Templates may write any role, and not train on it
+        known = ", ".join(SHAREGPT_ROLES)
+        raise ValueError(f"has a message from {speaker:.40}, which is none of {known}")
     said = message.pop("value", None)
     key = "content"
     if speaker == "function_call":
         key = "tool_calls"
-    return {**message, "role": SHAREGPT_ROLES.get(speaker, speaker), key: said}
+    return {**message, "role": SHAREGPT_ROLES[speaker], key: said}
 
 
 def name_message(message: Message, number: int) -> str:
@@ -505,35 +509,46 @@ def check_nothing_is_lost(
         row.dropped_keys.update(keys - read)
     names = [tool["function"]["name"] for tool in conversation.tools]
     lost = [f"has the tool {name}" for name in names if name not in text]
+    messages = conversation.messages
+    texts = ("content", *REASONING)
+    said = "\n".join(str(message[key]) for message in messages for key in texts if key in message)
+    roles = "\n".join(message["role"] for message in messages)
+
+    def is_written(part: str) -> bool:
+        # It may also be there in another message, or of the template's own accord, as a role is
+        return text.count(part) == said.count(part) and part not in roles
+
     probe = copy.deepcopy(conversation)
     marks: dict[str, str] = {}  # {what is in the text of the probe: what is lost if not}
     for index, message in enumerate(probe.messages):
         keys = ["content"]
         if conversation.is_trained_on[index] and index not in left_out:
             keys += REASONING
-        for mark, key in mark_texts(message, keys, str(index), text).items():
+        for mark, key in mark_texts(message, keys, str(index), is_written).items():
             marks[mark] = f"{name_message(message, index + 1)} has {key}"
     for index, message in enumerate(probe.messages):
         for mark in mark_calls(message, str(index)):
             marks[mark] = f"{name_message(message, index + 1)} has tool_calls"
     if marks:
         with contextlib.suppress(ValueError):  # the template needs what was changed
-            text = template.render(probe)
-            lost += [what for mark, what in marks.items() if mark not in text]
+            rendered = template.render(probe)
+            lost += [what for mark, what in marks.items() if mark not in rendered]
     if lost:
         fix = "remove it from the data, or use a template that writes it (--chat_template)"
         raise ValueError(f"{lost[0]}, which the chat template drops: {fix}")
 
 
-def mark_texts(message: Message, keys: Sequence[str], name: str, text: str) -> dict[str, str]:
-    """Put a mark into what a message says under keys and is not in a text; return {mark: key}.
+def mark_texts(
+    message: Message, keys: Sequence[str], name: str, is_written: Callable[[str], bool]
+) -> dict[str, str]:
+    """Put a mark into what a message says under keys and may not be written; return {mark: key}.
 
     In the middle, since some templates only take what is before or behind a </think>.
     """
     marks = {}
     for key in keys:
         said = str(message.get(key, ""))
-        if said.strip() not in text:
+        if said.strip() and not is_written(said.strip()):
             mark = f"_{name}_{key}_"
             message[key] = said + mark + said
             marks[mark] = key

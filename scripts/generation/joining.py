@@ -15,7 +15,14 @@ from transformers.utils import logging
 
 from components.generation import stop_tokens_of_texts
 from core.chat import ChatTemplate
-from core.checkpoint import find_damage, read_progress, read_whole, saved_tensors
+from core.checkpoint import (
+    BOXES,
+    find_damage,
+    is_of_optimizer,
+    read_progress,
+    read_whole,
+    saved_tensors,
+)
 from core.export import INDEX, list_stop_tokens
 from core.model import load_tokenizer, read_config
 from exits import Exit, first_line, stop
@@ -26,7 +33,7 @@ BYTES_OF_A_FILE = 5 * 10**9  # at most, but for a tensor that is larger
 
 def is_checkpoint(folder: Path) -> bool:
     """Return whether a run has saved its state in a folder."""
-    return (folder / "boxes.json").is_file()
+    return (folder / BOXES).is_file()
 
 
 def run(args: argparse.Namespace) -> None:
@@ -77,7 +84,7 @@ def files_of(checkpoint: Path, itemsize: int) -> Iterator[list[str]]:
     names: list[str] = []
     room = BYTES_OF_A_FILE
     for name, tensor in saved_tensors(checkpoint).items():
-        if name.startswith("state."):  # of the optimizer
+        if is_of_optimizer(name):
             continue
         size = math.prod(tensor.shape) * itemsize
         if names and size > room:

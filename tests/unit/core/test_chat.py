@@ -283,6 +283,15 @@ def test_what_was_said_and_is_not_written_is_named(template, messages, tools, wo
         shown(template, messages, tools)
 
 
+@pytest.mark.parametrize("question", ["Hello.", "lo", "assistant", "a"])
+def test_a_content_is_missed_although_its_text_is_elsewhere(question):
+    """In the answer, or in what the template writes of its own."""
+    drops = "{% for m in messages if m.role != 'user' %}<|assistant|>{{ m.content }}{% endfor %}"
+    messages = [said_by("user", question), said_by("assistant", "Hello.")]
+    with pytest.raises(ValueError, match=r"message 1 .user. has content, which the chat template"):
+        shown(drops, messages)
+
+
 def test_a_content_that_others_repeat_is_not_missed_where_it_is_written():
     messages = [said_by("user", "a"), said_by("assistant", "a"), said_by("user", "aa a")]
     messages.append(said_by("assistant", "a"))

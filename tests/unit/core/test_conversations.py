@@ -84,6 +84,7 @@ def test_columns_name_the_system_text_and_the_tools_of_any_format():
         ({"messages": MESSAGES[1:] + MESSAGES}, "assistant, user, assistant"),
         ({"messages": [{"role": "human", "content": "a"}]}, "human"),
         ({"chat": SHAREGPT}, "--columns"),
+        ({"conversations": [*SHAREGPT, {"from": "bing", "value": "b"}]}, "from bing"),
         (with_answer(weight=0), "weight 0"),
     ],
     ids=json.dumps,
