@@ -70,18 +70,20 @@ LEFT = ["checkpoints"]  # A run that ended has written more of them, or fewer
 WITH_LOADER = Cell(riding=("--dataloader_num_workers", "1"))
 # What only the system's own processes have: a warm start (tests/warm) has other parents
 OF_PROCESSES = {
-    "SIGTERM to the launcher": (TWO, ends("forward 8", to="parent", rank=0), 75),
-    "SIGKILL of the launcher": (TWO, ends("forward 8", "SIGKILL", to="parent", rank=0), 1),
-    "SIGTERM to a group with a loader": (WITH_LOADER, ends("forward 14", to="group"), 75),
+    "SIGTERM to the launcher": (TWO, ends("forward 8", to="parent", rank=0), [75]),
+    # The ranks end with 75 a moment later, or before the rehearsal sees that the launcher is gone
+    "SIGKILL of the launcher": (TWO, ends("forward 8", "SIGKILL", to="parent", rank=0), [1, 75]),
+    "SIGTERM to a group with a loader": (WITH_LOADER, ends("forward 14", to="group"), [75]),
 }
 
 
 @pytest.mark.cold("a warm process has other parents")
 @pytest.mark.parametrize("name", OF_PROCESSES, ids=lambda name: name.replace(" ", "-"))
 def test_a_run_whose_processes_were_ended_goes_on(name, net_tiny, golden, tmp_path):
-    cell, fault, code = OF_PROCESSES[name]
+    cell, fault, codes = OF_PROCESSES[name]
     tiny = net_tiny("llama")
-    net.launch(cell, tiny, tmp_path / "run", inject=fault).expect(code)
+    done = net.launch(cell, tiny, tmp_path / "run", inject=fault)
+    assert done.code in codes, done.output[-4000:]
     wait_until_ended(tmp_path / "run")
     done = net.launch(cell, tiny, tmp_path / "run").expect(0)
     golden.check("cells", cell.row, row_of(done, tiny), own_name=name, without=LEFT)
