@@ -424,7 +424,7 @@ FAULTS = [
         f"{CORE}/run.py",
         (
             "(self._args.seed, step, self._layout.token_rank)",
-            "(self._args.seed, step, self._layout.data_rank)",
+            "(self._args.seed, step, RANK)",
         ),
         test="test_cells.py -k 'tp-llama-dropout'",
     ),
