@@ -20,7 +20,6 @@ from pathlib import Path
 
 REPO = Path(__file__).resolve().parents[1]
 RESULTS = REPO / "results" / "planted_faults.json"
-C = "recipes/components"
 CORE = "recipes/core"
 BATCHES = "recipes/core/batches.py"
 ONE = "test_cells.py -k single-llama-full"
@@ -203,13 +202,13 @@ FAULTS = [
     ),
     fault(
         "evaluations have dropout",
-        f"{C}/perplexity.py",
+        f"{CORE}/loss.py",
         ("    model.eval()\n", "    model.train()\n"),
         test="test_cells.py -k single-llama-dropout",
     ),
     fault(
         "an evaluation is the mean of its batches' means",
-        f"{C}/perplexity.py",
+        f"{CORE}/loss.py",
         (
             'torch.stack([token_loss(model, part), batch["counts"][0]])',
             'torch.stack([token_loss(model, part) / batch["counts"][0], torch.ones(())])',
@@ -293,7 +292,7 @@ FAULTS = [
         "what a disk does not give now is taken for damage",
         f"{CORE}/checkpoint.py",
         ("except (FileNotFoundError, IsADirectoryError):", "except OSError:"),
-        test="../unit/components/test_checkpoint.py -k no_damage",
+        test="../unit/core/test_checkpoint.py -k no_damage",
     ),
     fault(
         "the share of an empty data set is taken from another one",

@@ -25,22 +25,6 @@ import torch
 from accelerate.utils import set_seed
 from transformers import AutoModelForSequenceClassification
 
-from components.classifier import (
-    evaluate_classifier,
-    load_classifier,
-    pad_texts,
-    weighted_row_losses,
-)
-from components.labels import (
-    Classes,
-    LabelArguments,
-    add_labels,
-    find_classes,
-    label_tensors,
-    read_label,
-    validate_texts,
-)
-from components.tokens import without_lone_surrogates
 from core.arguments import (
     CommonArguments,
     DenseModelArguments,
@@ -51,7 +35,14 @@ from core.arguments import (
 )
 from core.batches import Line, Plan, describe_batch, rows_of_lines
 from core.cli import arg, parse
-from core.data import Rows, describe_rows, hash_of_row, hold_out_and_mix, read_rows
+from core.data import (
+    Rows,
+    describe_rows,
+    hash_of_row,
+    hold_out_and_mix,
+    read_rows,
+    without_lone_surrogates,
+)
 from core.engine import backward_of_sum, make_accelerator
 from core.export import save_model
 from core.model import (
@@ -62,6 +53,19 @@ from core.model import (
     read_config,
 )
 from core.run import Run
+from tasks.labels import (
+    Classes,
+    LabelArguments,
+    add_labels,
+    evaluate_classifier,
+    find_classes,
+    label_tensors,
+    load_classifier,
+    pad_texts,
+    read_label,
+    validate_texts,
+    weighted_row_losses,
+)
 
 # EDIT: your columns, of a text or of a pair of texts
 TEXT_COLUMNS = [

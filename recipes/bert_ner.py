@@ -25,20 +25,6 @@ import torch
 from accelerate.utils import set_seed
 from transformers import AutoConfig, AutoModelForTokenClassification
 
-from components.classifier import load_classifier, pad_texts
-from components.tagger import evaluate_tags, summed_tag_loss
-from components.tags import (
-    NO_WORD,
-    count_tags,
-    describe_tags,
-    label_tokens,
-    names_in_config,
-    order_tags,
-    read_tags,
-    read_words,
-    show_tags,
-    without_unknown_tags,
-)
 from core.arguments import (
     CommonArguments,
     DenseModelArguments,
@@ -67,6 +53,21 @@ from core.model import (
     make_optimizer,
 )
 from core.run import Run
+from tasks.labels import load_classifier, pad_texts
+from tasks.tags import (
+    NO_WORD,
+    count_tags,
+    describe_tags,
+    evaluate_tags,
+    label_tokens,
+    names_in_config,
+    order_tags,
+    read_tags,
+    read_words,
+    show_tags,
+    summed_tag_loss,
+    without_unknown_tags,
+)
 
 # EDIT: your columns of tags
 TAG_COLUMNS = ["ner_tags", "labels", "tags"]

@@ -27,7 +27,6 @@ import torch
 from accelerate.utils import set_seed
 from transformers import AutoModelForCausalLM
 
-from components.perplexity import evaluate_perplexity
 from core.arguments import (
     ChatArguments,
     CommonArguments,
@@ -53,7 +52,7 @@ from core.data import Rows, describe_rows, hold_out_and_mix, read_rows
 from core.engine import Layout, backward_of_sum, make_accelerator
 from core.export import save_model
 from core.extras import first_of
-from core.loss import LossInHead
+from core.loss import LossInHead, evaluate_perplexity
 from core.model import (
     add_adapters,
     add_neftune,

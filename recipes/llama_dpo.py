@@ -32,16 +32,6 @@ from torch.utils.data import DataLoader
 from tqdm.auto import tqdm
 from transformers import AutoModelForCausalLM
 
-from components.pairs import (
-    PairCollator,
-    adapters_disabled,
-    join_splits,
-    read_pair,
-    show_pair,
-    split_shared_prompt,
-    tokenize_message_pair,
-    tokenize_text_pair,
-)
 from core.arguments import (
     ChatArguments,
     CommonArguments,
@@ -75,6 +65,16 @@ from core.model import (
     set_up_layers,
 )
 from core.run import Run
+from tasks.pairs import (
+    PairCollator,
+    adapters_disabled,
+    join_splits,
+    read_pair,
+    show_pair,
+    split_shared_prompt,
+    tokenize_message_pair,
+    tokenize_text_pair,
+)
 
 METRICS = [  # TRL's names
     "rewards/chosen",

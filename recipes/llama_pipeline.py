@@ -28,7 +28,6 @@ from typing import Any, ClassVar
 import torch
 from accelerate.utils import set_seed
 
-from components.perplexity import log_perplexity
 from core.arguments import (
     ChatArguments,
     CommonArguments,
@@ -51,6 +50,7 @@ from core.cli import arg, parse
 from core.data import Rows, describe_rows, hold_out_and_mix, read_rows
 from core.engine import Layout, make_accelerator
 from core.export import save_model
+from core.loss import log_perplexity
 from core.model import (
     add_neftune,
     check_model,

@@ -31,18 +31,6 @@ from accelerate.utils import send_to_device, set_seed
 from datasets import Dataset
 from transformers import AutoModelForCausalLM
 
-from components.documents import Documents, open_documents
-from components.generation import stop_tokens_of_texts
-from components.perplexity import evaluate_perplexity
-from components.stream import (
-    START,
-    BlockStream,
-    count_tokens,
-    cut_blocks,
-    deal_blocks,
-    first_blocks,
-    read_documents,
-)
 from core.arguments import (
     CommonArguments,
     DenseModelArguments,
@@ -56,7 +44,8 @@ from core.cli import NOT_NEGATIVE, POSITIVE, arg, free, parse
 from core.engine import Layout, backward_of_sum, make_accelerator
 from core.exits import Exit, fail
 from core.export import save_model
-from core.loss import LossInHead
+from core.generation import stop_tokens_of_texts
+from core.loss import LossInHead, evaluate_perplexity
 from core.model import (
     add_adapters,
     check_model,
@@ -66,6 +55,17 @@ from core.model import (
     set_up_layers,
 )
 from core.run import Run
+from tasks.stream import (
+    START,
+    BlockStream,
+    Documents,
+    count_tokens,
+    cut_blocks,
+    deal_blocks,
+    first_blocks,
+    open_documents,
+    read_documents,
+)
 
 SHOWN_TOKENS = 200  # tokens of the first block that the start summary shows
 

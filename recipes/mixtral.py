@@ -27,7 +27,6 @@ from torch.nn.functional import pad
 from torch.utils.data import DataLoader
 from transformers import AutoModelForCausalLM
 
-from components.perplexity import perplexity_of
 from core.arguments import (
     ChatArguments,
     CommonArguments,
@@ -51,7 +50,7 @@ from core.data import Rows, describe_rows, hold_out_and_mix, read_rows
 from core.engine import Layout, backward_of_sum, make_accelerator
 from core.exits import Exit, fail
 from core.export import save_model
-from core.loss import LossInHead
+from core.loss import LossInHead, perplexity_of
 from core.model import (
     add_adapters,
     add_neftune,

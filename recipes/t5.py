@@ -35,15 +35,6 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader
 from transformers import AutoModelForSeq2SeqLM
 
-from components.generation import generate, greedy_options, stop_tokens_of_texts
-from components.predictions import NUM_SHOWN, SHOWN_LETTERS, show_prediction, write_predictions
-from components.seq2seq import (
-    Seq2SeqCollator,
-    cut_tokens,
-    share_embedding_modules,
-    turn_off_layerdrop,
-)
-from components.tokens import without_lone_surrogates
 from core.arguments import (
     CommonArguments,
     DenseModelArguments,
@@ -62,10 +53,20 @@ from core.data import (
     hold_out_and_mix,
     missing_columns,
     read_rows,
+    without_lone_surrogates,
 )
 from core.engine import Layout, backward_of_sum, make_accelerator
 from core.exits import Exit, fail
 from core.export import save_model
+from core.generation import (
+    NUM_SHOWN,
+    SHOWN_LETTERS,
+    generate,
+    greedy_options,
+    show_prediction,
+    stop_tokens_of_texts,
+    write_predictions,
+)
 from core.model import (
     add_adapters,
     check_model,
@@ -75,6 +76,12 @@ from core.model import (
     set_up_layers,
 )
 from core.run import Run
+from tasks.seq2seq import (
+    Seq2SeqCollator,
+    cut_tokens,
+    share_embedding_modules,
+    turn_off_layerdrop,
+)
 
 # EDIT: your columns, {source: target}; a column named translation needs --source_lang instead
 SOURCE_AND_TARGET = {

@@ -31,23 +31,6 @@ from PIL import Image, ImageOps
 from torch.nn.modules.batchnorm import _NormBase
 from transformers import AutoImageProcessor, AutoModelForImageClassification
 
-from components.classifier import evaluate_classifier, load_classifier, weighted_row_losses
-from components.images import (
-    cast_pixels,
-    check_image,
-    decode_image,
-    hash_of_image,
-    open_images,
-)
-from components.labels import (
-    Classes,
-    LabelArguments,
-    add_labels,
-    find_classes,
-    label_as_number,
-    label_as_text,
-    label_tensors,
-)
 from core.arguments import (
     CommonArguments,
     DenseModelArguments,
@@ -74,6 +57,25 @@ from core.model import (
     read_config,
 )
 from core.run import Run
+from tasks.images import (
+    cast_pixels,
+    check_image,
+    decode_image,
+    hash_of_image,
+    open_images,
+)
+from tasks.labels import (
+    Classes,
+    LabelArguments,
+    add_labels,
+    evaluate_classifier,
+    find_classes,
+    label_as_number,
+    label_as_text,
+    label_tensors,
+    load_classifier,
+    weighted_row_losses,
+)
 
 MOST_WORKERS = 16
 BATCHES_PER_WORKER = 3  # two are ready at most, and a third is being made

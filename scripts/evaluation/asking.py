@@ -8,9 +8,9 @@ from typing import Any
 from lm_eval.api.instance import Instance
 from lm_eval.models.huggingface import HFLM
 
-from components.generation import answer_in, around_answer, greedy_options
-from components.tokens import tokenize_text
 from core.chat import ChatTemplate
+from core.data import tokenize_text
+from core.generation import answer_in, around_answer, greedy_options
 from evaluation.contestants import Contestant
 from generation.answering import make_decoding
 

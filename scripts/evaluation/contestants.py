@@ -9,8 +9,8 @@ from typing import Any
 
 from transformers import AutoConfig
 
-from components.generation import most_positions
 from core.chat import ChatTemplate
+from core.generation import most_positions
 from exits import Exit, first_line, stop
 from generation.loading import (
     LOAD_ERRORS,

@@ -14,7 +14,7 @@ from datasets import Dataset
 from lm_eval.api.instance import Instance
 from lm_eval.api.task import ConfigurableTask
 
-from components.perplexity import perplexity_of
+from core.loss import perplexity_of
 from evaluation.documents import Document
 from generation.scoring import is_match
 

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from transformers import BatchEncoding, TextStreamer
 
-from components.generation import answer_in, greedy_options, listed_stop_tokens, most_positions
 from core.chat import ChatTemplate, Conversation, fit_arguments
+from core.generation import answer_in, greedy_options, listed_stop_tokens, most_positions
 
 
 @dataclass(frozen=True)

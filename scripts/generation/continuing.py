@@ -8,8 +8,8 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging
 
-from components.generation import greedy_options
-from components.tokens import tokenize_text
+from core.data import tokenize_text
+from core.generation import greedy_options
 from exits import Exit, stop
 from generation import loading
 from generation.printing import printable

@@ -13,7 +13,6 @@ from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM, GenerationConfig
 from transformers.utils import logging
 
-from components.generation import stop_tokens_of_texts
 from core.chat import ChatTemplate
 from core.checkpoint import (
     BOXES,
@@ -24,6 +23,7 @@ from core.checkpoint import (
     saved_tensors,
 )
 from core.export import INDEX, list_stop_tokens
+from core.generation import stop_tokens_of_texts
 from core.model import load_tokenizer, read_config
 from exits import Exit, first_line, stop
 from generation.merging import new_folder, write_json

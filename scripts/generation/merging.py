@@ -21,7 +21,7 @@ from transformers.core_model_loading import revert_weight_conversion
 from transformers.modeling_utils import load_state_dict
 from transformers.utils import logging
 
-from components.generation import listed_stop_tokens
+from core.generation import listed_stop_tokens
 from core.weights import files_of_tensors, find_folder
 from exits import Exit, first_line, stop
 from generation.loading import LOAD_ERRORS, add_adapters, find_model

@@ -12,8 +12,8 @@ import torch
 from jinja2 import TemplateError
 from transformers import StoppingCriteria, StoppingCriteriaList, TextIteratorStreamer
 
-from components.generation import answer_in
 from core.chat import Conversation
+from core.generation import answer_in
 from generation.answering import Answerer
 
 # What is raised for a prompt that is too long, that the chat template refuses, or for which the

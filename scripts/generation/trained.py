@@ -17,10 +17,10 @@ import torch
 from datasets.exceptions import DatasetGenerationError
 from transformers import AutoConfig, AutoModelForCausalLM, BitsAndBytesConfig, GenerationConfig
 
-from components.generation import listed_stop_tokens, stop_tokens_of_texts
 from core import workarounds
 from core.chat import ChatTemplate, Conversation, fit_arguments
 from core.data import FILE_TYPES
+from core.generation import listed_stop_tokens, stop_tokens_of_texts
 from exits import Exit, first_line, stop
 from generation.loading import (
     LOAD_ERRORS,

@@ -2,7 +2,7 @@
 """The ranks of a plan in name only: torch's fake process group, and what rank 0 has of a model.
 
 A fake group has any number of ranks, and its collectives return at once. Rank 0's Accelerator is a
-stand-in with what the recipes' components and accelerate's `fsdp2_prepare_model` ask one for, so
+stand-in with what the recipes and accelerate's `fsdp2_prepare_model` ask one for, so
 that both make of a model what they make of it in a launch.
 """
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 # The codes of core.exits, whose names cannot be imported here: in each rank the recipe has to
-# find its own components, which a copy has beside it.
+# find its own modules, which a copy has beside it.
 # Done, usage, data, no hub, not finite, cannot write, stopped and saved, differs
 CLEAN_EXITS = (0, 64, 65, 69, 70, 73, 75, 76)
 REFUSALS = (64, 65, 69)  # usage, data, no hub: one rank's word is enough

@@ -8,13 +8,13 @@ import pytest
 from transformers import AutoModelForCausalLM
 
 import llama
-from components.classifier import load_classifier
 from core.cli import parse
 from core.engine import Layout
 from core.model import load_tokenizer, make_optimizer
 from core.summary import size_of
 from fakes import fake_accelerator
 from jobs import RECIPES
+from tasks.labels import load_classifier
 
 ONE_PROCESS = Layout(fake_accelerator())
 

@@ -53,8 +53,7 @@ from transformers.distributed.parallel_utils import ALL_PARALLEL_STYLES
 
 import mixtral
 import ranks
-from components import generation, images, pairs, seq2seq
-from core import workarounds
+from core import generation, workarounds
 from core.cli import parse
 from core.engine import make_layout, new_accelerator
 from core.weights import load_pretrained
@@ -68,6 +67,7 @@ from harm import shows_harm_without
 from launching import REPO
 from paths import RECIPES, SCRIPTS
 from rehearsal.cpu_patches import treat_cpu_as_gpu
+from tasks import images, pairs, seq2seq
 
 on_ranks = partial(ranks.on_ranks, prepare=treat_cpu_as_gpu)  # accelerate takes them for GPUs
 ZERO = {"ACCELERATE_USE_DEEPSPEED": "true"}

@@ -52,7 +52,7 @@ atexit.register(foreign)
 
 
 @pytest.mark.parametrize("config", ["ddp", "fsdp", "deepspeed_zero3"])
-def test_a_copy_is_rehearsed_with_its_own_components(config, project, tiny):
+def test_a_copy_is_rehearsed_with_its_own_modules(config, project, tiny):
     start = project / "core" / "__init__.py"
     names = f"HERE = {str(project)!r}; REPO = {str(REPO)!r}\n"
     start.write_text(start.read_text() + names + WATCH)

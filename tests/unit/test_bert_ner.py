@@ -3,7 +3,7 @@
 of all labeled tokens, however rows are cut into batches (recipes/bert_ner.py).
 
 In process. Expected values are worked out by hand, or by torch's own loss. The metrics:
-components/test_entities.py.
+tasks/test_entities.py.
 """
 
 import json
@@ -21,9 +21,8 @@ from transformers import (
 )
 
 import bert_ner
-from components.tagger import summed_tag_loss
-from components.tags import NO_WORD, label_tokens, tag_words
 from core.cli import parse
+from tasks.tags import NO_WORD, label_tokens, summed_tag_loss, tag_words
 
 NAMES = ["O", "B-PER", "I-PER"]
 NUMBER_OF = {name: number for number, name in enumerate(NAMES)}

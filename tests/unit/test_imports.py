@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Imports lead down: from evidence/ to scripts/ to recipes/, to components/, to core/.
+"""Imports lead down: from evidence/ to scripts/ to recipes/*.py, to tasks/ and
+extras/, to core/.
 
-tests/unit/test_recipes.py has the rest: the layers of the components, and that no recipe imports
+tests/unit/test_recipes.py has the rest: the layers of these modules, and that no recipe imports
 another one or anything of scripts.
 """
 
@@ -60,10 +61,16 @@ def test_the_core_imports_itself_and_libraries_only(imported):
     assert core and files_that_import(OF_SCRIPTS | recipes, core) == []
 
 
-def test_an_extra_imports_no_recipe_and_no_other_extra(imported):
+def test_tasks_import_the_core_themselves_and_libraries_only(imported):
+    tasks = {path: names for path, names in imported.items() if "recipes/tasks/" in path}
+    recipes = {path.stem for path in (REPO / "recipes").iterdir()} - {"core", "tasks"}
+    assert tasks and files_that_import(OF_SCRIPTS | recipes, tasks) == []
+
+
+def test_an_extra_imports_no_recipe_no_task_and_no_other_extra(imported):
     recipes = {path.stem for path in (REPO / "recipes").glob("*.py")}
     extras = {path: names for path, names in imported.items() if "recipes/extras/" in path}
-    assert extras and files_that_import(OF_SCRIPTS | recipes, extras) == []
+    assert extras and files_that_import(OF_SCRIPTS | recipes | {"tasks"}, extras) == []
     for path in extras:
         text = (REPO / path).read_text()
         named = re.findall(r"^ *(?:from|import) extras\.(\w+)", text, re.MULTILINE)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A recipe shows its work in one order, hides nothing behind the rank or the strategy, and imports
-only components and required packages; components know no recipe, and import lower ones only."""
+only core, tasks and required packages; those know no recipe, and import lower ones only."""
 
 import ast
 import dataclasses
@@ -17,8 +17,8 @@ from jobs import SAME_AS
 from launching import REPO
 
 RECIPES = sorted((REPO / "recipes").glob("*.py"))
-ROOMS = ("core", "components", "extras")
-COMPONENTS = sorted(path for room in ROOMS for path in (REPO / "recipes" / room).rglob("*.py"))
+ROOMS = ("core", "tasks", "extras")
+MODULES = sorted(path for room in ROOMS for path in (REPO / "recipes" / room).rglob("*.py"))
 BANNERS = ["Data", "Model, optimizer, schedule", "Train", "Save"]
 VERBS = [  # calls of each `train`, in order
     "make_accelerator",
@@ -112,8 +112,8 @@ def imports_of(path):
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0
             imported.add(node.module)
-            if node.module == "components":
-                imported |= {f"components.{name.name}" for name in node.names}
+            if node.module in ROOMS:
+                imported |= {f"{node.module}.{name.name}" for name in node.names}
     return imported
 
 
@@ -149,14 +149,14 @@ def find_calls_on_some_ranks(path):
     return found
 
 
-@pytest.mark.parametrize("path", [*RECIPES, *COMPONENTS], ids=by_name)
+@pytest.mark.parametrize("path", [*RECIPES, *MODULES], ids=by_name)
 class TestEachFile:
     def test_every_rank_takes_part_in_every_collective_call(self, path):
         assert find_calls_on_some_ranks(path) == []
 
 
 def test_every_process_group_says_how_long_it_waits():
-    for path in [*RECIPES, *COMPONENTS]:
+    for path in [*RECIPES, *MODULES]:
         for call in (node for node in nodes_of(path) if isinstance(node, ast.Call)):
             if ast.unparse(call.func).split(".")[-1] in ("new_group", "InitProcessGroupKwargs"):
                 given = {keyword.arg for keyword in call.keywords}
@@ -181,7 +181,7 @@ class TestRecipe:
         fields = {field.name for field in dataclasses.fields(kind)}
         settings = settings_of(kind)
         assert all(settings[name]["help"] for name in fields)
-        assert fields <= set().union(*map(values_read_by, [path, *COMPONENTS]))
+        assert fields <= set().union(*map(values_read_by, [path, *MODULES]))
 
     def test_its_flags_are_those_that_people_know(self, path, golden):
         """A frozen table (pytest --record): a change is a decision, also of what may change when a
@@ -201,7 +201,7 @@ class TestRecipe:
 def test_the_four_settings_of_4_bit_weights_are_never_left_to_defaults():
     settings = {"quant_type", "use_double_quant", "compute_dtype", "quant_storage"}
     found = []
-    for path in [*RECIPES, *COMPONENTS]:
+    for path in [*RECIPES, *MODULES]:
         for call in (node for node in nodes_of(path) if isinstance(node, ast.Call)):
             if ast.unparse(call.func).endswith("BitsAndBytesConfig"):
                 names = {keyword.arg for keyword in call.keywords} - {"llm_int8_skip_modules"}
@@ -217,15 +217,12 @@ def test_a_recipe_imports_no_other_one_and_nothing_of_scripts():
         assert not {name.split(".")[0] for name in imports_of(path)} & others, path.name
 
 
-def test_components_know_no_recipe_and_import_each_other_in_layers():
-    """No import leads back: each component has a layer, one above the highest that it imports."""
-    reached = {}
-    for path in COMPONENTS:
-        names = imports_of(path)
-        assert not names & {recipe.stem for recipe in RECIPES}
-        reached[path.stem] = {
-            name.split(".")[1] for name in names if name.startswith("components.")
-        } & {other.stem for other in COMPONENTS}
+def test_modules_know_no_recipe_and_tasks_import_each_other_in_layers():
+    """No import leads back: each task has a layer, one above the highest that it imports."""
+    for path in MODULES:
+        assert not imports_of(path) & {recipe.stem for recipe in RECIPES}
+    paths = {f"tasks.{path.stem}": path for path in (REPO / "recipes/tasks").glob("*.py")}
+    reached = {name: imports_of(path) & set(paths) for name, path in paths.items()}
     layers = {}
     while len(layers) < len(reached):
         ready = [
@@ -238,7 +235,7 @@ def test_components_know_no_recipe_and_import_each_other_in_layers():
 
 def test_no_function_of_more_than_five_lines_stands_twice():
     bodies = Counter()
-    for path in [*RECIPES, *COMPONENTS]:
+    for path in [*RECIPES, *MODULES]:
         for node in nodes_of(path):
             if isinstance(node, ast.FunctionDef) and node.name not in ("train", "main"):
                 body = node.body[1:] if ast.get_docstring(node) else node.body

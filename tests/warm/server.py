@@ -59,7 +59,7 @@ def import_libraries():
     for path in sorted((REPO / "recipes").rglob("*.py")):
         for statement in ast.parse(path.read_text()).body:
             if isinstance(statement, ast.ImportFrom):
-                names = [statement.module or "components"]
+                names = [statement.module]
             elif isinstance(statement, ast.Import):
                 names = [alias.name for alias in statement.names]
             else:

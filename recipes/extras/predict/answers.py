@@ -19,19 +19,22 @@ import torch
 from accelerate import Accelerator
 from torch.utils.data import DataLoader
 
-from components.generation import (
+from core.batches import Line, Plan, rows_of_lines
+from core.chat import ChatTemplate
+from core.data import IGNORED, Rows
+from core.exits import Exit, fail
+from core.generation import (
+    NUM_SHOWN,
+    SHOWN_LETTERS,
     answer_in,
     generate,
     greedy_options,
     listed_stop_tokens,
     most_positions,
+    show_prediction,
     stop_tokens_of_texts,
+    write_predictions,
 )
-from components.predictions import NUM_SHOWN, SHOWN_LETTERS, show_prediction, write_predictions
-from core.batches import Line, Plan, rows_of_lines
-from core.chat import ChatTemplate
-from core.data import IGNORED, Rows
-from core.exits import Exit, fail
 
 SHORT_ANSWER = 32  # tokens; a longer answer may be right in other words than the row's
 

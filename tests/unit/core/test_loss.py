@@ -27,7 +27,6 @@ from transformers import (
     Qwen3Config,
 )
 
-from components.pairs import adapters_disabled
 from core.batches import TokenCollator
 from core.data import IGNORED
 from core.loss import (
@@ -36,6 +35,7 @@ from core.loss import (
     changes_logits_after_head,
     replaced_forward,
 )
+from tasks.pairs import adapters_disabled
 
 CPU = torch.device("cpu")
 SHAPE = {

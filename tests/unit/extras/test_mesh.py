@@ -25,7 +25,6 @@ from transformers import (
 )
 
 import llama
-from components.pairs import PairCollator
 from core.batches import TokenCollator
 from core.cli import parse
 from core.engine import Layout
@@ -38,6 +37,7 @@ from extras.mesh.hooks import (
 from extras.mesh.layout import MeshLayout
 from fakes import fake_accelerator, mixture_of_two, sharing_rows
 from harm import shows_harm_without
+from tasks.pairs import PairCollator
 
 PAIRS = [
     {"prompt_ids": [5, 6], "chosen_ids": [7, 8, 9], "rejected_ids": [10], "row": 3},

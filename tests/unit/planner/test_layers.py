@@ -43,5 +43,5 @@ def test_only_one_module_knows_the_recipe_and_one_the_config_files():
         imported = set(re.findall(r"^\s*(?:import|from) ([\w.]+)", text, re.MULTILINE))
         packages = {name.split(".")[0] for name in imported}
         if module not in ("recipe", "yaml_files", "save_probe"):
-            assert not packages & {"llama", "components"}, module
+            assert not packages & {"llama", "tasks"}, module
     assert "llama" not in (FOLDER / "yaml_files.py").read_text()

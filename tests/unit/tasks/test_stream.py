@@ -10,9 +10,8 @@ import pytest
 import torch
 
 import mistral_pretrain
-from components.documents import open_documents
-from components.stream import START, Position, cut_blocks, first_blocks, read_documents
 from example_arguments import DocumentFlags
+from tasks.stream import START, Position, cut_blocks, first_blocks, open_documents, read_documents
 
 END, LENGTH = 1, 8
 WORDS = [f"w{i}" for i in range(100)]

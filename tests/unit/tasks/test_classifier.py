@@ -12,10 +12,10 @@ from transformers import (
     RobertaModel,
 )
 
-from components.classifier import head_options, load_classifier, weighted_row_losses
 from core.cli import parse
 from example_arguments import ClassifierArguments
 from fakes import rows_of_their_own
+from tasks.labels import head_options, load_classifier, weighted_row_losses
 
 SHAPE = {
     "vocab_size": 9,

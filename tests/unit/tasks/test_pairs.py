@@ -6,8 +6,8 @@ import json
 import pytest
 from datasets import Dataset
 
-from components.pairs import PairCollator, read_pair, shared_length, split_shared_prompt
 from row_files import TURNS_OF_A_PAIR
+from tasks.pairs import PairCollator, read_pair, shared_length, split_shared_prompt
 
 QUESTION = "Spell the word lamp."
 MESSAGES = [{"role": "user", "content": QUESTION}, {"role": "assistant", "content": "l-a-m-p"}]

@@ -10,7 +10,7 @@ import random
 import numpy as np
 import pytest
 
-from components.entities import are_of_entities, count_matches, find_entities, tag_metrics
+from tasks.tags import are_of_entities, count_matches, find_entities, tag_metrics
 
 KINDS = ("PER", "LOC", "B-TYPE")
 SCHEMES = {

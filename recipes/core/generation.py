@@ -2,12 +2,15 @@
 """Text generation: under every strategy, and greedy whatever the base's generation config says."""
 
 import contextlib
-from collections.abc import Generator, Mapping
+import json
+from collections.abc import Generator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
 from accelerate import Accelerator
 from torch.distributed.fsdp import FullyShardedDataParallel
+from tqdm.auto import tqdm
 from transformers import GenerationConfig
 
 from core.chat import ANSWER, EXAMPLE, ChatTemplate
@@ -118,3 +121,28 @@ def gathered_outside_of_layers(model: Any, accelerator: Accelerator) -> Generato
     # This is for FSDP1, and does nothing to other models.
     with FullyShardedDataParallel.summon_full_params(model, recurse=False, writeback=False):
         yield
+
+
+NUM_SHOWN = 3
+SHOWN_LETTERS = 200
+
+
+# ---- Predictions ----
+def write_predictions(predictions: Sequence[Mapping[str, Any]], path: Path) -> None:
+    """Write a file with one JSON object per row."""
+    with open(path, "w", encoding="utf-8") as file:
+        for prediction in predictions:
+            file.write(json.dumps(prediction, ensure_ascii=False) + "\n")
+
+
+def show_prediction(read: str, written: str, wanted: str) -> None:
+    """Print above the progress bar, on one line, what was read, written and wanted."""
+    wanted = on_one_line(wanted[:SHOWN_LETTERS])
+    written = on_one_line(written[:SHOWN_LETTERS])
+    tqdm.write(f"{on_one_line(read)} -> {written} (should be: {wanted})")
+
+
+def on_one_line(text: str) -> str:
+    """Return a text with blanks for white space, and without what could control a terminal."""
+    words = " ".join(text.split())
+    return "".join(letter for letter in words if letter.isprintable())

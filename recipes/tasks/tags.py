@@ -1,21 +1,37 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tags of words: their names, from the rows, the data set or the model, and what tokens carry."""
+"""Tags of words: their names, what tokens carry, and how well a model finds them.
 
+Entities are counted as seqeval counts them. Their tags are those of IOB2, IOB1 and IOBES: B-PER,
+I-PER, E-PER, S-PER and O. BILOU has L and U for E and S, and BMES has M for I; B_PER is read as
+B-PER. A sequence need not be well-formed; it is read as conlleval and seqeval's default mode read
+it.
+"""
+
+import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import torch
+from torch.nn.functional import cross_entropy
+from torch.utils.data import DataLoader
 from transformers import PretrainedConfig
 
-from components.entities import OUTSIDE, are_of_entities
-from components.labels import leave_out
-from components.tokens import without_lone_surrogates
-from core.data import IGNORED, MAX_SHOWN, Rows, missing_columns
+from core.data import IGNORED, MAX_SHOWN, Rows, missing_columns, without_lone_surrogates
+from core.engine import Layout
 from core.exits import Exit, fail
+from core.run import Run
+from tasks.labels import leave_out
 
 NO_WORD = -1  # The number of the word of a special token, which has none
 ROWS_AT_A_TIME = 1000
+OUTSIDE = "O"
+TAG = re.compile(r"O|[BIESLUM]([-_].*)?")
+STARTS = ("B", "S", "U")  # Prefixes of tags at which an entity always begins
+ENDS = ("O", "E", "S", "L", "U")  # Prefixes of tags after which an entity always begins
+
+Entity = tuple[str, int, int]  # its type, and the places of its first and last word
 
 
 # ---- The words and tags of a row ----
@@ -189,3 +205,124 @@ def without_unknown_tags(rows: Rows, tag_ids: dict[str, int], skip_bad_rows: boo
         if unknown:
             problems[index] = f"its tag {unknown[0]!r} occurs in no training row: {known}"
     return leave_out(rows, problems, skip_bad_rows, reason="tags")
+
+
+# ---- Entities ----
+def are_of_entities(tags: Iterable[str]) -> bool:
+    """Return whether tags name entities, and not, for example, parts of speech."""
+    return all(TAG.fullmatch(tag) for tag in tags)
+
+
+def find_entities(tags: Sequence[str]) -> list[Entity]:
+    """Return the entities of a sequence of tags, in their order.
+
+    An entity begins at a B or S, at the first tag after an O, E or S, and where the type changes.
+    """
+    entities: list[Entity] = []
+    first = 0
+    before = OUTSIDE
+    for place, tag in enumerate([*tags, OUTSIDE]):  # The added tag ends the last entity.
+        is_new = tag[0] in STARTS or before[0] in ENDS or tag[2:] != before[2:]
+        if before != OUTSIDE and (is_new or tag == OUTSIDE):
+            entities.append((before[2:], first, place - 1))
+        if is_new:
+            first = place
+        before = tag
+    return entities
+
+
+def count_matches(
+    true: Sequence[str], predicted: Sequence[str], has_entities: bool = True
+) -> np.ndarray:
+    """Return the counts of a row, of which `tag_metrics` takes the sum over all rows.
+
+    Args:
+        true, predicted: the tag of each word.
+        has_entities: whether the tags name entities.
+
+    Returns:
+        Five numbers: all words, correctly tagged words; true entities, predicted entities, and
+        those that are both.
+    """
+    correct = sum(one == other for one, other in zip(true, predicted, strict=True))
+    counts = [len(true), correct, 0, 0, 0]
+    if has_entities:
+        true_entities = set(find_entities(true))
+        found = set(find_entities(predicted))
+        counts[2:] = [len(true_entities), len(found), len(true_entities & found)]
+    return np.array(counts)
+
+
+def tag_metrics(counts: Sequence[int], has_entities: bool = True) -> Mapping[str, float]:
+    """Return precision, recall and F1 of entities, and the accuracy of words.
+
+    A quotient without a denominator is 0, as with seqeval.
+
+    Args:
+        counts: the sum of what `count_matches` returned.
+    """
+    words, correct, true, predicted, found = counts
+    accuracy = {"eval_accuracy": correct / words}
+    if not has_entities:
+        return accuracy
+    precision = found / predicted if predicted else 0.0
+    recall = found / true if true else 0.0
+    f1 = 0.0
+    if found:
+        f1 = 2 * precision * recall / (precision + recall)
+    return {"eval_precision": precision, "eval_recall": recall, "eval_f1": f1, **accuracy}
+
+
+# ---- Loss and metrics ----
+def summed_tag_loss(
+    model: torch.nn.Module, batch: Mapping[str, Any]
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the cross-entropy summed over a batch's labeled tokens, and the logits.
+
+    Returns:
+        A scalar, and [rows, tokens, tags]; both in fp32.
+    """
+    logits = model(**batch["inputs"]).logits.float()
+    loss = cross_entropy(
+        logits.flatten(0, 1),
+        batch["labels"].flatten(),
+        ignore_index=IGNORED,
+        reduction="sum",
+    )
+    return loss, logits
+
+
+@torch.no_grad()
+def evaluate_tags(
+    run: Run,
+    layout: Layout,
+    model: torch.nn.Module,
+    names: Sequence[str],
+    loader: DataLoader,
+) -> None:
+    """Log the loss, as in training, and how well the words of the evaluation rows are tagged.
+
+    Args:
+        names: the names of the tags, in the order of the logits.
+    """
+    model.eval()
+    has_entities = are_of_entities(names)
+    total = torch.zeros(2, device=layout.device)
+    counts = np.zeros(5, dtype=np.int64)
+    for batch in run.interruptible(loader):
+        loss, logits = summed_tag_loss(model, batch)
+        num_labeled = batch["counts"][0]
+        total += torch.stack([loss, num_labeled.float()])
+        numbers = logits.argmax(-1).cpu().numpy()
+        for row, tags in enumerate(batch["tags"]):
+            word_ids = batch["word_ids"][row]
+            predicted = tag_words(numbers[row], word_ids, names, len(tags))
+            counts += count_matches(tags, predicted, has_entities)
+    model.train()
+    loss, num_labeled = layout.sum_over_rows(total).tolist()
+    whole = torch.from_numpy(counts).to(layout.device)
+    whole = layout.sum_over_rows(whole).tolist()
+    metrics = {"eval_loss": loss / num_labeled}
+    metrics |= tag_metrics(whole, has_entities)
+    listed = [f"{name.removeprefix('eval_')} {value:.4f}" for name, value in metrics.items()]
+    run.log_evaluation(metrics, f"{', '.join(listed)} on held-out rows")

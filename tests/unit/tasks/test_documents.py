@@ -7,8 +7,8 @@ import datasets
 import pytest
 from datasets import Dataset, IterableDataset
 
-from components.documents import open_documents
 from example_arguments import DocumentFlags
+from tasks.stream import open_documents
 
 GOOD = '{"text": "w1 w2 w3"}\n'
 BAD_LINES = {  # line, and what is said of it

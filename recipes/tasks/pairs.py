@@ -12,7 +12,6 @@ from datasets import concatenate_datasets
 from torch.nn.functional import pad
 from torch.nn.utils.rnn import pad_sequence
 
-from components.tokens import tokenize_text
 from core.batches import Line, ends_of_rows, rows_of_lines
 from core.chat import (
     ChatTemplate,
@@ -25,7 +24,7 @@ from core.chat import (
     read_message,
     says_something,
 )
-from core.data import Row, Rows, hash_of_row, missing_columns
+from core.data import Row, Rows, hash_of_row, missing_columns, tokenize_text
 from core.workarounds import workaround
 
 BETWEEN_PARTS = -1  # In the hash of a pair, between its parts: no token has this number.

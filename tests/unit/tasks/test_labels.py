@@ -10,14 +10,14 @@ import pytest
 import torch
 from datasets import ClassLabel, Dataset, Features
 
-from components.labels import (
+from core.data import Rows, Source
+from tasks.labels import (
     add_labels,
     find_classes,
     label_metrics,
     read_label,
     validate_texts,
 )
-from core.data import Rows, Source
 
 
 def arguments(problem_type=None, class_weights="none", skip_bad_rows=False):

@@ -13,10 +13,10 @@ from datasets import Dataset, Features, Value
 from datasets import Image as ImageColumn
 from PIL import Image
 
-from components.labels import NO_LABELS
 from core.data import Source, find_files, hash_of_row, open_rows
 from core.exits import Exit, fail
 from core.workarounds import workaround
+from tasks.labels import NO_LABELS
 
 EncodedImage = dict[str, Any]  # {"bytes": content or None, "path": of the file or None}
 ENDS_OF_FILES = (b"IEND\xaeB`\x82", b"\xff\xd9")  # PNG and JPEG end with these bytes

@@ -11,9 +11,9 @@ from datasets import ClassLabel, Dataset, Features, Image, Value
 from PIL import Image as Pillow
 
 import vit
-from components.images import check_image, decode_image, open_images
 from core.data import open_sources, prepare_rows
 from example_arguments import RowFlags
+from tasks.images import check_image, decode_image, open_images
 
 
 def encoded(picture, kind="PNG", **options):
