@@ -377,6 +377,8 @@ class Run:
             self._watch.begin()
             if RANK == 0:
                 self._status.write("running")
+        if self.step == 1:  # An optimizer's state that cannot be saved is refused now
+            state_of(self._model, self._optimizer.optimizer)
         is_last = self.step == self._total_steps
         due = args.save_steps > 0 and (self.step % args.save_steps == 0 or is_last)
         if self._best is not None and self._best["step"] == self.step:

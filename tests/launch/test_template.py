@@ -114,6 +114,27 @@ EDITS = {
     },
 }
 FLAGS = {"data": ["--skip_bad_rows"]}
+# An optimizer with state that no checkpoint has a place for
+REMEMBERING = """
+
+class Remembering(torch.optim.AdamW):
+    def step(self, closure=None):
+        super().step(closure)
+        for entries in self.state.values():
+            entries["history"] = [1, 2]
+"""
+
+
+def test_state_that_cannot_be_saved_ends_the_run_after_one_step(copied, net_tiny, tmp_path):
+    folder = copied("llama")
+    file = folder / "core" / "model.py"
+    before = "torch.optim.AdamW(groups, fused=is_fused, **settings)"
+    text = file.read_text().replace(before, "Remembering(groups, **settings)")
+    file.write_text(text + REMEMBERING)
+    command = [sys.executable, folder / "llama.py", *net.data_of(net_tiny("llama"))]
+    done = run(*command, "--max_steps", 3, "--output_dir", tmp_path / "run", cwd=folder)
+    assert done.returncode == 1 and "history" in done.output, done.output[-3000:]
+    assert len((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()) == 1
 
 
 @pytest.mark.cold("as a user tries an edit")
