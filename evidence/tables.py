@@ -7,21 +7,18 @@
 A table is between `<!-- NAME -->` and `<!-- end of NAME -->`; BLOCKS has the function of each NAME.
 """
 
-import functools
-import json
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from decimal import Decimal
-from typing import Any
 
 import rooms  # noqa: F401  before what it makes importable
 import tables_speed
 from exits import run_command
 from paths import ROOT
+from tables_speed import Row, table
 from usage import Parser
 
-Row = dict[str, Any]
 MARKED = re.compile(r"(^<!-- (\w+) -->\n).*?(?=\n<!-- end of \2 -->$)", re.DOTALL | re.MULTILINE)
 # The order of the YAMLs in each table, by how their names begin
 ORDER = ("single", "ddp", "tp", "ep", "pp", "fsdp2", "hsdp", "fsdp1", "deepspeed")
@@ -30,25 +27,9 @@ ORDER = ("single", "ddp", "tp", "ep", "pp", "fsdp2", "hsdp", "fsdp1", "deepspeed
 # ---- What all tables are made of ----
 
 
-@functools.cache
-def results(name: str) -> dict[str, Any]:
-    """Return what results/NAME.json holds."""
-    return json.loads((ROOT / "results" / f"{name}.json").read_text())
-
-
 def rows_of(name: str, key: str = "versions") -> list[Row]:
     """Return the rows of results/NAME.json, one for each test that recorded, which have a key."""
-    return [row for row in results(name).values() if key in row]
-
-
-def table(rows: Iterable[Sequence[Any]], columns: Sequence[str]) -> str:
-    """Return an aligned Markdown table. Every row has as many cells as there are columns."""
-    lines = [list(columns)]
-    lines += [list(map(str, row)) for row in rows]
-    widths = [max(map(len, cells)) for cells in zip(*lines, strict=True)]
-    lines.insert(1, ["-" * width for width in widths])
-    padded = [" | ".join(map(str.ljust, cells, widths)) for cells in lines]
-    return "\n".join(f"| {line} |" for line in padded)
+    return [row for row in tables_speed.rows_of(name) if key in row]
 
 
 def decimal(number: float) -> str:
@@ -133,7 +114,7 @@ def parity() -> str:
         rows.append([what, weights[weight], len(runs), *cells])
     columns = ["what was compared", "weights", "runs"]
     columns += [f"{name} (bound)" for name in NUMBERS.values()]
-    return f"{table(rows, columns)}\n\n{reasons(usual)}"
+    return f"{table(columns, rows)}\n\n{reasons(usual)}"
 
 
 def with_bound(runs: Iterable[Row], number: str) -> str:
@@ -189,7 +170,7 @@ def shares() -> str:
                 cells.append(share_text(size, fullest["single", 1, kind]))
         named.setdefault(tuple(cells), []).append(yaml_of(run))
     columns = [f"{kind}, {ranks} processes" for ranks in (2, 4) for kind in CLASSES]
-    return table([[", ".join(names), *cells] for cells, names in named.items()], ["YAML", *columns])
+    return table(["YAML", *columns], [[", ".join(names), *cells] for cells, names in named.items()])
 
 
 def share_text(size: int | None, whole: int) -> str:
@@ -231,7 +212,7 @@ def planner() -> str:
                 sizes = (mean_size(errors), max(*errors, 0), abs(min(*errors, 0)))
                 rows.append([name, text, len(errors), *(f"{size:.2%}" for size in sizes)])
     columns = ["planned by", "compared with", "jobs", "mean error", "most above", "most below"]
-    return table(rows, columns)
+    return table(columns, rows)
 
 
 def mean_size(errors: Sequence[float]) -> float:
@@ -276,7 +257,7 @@ def host_memory() -> str:
             copies.append(" ".join(f"{size:.2f}" for size in row.get(kind, [])))
         rows.append([yaml_of(row), row["ranks"], *copies])
     columns = ["YAML", "ranks", "loading: model sizes, by rank", "resuming: the same"]
-    return table(rows, columns)
+    return table(columns, rows)
 
 
 def checkpoint_memory() -> str:
@@ -297,7 +278,7 @@ def checkpoint_memory() -> str:
             cells += [" ".join(grown), f"{bounds[0] / MB:.0f}"]
         rows.append([yaml_of(row), row["ranks"], *cells])
     columns = ["YAML", "ranks", "checkpoint: MB, by rank", "bound of rank 0"]
-    return table(rows, [*columns, "folder: the same", "bound of rank 0"])
+    return table([*columns, "folder: the same", "bound of rank 0"], rows)
 
 
 def size_of_plan(row: Row) -> tuple[int, int]:
@@ -312,7 +293,7 @@ def checkpoint_plan() -> str:
         sizes = [row[key] / GB for key in ("whole", "share", "largest", "most", "host")]
         rows.append([row["model"], row["ranks"], *(f"{size:.1f}" for size in sizes)])
     names = ["checkpoint", "largest share", "largest tensor", "bound of a rank", "host of 8 ranks"]
-    return table(rows, ["parameters", "ranks", *(f"{name}, GB" for name in names)])
+    return table(["parameters", "ranks", *(f"{name}, GB" for name in names)], rows)
 
 
 # ---- Model families ----
@@ -333,7 +314,7 @@ def families() -> str:
     )
     columns = ["`model_type`", "attention", "own loss", "first loss differs by", "trained"]
     columns += ["trained with LoRA", "adapters", "loaded differs by", "remarks"]
-    listed = table(map(cells_of_family, rows), columns)
+    listed = table(columns, map(cells_of_family, rows))
     versions = rows[0]["versions"].items()
     measured_with = ", ".join(f"{name} {version}" for name, version in versions)
     return f"{summary}\n\n{listed}\n\nMeasured with {measured_with}."
@@ -430,7 +411,7 @@ def proof() -> str:
             "`pytest evidence/test_families.py --all`",
         ),
     ]
-    return table(rows, ["what was checked", "result", "bound", "how to repeat it"])
+    return table(["what was checked", "result", "bound", "how to repeat it"], rows)
 
 
 def trials_of(*groups: str) -> tuple[str, int]:
@@ -449,39 +430,38 @@ def errors_text(errors: Sequence[float], kind: str) -> str:
 
 # ---- The documents ----
 
-DIFFERENCES = "differences from an uninterrupted run"
-LOSS = "largest relative difference in loss"
-UNITS = {  # of the figures of a group of evidence/test_faults.py
-    "resume": DIFFERENCES,
-    "every step": DIFFERENCES,
-    "five": DIFFERENCES,
-    "elastic": LOSS,
-    "strategies": LOSS,
-    "signals": DIFFERENCES,
-    "twice": DIFFERENCES,
-    "dead ranks": "seconds until the other ranks ended",
-    "random kills": "steps lost",
-    "random kills, --async_save": "steps lost",
-    "writes": DIFFERENCES,
-    "disk": DIFFERENCES,
-    "hashing": "share of the time of a save",
-    "damage": "missed",
-    "foreign": "broken promises",
-    "numbers": "broken promises",
+DIFFERENCES = "differences from an uninterrupted run: {}"
+LOSS = "largest relative difference in loss: {}"
+GROUPS_OF_FAULTS = {  # {group of evidence/test_faults.py: (what was done, its worst outcome)}
+    "every step": ("stopped in each step: one process, DDP, FSDP2", DIFFERENCES),
+    "resume": ("stopped and continued under every YAML: full, LoRA, nf4 LoRA", DIFFERENCES),
+    "five": ("five interruptions in one epoch", DIFFERENCES),
+    "signals": ("SIGTERM, SIGUSR1, SIGINT to one rank, to all, to a process group", DIFFERENCES),
+    "twice": ("two signals, or a signal, and then `kill -9`", DIFFERENCES),
+    "elastic": ("continued on other numbers of ranks", LOSS),
+    "strategies": ("another strategy every two steps, another mesh in each step", LOSS),
+    "dead ranks": ("a rank or the launcher killed, a rank suspended", "others ended after {} s"),
+    "random kills": ("`kill -9` of all processes at a random moment", "steps lost: {}"),
+    "random kills, --async_save": ("the same with `--async_save`", "steps lost: {}"),
+    "writes": ("a crash before each change of a file and within each write", DIFFERENCES),
+    "disk": ("a full disk", DIFFERENCES),
+    "damage": ("flipped bits; cut, lost and foreign files", "missed: {}"),
+    "hashing": ("the time that hashing takes", "share of a save: {}"),
+    "foreign": ("foreign code and pickles, secrets", "broken promises: {}"),
+    "numbers": ("a loss or gradient that is not finite", "broken promises: {}"),
 }
 
 
 def faults() -> str:
-    """Return one row for each thing that was done to runs: how many trials, and the worst one."""
+    """Return a row for each kind of fault: how many trials, and the worst outcome of them."""
     lines = []
-    for group, unit in UNITS.items():
-        of_group = [row for row in rows_of("faults") if row["group"] == group]
-        for what in sorted({row["what"] for row in of_group}):
-            same = [row for row in of_group if row["what"] == what]
-            tried = sum(row["count"] for row in same)
-            worst = Decimal(f"{max(row['figure'] for row in same):.2g}")
-            lines.append([group, what, f"{tried:,}", f"{unit}: {worst:f}"])
-    return table(lines, ["group", "what was done", "trials, all as promised", "worst outcome"])
+    for group, (what, outcome) in GROUPS_OF_FAULTS.items():
+        trials = [row for row in rows_of("faults") if row["group"] == group]
+        if trials:
+            worst = Decimal(f"{max(row['figure'] for row in trials):.2g}")
+            tried = sum(row["count"] for row in trials)
+            lines.append([what, f"{tried:,}", outcome.format(f"{worst:f}")])
+    return table(["what was done", "trials, all as promised", "worst outcome"], lines)
 
 
 BLOCKS: dict[str, Callable[[], str]] = {

@@ -8,7 +8,7 @@ never the ratio of two means, which one slow minute of the machine would distort
 
 import json
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -60,12 +60,13 @@ def rows_of(name: str) -> list[Row]:
     return list(json.loads(path.read_text()).values())
 
 
-def table(header: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
+def table(header: Sequence[str], lines: Iterable[Sequence[Any]]) -> str:
     """Return an aligned Markdown table. Every line has as many cells as the header."""
-    widths = [max(map(len, column)) for column in zip(header, *lines, strict=True)]
-    rows = [header, ["-" * width for width in widths], *lines]
-    padded = [[cell.ljust(width) for cell, width in zip(row, widths, strict=True)] for row in rows]
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in padded)
+    rows = [list(map(str, line)) for line in (header, *lines)]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    rows.insert(1, ["-" * width for width in widths])
+    padded = [" | ".join(map(str.ljust, cells, widths)) for cells in rows]
+    return "\n".join(f"| {line} |" for line in padded)
 
 
 # ---- Figures of runs ----
