@@ -25,7 +25,7 @@ from matplotlib.patches import Rectangle
 import rooms  # noqa: F401  before what it makes importable
 from exits import run_command
 from paths import ROOT
-from tables import Row, compared_runs, place_of, results
+from tables import Row, compared_runs, place_of, rows_of
 from usage import Parser
 
 FOLDER = ROOT / "docs" / "pictures"
@@ -279,7 +279,7 @@ TOOLS = {
 
 def draw_speed() -> str:
     """Return the bars of real tokens per second, the fastest first."""
-    cell = next(one for one in results("speed").values() if one["cell"] == CELL)
+    cell = next(one for one in rows_of("speed") if one["cell"] == CELL)
     rates = rates_of(cell)
     medians = {label: statistics.median(found.values()) for label, found in rates.items()}
     order = sorted(medians, key=lambda label: medians[label])
