@@ -82,7 +82,7 @@ quickstart-bert_ner:
 quickstart-mistral_pretrain:
 	python scripts/make_tiny.py mistral_pretrain $(OUT) --quiet
 	@printf '\n== A text continued before training ==\n'
-	python scripts/continue_text.py $(OUT)/model --prompt "Lamo is a baker in Frim. Every morning" --max_new_tokens 48
+	python scripts/generate.py $(OUT)/model --raw --prompt "Lamo is a baker in Frim. Every morning" --max_new_tokens 48
 	@printf '\n== Training ==\n'
 	rm -rf $(OUT)/run  # an existing run would be resumed
 	OMP_NUM_THREADS=$(THREADS) accelerate launch --config_file accelerate_configs/single.yaml \
@@ -91,7 +91,7 @@ quickstart-mistral_pretrain:
 	  --max_length 128 --per_device_train_batch_size 16 --num_train_epochs 1 --learning_rate 3e-3 --warmup_steps 0.05 \
 	  --eval_on_start
 	@printf '\n== The same text continued after training ==\n'
-	python scripts/continue_text.py $(OUT)/run --prompt "Lamo is a baker in Frim. Every morning" --max_new_tokens 48
+	python scripts/generate.py $(OUT)/run --raw --prompt "Lamo is a baker in Frim. Every morning" --max_new_tokens 48
 	python scripts/plot_loss.py $(OUT)/run --output $(OUT)/loss.png
 	@printf '\nThe model is in $(OUT)/run, its texts in $(OUT)/data, the loss curve in $(OUT)/loss.png.\n'
 

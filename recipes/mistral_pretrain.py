@@ -400,7 +400,7 @@ def train(args: Arguments, run: Run) -> None:
         stop_tokens=stop_tokens_of_texts(tokenizer),
     )
     accelerator.print(stream.describe())
-    run.finish(f'Try it: python scripts/continue_text.py {args.output_dir} --prompt "..."')
+    run.finish(f'Try it: python scripts/generate.py {args.output_dir} --raw --prompt "..."')
 
 
 def main() -> None:

@@ -23,7 +23,7 @@ from pathlib import Path
 import paths  # noqa: F401  makes recipes/ importable
 from core.cli import read_json_object
 from exits import run_command
-from usage import Parser, add_loading_options
+from usage import Parser, add_loading_options, at_least_1, temperature
 
 
 def parse_args() -> argparse.Namespace:
@@ -32,8 +32,8 @@ def parse_args() -> argparse.Namespace:
     add("model_name_or_path", nargs="+", help="folders of models or of adapters, or hub ids")
     add("--with_base", action="store_true", help="also ask the model before training")
     add("--system", default="", help="system prompt")
-    add("--temperature", type=float, default=0.0, help="0 always takes the likeliest token")
-    add("--max_new_tokens", type=int, default=512, help="longest answer [%(default)s]")
+    add("--temperature", type=temperature, default=0.0, help="0 always takes the likeliest token")
+    add("--max_new_tokens", type=at_least_1, default=512, help="longest answer [%(default)s]")
     add(
         "--chat_template_kwargs",
         type=read_json_object,

@@ -23,7 +23,7 @@ from pathlib import Path
 
 import paths  # noqa: F401  makes recipes/ importable
 from exits import run_command
-from usage import Parser, add_loading_options
+from usage import Parser, add_loading_options, at_least_1
 
 
 def parse_args() -> argparse.Namespace:
@@ -33,7 +33,12 @@ def parse_args() -> argparse.Namespace:
     add("--with_base", action="store_true", help="evaluate the base of each run before it")
     add("--rows", type=Path, help="your rows: .jsonl, .json, .csv or .parquet")
     add("--answer_pattern", help="regular expression; its group 1 is compared, not the whole text")
-    add("--max_new_tokens", type=int, default=128, help="longest answer to a row [%(default)s]")
+    add(
+        "--max_new_tokens",
+        type=at_least_1,
+        default=128,
+        help="longest answer [%(default)s]",
+    )
     add("--tasks", help="lm-eval's tasks, groups or tags, or YAML files, separated by commas")
     add("--include_path", type=Path, help="folder with more task files, by whose names they go")
     add("--num_fewshot", type=int, help="examples in the prompts of --tasks [as each task says]")
@@ -45,8 +50,8 @@ def parse_args() -> argparse.Namespace:
         choices=["auto", "true", "false"],
         help="ask --tasks as a chat; auto: if the tokenizer has a template. Rows always are [auto]",
     )
-    add("--limit", type=int, help="evaluate only the first rows of each task, this many")
-    add("--batch_size", type=int, default=32, help="rows at a time [%(default)s]")
+    add("--limit", type=at_least_1, help="evaluate only the first rows of each task, this many")
+    add("--batch_size", type=at_least_1, default=32, help="rows at a time [%(default)s]")
     add(
         "--seed",
         type=int,

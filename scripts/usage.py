@@ -2,6 +2,7 @@
 """What the command lines of the tools have in common: wrong calls, --version, groups of options."""
 
 import argparse
+import math
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -21,6 +22,22 @@ class Parser(argparse.ArgumentParser):
         self.exit(Exit.USAGE, f"{self.prog}: {message}\n")
 
 
+def at_least_1(text: str) -> int:
+    """Return a number of at least 1, as a type of an argument."""
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError("must be at least 1")
+    return number
+
+
+def temperature(text: str) -> float:
+    """Return a number of 0 or more, as a type of an argument."""
+    number = float(text)
+    if not 0 <= number < math.inf:
+        raise argparse.ArgumentTypeError("must be 0 (greedy) or more")
+    return number
+
+
 def add_loading_options(parser: argparse.ArgumentParser) -> None:
     """Add the options on how a trained folder is loaded."""
     add = parser.add_argument
@@ -38,6 +55,6 @@ def add_prompt_options(parser: argparse.ArgumentParser) -> None:
     """Add the options on the prompts that a trained model and another form of it are asked."""
     add = parser.add_argument
     add("--prompts", type=Path, help="take the prompts from this file [the rows of the run]")
-    add("--num_prompts", type=int, default=50, help="number of prompts [%(default)s]")
-    add("--max_new_tokens", type=int, default=16, help="longest answer to them [%(default)s]")
+    add("--num_prompts", type=at_least_1, default=50, help="number of prompts [%(default)s]")
+    add("--max_new_tokens", type=at_least_1, default=16, help="longest answer [%(default)s]")
     add("--device", help="cpu, cuda, cuda:1: of the trained model [cuda if there is a GPU, or cpu]")

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from core.chat import Conversation, Message
-from generation.streaming import Ending, Reply
+from generation.answering import Ending, Reply
 
 
 @dataclass

@@ -20,8 +20,7 @@ from chatting.history import History, Turn
 from chatting.rows import save_row
 from chatting.speakers import Decoding, Speaker
 from exits import first_line
-from generation.printing import printable
-from generation.streaming import UNANSWERED, Ending, Reply, RunningAnswer, mark_of
+from generation.answering import UNANSWERED, Ending, Reply, RunningAnswer, printable
 
 REFRESH = 0.05  # seconds between two views of an answer that grows
 TITLE = "Chat with trained models"
@@ -64,7 +63,7 @@ def shown_messages(history: History, number: int) -> list[dict[str, Any]]:
         messages.append({"role": "user", "content": shown_text(turn.prompt)})
         reply = turn.replies.get(number)
         if reply is not None:
-            text = reply.text + mark_of(reply.ending)
+            text = reply.text + reply.ending.value
             messages.append({"role": "assistant", "content": shown_text(text or "[no text]")})
     return messages
 

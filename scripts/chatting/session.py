@@ -3,7 +3,6 @@
 
 import argparse
 import importlib.util
-import math
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,12 +22,6 @@ PORT = 7860  # gradio's own
 
 def find_problems(args: argparse.Namespace) -> Iterator[str]:
     """Yield everything that is wrong with the command line."""
-    if args.max_new_tokens < 1:
-        yield "--max_new_tokens must be at least 1"
-    if not 0 <= args.temperature < math.inf:
-        yield "--temperature must be 0 (greedy) or more"
-    if args.device is not None:
-        yield from loading.find_device_problem(args.device)
     if args.save_to is not None and args.save_to.suffix != ".jsonl":
         yield f"--save_to {args.save_to}: the name of the file must end in .jsonl"
     if len(set(args.model_name_or_path)) < len(args.model_name_or_path):

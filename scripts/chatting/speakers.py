@@ -6,7 +6,7 @@ The base of adapters answers with the adapters turned off, so that it is not loa
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from threading import Event, Lock
 from typing import Any
@@ -15,12 +15,9 @@ from peft import PeftModel
 
 from chatting.history import History
 from core.chat import ChatTemplate
-from exits import Exit, stop
 from generation import loading
-from generation.answering import Answerer, make_decoding
+from generation.answering import Answerer, RunningAnswer
 from generation.loading import Source
-from generation.recorded import arguments_of_run
-from generation.streaming import RunningAnswer
 
 
 @dataclass(frozen=True)
@@ -72,7 +69,11 @@ class Speaker:
         self, history: History, prompt: str, decoding: "Decoding", stopping: Event
     ) -> RunningAnswer:
         """Start to answer a new prompt of a conversation, until an event is set."""
-        answerer = self.answerer.with_decoding(decoding.temperature, decoding.max_new_tokens)
+        answerer = replace(
+            self.answerer,
+            temperature=decoding.temperature,
+            max_new_tokens=decoding.max_new_tokens,
+        )
         return RunningAnswer(answerer, history.asking(prompt), self.taking_turn(), stopping)
 
 
@@ -97,25 +98,14 @@ def find_wanted(names: Sequence[str], with_base: bool) -> list[Wanted]:
     """
     wanted = []
     for name in names:
-        source = loading.find_model(name)
+        source = loading.find_source(name)
         wanted.append(Wanted(name, source, source))
     if with_base:
         for model in list(wanted):
-            base = base_of(model.source)
+            base = loading.base_of(model.source)
             if not any(is_same(base, other.source) for other in wanted):
-                wanted.append(Wanted(f"{base.label} (before training)", base, model.source))
+                wanted.append(Wanted(f"{base.name} (before training)", base, model.source))
     return wanted
-
-
-def base_of(source: Source) -> Source:
-    """Return the model with which a training began."""
-    base = loading.source_of_base(source, arguments_of_run(Path(source.name)))
-    fix = "leave out --with_base, or name the folder of the base as another model"
-    if base is None:
-        stop(Exit.DATA, f"{source.name}: no run.json in it names its base; {fix}")
-    if loading.find_missing(base.name) is not None:
-        stop(Exit.DATA, f"{source.name}: its base {base.name} is missing; {fix}")
-    return base
 
 
 def is_same(one: Source, other: Source) -> bool:
@@ -152,17 +142,16 @@ def load_speakers(
     Args:
         settings: variables of the chat template, before those of the run.
     """
-    tokenizers = [loading.load_chat_tokenizer(model.prompts) for model in wanted]
+    tokenizers = [loading.load_tokenizer(model.prompts) for model in wanted]
     models = load_bases(wanted, options)
     lock = Lock()
     speakers = []
     for number, model in enumerate(wanted):
         tokenizer = tokenizers[number]
         loaded = models[place_of(model.source)]
-        of_run = arguments_of_run(Path(model.prompts.name)).get("chat_template_kwargs") or {}
+        of_run = loading.template_settings_of(model.prompts.name)
         template = ChatTemplate(tokenizer, {**of_run, **settings})
-        tokens = make_decoding(loaded, tokenizer, decoding.temperature)
-        answerer = Answerer(loaded, template, tokens, decoding.max_new_tokens)
+        answerer = Answerer(loaded, template, decoding.temperature, decoding.max_new_tokens)
         adapter = None if model.source.base is None else adapter_name(number)
         speakers.append(Speaker(model.name, answerer, adapter, lock))
     return speakers

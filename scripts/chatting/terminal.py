@@ -14,8 +14,7 @@ from chatting.history import History, Turn
 from chatting.rows import save_row
 from chatting.speakers import Decoding, Speaker
 from exits import first_line
-from generation.printing import printable
-from generation.streaming import UNANSWERED, Ending, Reply, RunningAnswer, mark_of
+from generation.answering import UNANSWERED, Ending, Reply, print_parts, printable
 
 MORE = ". "  # the prompt of the lines that continue a text
 QUOTES = '"""'
@@ -200,14 +199,8 @@ class Terminal:
             running.stop()
             print_parts(running)
         reply = running.result()
-        print(mark_of(reply.ending))
+        print(reply.ending.value)
         return reply
-
-
-def print_parts(running: RunningAnswer) -> None:
-    """Print the parts of an answer that were not printed yet, as they are generated."""
-    for part in running:
-        print(printable(part), end="", flush=True)
 
 
 def import_line_editing() -> None:

@@ -12,7 +12,7 @@ from core.chat import ChatTemplate
 from core.data import tokenize_text
 from core.generation import answer_in, around_answer, greedy_options
 from evaluation.contestants import Contestant
-from generation.answering import make_decoding
+from generation.answering import Answerer
 
 
 class AskedModel(HFLM):
@@ -76,8 +76,8 @@ def as_chat(model: Any, contestant: Contestant, batch_size: int, longest: int | 
     Args:
         longest: the most tokens of a prompt and its answer; None as lm-eval finds them.
     """
-    decoding = make_decoding(model, contestant.tokenizer, temperature=0)
-    model.generation_config.eos_token_id = decoding["eos_token_id"]
+    answerer = Answerer(model, contestant.template, temperature=0, max_new_tokens=1)
+    model.generation_config.eos_token_id = answerer.stop_tokens
     asked = ask(model, contestant, batch_size, max_length=longest, add_bos_token=False)
     asked.template = contestant.template
     return asked

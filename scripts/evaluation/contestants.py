@@ -14,14 +14,15 @@ from core.generation import most_positions
 from exits import Exit, first_line, stop
 from generation.loading import (
     LOAD_ERRORS,
+    PUBLIC_RUN,
+    RUN,
     Source,
-    find_model,
+    arguments_of_run,
+    base_of,
+    find_source,
     load_tokenizer,
-    source_of_base,
 )
-from generation.questions import columns_of_run
-from generation.recorded import PUBLIC_RUN, RUN, arguments_of_run, find_run
-from hub_ids import find_missing
+from generation.rows import columns_of_run
 
 WEIGHTS = ("*.safetensors", "*.bin")
 
@@ -86,13 +87,12 @@ def find_contestants(names: Sequence[str], with_base: bool) -> list[Contestant]:
     """
     found: list[Contestant] = []
     for name in names:
-        source = find_model(name)
-        arguments = arguments_of_run(Path(name))
+        source = find_source(name)
         before = None
         if with_base:
-            base = base_of(name, source, arguments)
-            before = add_base(found, make(base.label, base, source, Path(name)))
-        found.append(make(name, source, source, Path(name), before))
+            base = base_of(source)
+            before = add_base(found, make(base.name, base, source, name))
+        found.append(make(name, source, source, name, before))
     return found
 
 
@@ -113,7 +113,7 @@ def add_base(found: list[Contestant], base: Contestant) -> str:
 
 
 def make(
-    name: str, source: Source, tokenizer: Source, run: Path, before: str | None = None
+    name: str, source: Source, tokenizer: Source, run: str, before: str | None = None
 ) -> Contestant:
     """Return a contestant.
 
@@ -124,23 +124,12 @@ def make(
     return Contestant(
         name,
         source,
-        load_tokenizer(tokenizer),
+        load_tokenizer(tokenizer, needs_template=False),
         arguments_of_run(run),
         columns_of_run(run),
         longest_of(source),
         before,
     )
-
-
-def base_of(name: str, source: Source, arguments: Mapping[str, Any]) -> Source:
-    """Return the model that a run began with."""
-    base = source_of_base(source, arguments)
-    if base is None:
-        stop(Exit.USAGE, f"--with_base: {name} has no run.json that names its base")
-    if find_missing(base.name) is not None:
-        fix = f"put it back or correct {find_run(Path(name))}"
-        stop(Exit.DATA, f"{name}: its base model {base.name} is missing; {fix}")
-    return base
 
 
 def longest_of(source: Source) -> int:

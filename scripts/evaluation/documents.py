@@ -18,7 +18,7 @@ from core.chat import fit_arguments
 from core.data import IGNORED
 from evaluation.contestants import Contestant
 from exits import Exit, stop
-from generation.questions import Row, columns_in, load_rows, to_question
+from generation.rows import Row, columns_in, load_rows, to_question
 from llama import PROMPT_AND_ANSWER, tokenize_row
 
 CHOICES = "choices"

@@ -16,7 +16,7 @@ from lm_eval.api.task import ConfigurableTask
 
 from core.loss import perplexity_of
 from evaluation.documents import Document
-from generation.scoring import is_match
+from generation.rows import is_match
 
 ANSWER = "generate_until"  # methods of evaluation.asking.AskedModel, as lm-eval calls them
 SCORE: Any = "loglikelihood_of_tokens"  # lm-eval's annotation has only its own methods

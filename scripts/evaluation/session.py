@@ -23,7 +23,7 @@ from evaluation.figures import read_figures
 from evaluation.report import Measured
 from evaluation.tasks import Loaded, load_tasks
 from exits import Exit, stop
-from generation import loading, scoring
+from generation import loading, rows
 
 # Resamplings for errors of metrics that are no means. lm-eval's command makes 100,000, which takes
 # minutes; a thousand tell an error within a few percent.
@@ -33,10 +33,6 @@ INTERRUPTED = 130  # as a shell has it for a command that Ctrl-C ended
 
 def find_problems(args: argparse.Namespace) -> Iterator[str]:
     """Yield everything that is wrong with the command line."""
-    for name in ("limit", "batch_size", "max_new_tokens"):
-        value = getattr(args, name)
-        if value is not None and value < 1:
-            yield f"--{name} must be at least 1"
     if args.num_fewshot is not None and args.num_fewshot < 0:
         yield "--num_fewshot must be at least 0"
     if args.rows is None and args.tasks is None:
@@ -45,11 +41,9 @@ def find_problems(args: argparse.Namespace) -> Iterator[str]:
     if args.answer_pattern is not None:
         if args.rows is None:
             yield "--answer_pattern needs --rows"
-        yield from scoring.find_pattern_problem(args.answer_pattern)
+        yield from rows.find_pattern_problem(args.answer_pattern)
     if len(set(args.models)) < len(args.models):
         yield "the same model is given twice"
-    if args.device is not None:
-        yield from loading.find_device_problem(args.device)
 
 
 def find_task_problems(args: argparse.Namespace) -> Iterator[str]:
@@ -142,7 +136,7 @@ def read_job(args: argparse.Namespace) -> Job:
     for contestant in contestants:
         is_needed = args.rows is not None or args.apply_chat_template == "true"
         if is_needed:
-            loading.check_chat_template(contestant.tokenizer, contestant.source)
+            loading.load_tokenizer(contestant.source)
         if args.rows is not None:
             reader = Reader(contestant, args.answer_pattern, args.max_new_tokens)
             documents.append(reader.read(args.rows, args.limit))
@@ -198,8 +192,8 @@ def measure(job: Job, place: int) -> tuple[Measured, dict[str, list[dict[str, An
         figures = read_figures(results) + figures
         facts |= facts_of(results, args, is_chat=True)
         facts[job.name_of_rows]["truncated"] = sum(one.truncated for one in documents)
-        rows = results["samples"][job.name_of_rows]
-        samples[job.name_of_rows] = [sample_to_json(row) for row in rows]
+        sampled = results["samples"][job.name_of_rows]
+        samples[job.name_of_rows] = [sample_to_json(row) for row in sampled]
     del model
     gc.collect()
     if torch.cuda.is_available():

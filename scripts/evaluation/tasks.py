@@ -13,7 +13,6 @@ from lm_eval.tasks import TaskManager
 from lm_eval.tasks._yaml_loader import load_yaml
 
 from exits import Exit, first_line, stop
-from generation.hub import why_not_from_hub
 
 YAML = (".yaml", ".yml")
 SHOWN = 5  # names that are near to an unknown one
@@ -59,7 +58,6 @@ def load_tasks(
     for name in found:
         if not may_run_code:
             refuse_unsafe(name, manager)
-        check_hub(name, manager)
         loaded.add(load_task(name, manager))
     for task in loaded.tasks.values():
         set_examples(task, num_fewshot)
@@ -153,14 +151,6 @@ def configs_of_member(member: Any, manager: TaskManager) -> Iterator[dict[str, A
                 yield from configs_of(name, manager)
     elif member in manager.task_index:
         yield from configs_of(member, manager)
-
-
-def check_hub(name: str, manager: TaskManager) -> None:
-    """End with 69 if data of a task is on the hub, and that cannot be reached."""
-    for path in paths_on_hub(name, manager):
-        reason = why_not_from_hub(path, "dataset")
-        if reason is not None:
-            refuse_without_data(name, f"{path}: {reason}")
 
 
 def refuse_without_data(name: str, reason: str) -> NoReturn:

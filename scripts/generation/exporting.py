@@ -23,7 +23,7 @@ from transformers import GenerationConfig
 from transformers.utils import logging
 
 from exits import Exit, first_line, stop
-from generation.loading import MAIN, find_model
+from generation.loading import MAIN, find_source
 from generation.merging import differ, new_folder, read_json, write_json
 from generation.ollama import find_turns, write_modelfile
 from generation.trained import (
@@ -61,7 +61,7 @@ def run(args: argparse.Namespace) -> None:
     logging.set_verbosity_error()
     disable_progress_bars()
     folder = new_folder(args.output)
-    source = find_model(args.model_name_or_path)
+    source = find_source(args.model_name_or_path)
     if source.base is not None and args.to != "vllm":
         fix = f"merge them first: python scripts/merge.py {source.name} {args.output}-merged"
         stop(Exit.USAGE, f"{source.name}: adapters; {fix}")

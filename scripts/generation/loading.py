@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A trained folder: a model, or adapters and the base that they belong to."""
+"""A trained folder: a model, or adapters and their base; and what its run has recorded there."""
 
 import json
-from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from pickle import UnpicklingError
@@ -11,19 +10,15 @@ from typing import Any, NoReturn
 import torch
 from peft import PeftModel
 from safetensors import SafetensorError
-from transformers import (
-    AutoModelForCausalLM,
-    AutoTokenizer,
-    BitsAndBytesConfig,
-)
+from transformers import AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig
 
 from core.weights import fingerprint_of_weights
 from exits import Exit, first_line, stop
-from generation.hub import refuse_without_hub
-from generation.recorded import find_run, read_run
 from hub_ids import find_missing
 
 ADAPTER_WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin")
+RUN = "run.json"
+PUBLIC_RUN = "run_public.json"  # What scripts/push.py publishes of it
 MAIN = "main"  # the revision of a model on the hub that is taken if none is named
 LOAD_ERRORS = (
     OSError,
@@ -58,13 +53,6 @@ class Source:
         return self.base
 
     @property
-    def label(self) -> str:
-        """Return the name, with the revision of a model on the hub if it is another than main."""
-        if self.base is not None or self.is_local or self.revision == MAIN:
-            return self.name
-        return f"{self.name}@{self.revision}"
-
-    @property
     def is_local(self) -> bool:
         """Return whether the whole model is a folder, and not on the hub."""
         return Path(self.weights).is_dir()
@@ -77,55 +65,29 @@ class Source:
         return self.weights
 
 
-def default_device() -> str:
-    """Return "cuda" if there is a GPU, else "cpu"."""
-    if torch.cuda.is_available():
-        return "cuda"
-    return "cpu"
-
-
-def find_device_problem(device: str) -> Iterator[str]:
-    """Yield why torch cannot use a device."""
-    try:
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError) as error:
-        yield f"--device {device}: {first_line(error)}"
-
-
-def find_model(name: str) -> Source:
-    """Return the source of a model that is to be loaded: `find_source`, with its base checked.
-
-    Raises SystemExit with 65 also for a base with other weights than those of the training.
-    """
-    source = find_source(name)
-    check_adapter_weights(source)
-    check_base_weights(source)
-    return source
-
-
+# ---- What is in a folder ----
 def find_source(name: str) -> Source:
     """Return the source of the model in a folder, or of a hub id.
 
-    Raises SystemExit with 64 if it is neither, with 65 for adapters whose base is missing, with 69
-    for what only the hub can have if that is out of reach.
+    Raises SystemExit with 64 if it is neither, with 65 for adapters without weights, and for those
+    whose base is missing or has other weights than it had in training.
     """
-    refuse_missing(name)
-    refuse_without_hub(name)
+    missing = find_missing(name)
+    if missing is not None:
+        stop(Exit.USAGE, f"{missing}; give the --output_dir of a training run")
     folder = Path(name)
     adapter_config = folder / "adapter_config.json"
     if adapter_config.is_file():
-        return read_adapter_source(name, adapter_config)
+        source = read_adapter_source(name, adapter_config)
+        if not any((folder / weights).is_file() for weights in ADAPTER_WEIGHTS):
+            fix = "give the --output_dir of a finished run"  # peft would ask the hub for them
+            stop(Exit.DATA, f"{name}: has no {ADAPTER_WEIGHTS[0]}; {fix}")
+        check_base_weights(source)
+        return source
     if folder.exists() and not (folder / "config.json").is_file():
         problem = "no config.json or adapter_config.json in it"
         stop(Exit.USAGE, f"{name}: {problem}; give the --output_dir of a finished run")
     return Source(name)
-
-
-def refuse_missing(name: str) -> None:
-    """End with 64 if a name can only be that of a folder, and there is none."""
-    missing = find_missing(name)
-    if missing is not None:
-        stop(Exit.USAGE, f"{missing}; give the --output_dir of a training run")
 
 
 def read_adapter_source(name: str, adapter_config: Path) -> Source:
@@ -133,56 +95,90 @@ def read_adapter_source(name: str, adapter_config: Path) -> Source:
     try:
         config = json.loads(adapter_config.read_text(encoding="utf-8"))
         base = config["base_model_name_or_path"]
-        revision = config.get("revision") or MAIN
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, LookupError, TypeError):
+        config = {}
         base = None
-        revision = MAIN
     if not isinstance(base, str):
         stop(Exit.DATA, f"{adapter_config}: not JSON with a base_model_name_or_path")
     if find_missing(base) is not None:
         fix = f"put it back or correct {adapter_config}"
         stop(Exit.DATA, f"{name}: its base model {base} is missing; {fix}")
-    refuse_without_hub(base)
-    return Source(name, base, revision)
-
-
-def check_adapter_weights(source: Source) -> None:
-    """End with 65 if a folder of adapters has none: peft would look for them on the hub."""
-    folder = Path(source.name)
-    if source.base is not None and not any((folder / name).is_file() for name in ADAPTER_WEIGHTS):
-        fix = "give the --output_dir of a finished run"
-        stop(Exit.DATA, f"{source.name}: has no {ADAPTER_WEIGHTS[0]}; {fix}")
-
-
-def source_of_base(source: Source, arguments: Mapping[str, Any]) -> Source | None:
-    """Return the model with which the training of a source began; None if it is not known.
-
-    Args:
-        arguments: of the run.
-    """
-    if source.base is not None:
-        return Source(source.base, revision=source.revision)
-    base = arguments.get("model_name_or_path")
-    if not isinstance(base, str):
-        return None
-    return Source(base, revision=arguments.get("model_revision") or MAIN)
+    return Source(name, base, config.get("revision") or MAIN)
 
 
 def check_base_weights(source: Source) -> None:
     """End with 65 if the base of adapters has other weights than their run recorded, if it did."""
-    recorded = read_run(Path(source.name)).get("base_weights")
+    recorded = run_of(source.name).get("base_weights")
     if recorded is None or source.base is None:
         return
-    found = fingerprint_of_weights(source.base, source.revision)
-    if found not in (None, recorded):
-        name = find_run(Path(source.name)).name
+    if fingerprint_of_weights(source.base, source.revision) not in (None, recorded):
+        name = record_of(source.name).name
         fix = f"put those back, or remove base_weights from {name} if only their files changed"
         what = "are not those that the adapters were trained on"
         stop(Exit.DATA, f"the weights in {source.base} {what}; {fix}")
 
 
-def load_tokenizer(source: Source) -> Any:
-    """Return the tokenizer, with or without a chat template, padding on the left."""
+def base_of(source: Source) -> Source:
+    """Return the model with which the training of a source began. Raises SystemExit with 65."""
+    if source.base is not None:
+        return Source(source.base, revision=source.revision)
+    arguments = arguments_of_run(source.name)
+    base = arguments.get("model_name_or_path")
+    if base is None or find_missing(base) is not None:
+        record = record_of(source.name)
+        stop(Exit.DATA, f"--with_base: {record} names no base that is here: {base}")
+    return Source(base, revision=arguments.get("model_revision") or MAIN)
+
+
+# ---- The record of a run ----
+def record_of(name: str) -> Path:
+    """Return the file with the record of the run that wrote a folder; it may not be there."""
+    path = Path(name, RUN)
+    public = Path(name, PUBLIC_RUN)
+    if public.is_file() and not path.is_file():
+        return public
+    return path
+
+
+def run_of(name: str) -> dict[str, Any]:
+    """Return the record of the run that wrote a folder; {} without one.
+
+    Raises SystemExit with 65 if the file cannot be read.
+    """
+    path = record_of(name)
+    if not path.is_file():
+        return {}
+    try:
+        run = json.loads(path.read_text())
+        dict(run["arguments"])
+    except (ValueError, LookupError, TypeError):
+        stop(Exit.DATA, f"{path}: has no arguments of a run, from which prompts are built")
+    return run
+
+
+def arguments_of_run(name: str) -> dict[str, Any]:
+    """Return the arguments of the run that wrote a folder; {} without its record."""
+    return run_of(name).get("arguments", {})
+
+
+def template_settings_of(name: str) -> dict[str, Any]:
+    """Return the variables of the chat template that a run trained with."""
+    return dict(arguments_of_run(name).get("chat_template_kwargs") or {})
+
+
+# ---- Loading ----
+def default_device() -> str:
+    """Return "cuda" if there is a GPU, else "cpu"."""
+    if torch.cuda.is_available():
+        return "cuda"
+    return "cpu"
+
+
+def load_tokenizer(source: Source, needs_template: bool = True) -> Any:
+    """Return the tokenizer, padding on the left.
+
+    Raises SystemExit with 65 also for one without the chat template that is needed.
+    """
     name = source.tokenizer
     try:
         tokenizer: Any = AutoTokenizer.from_pretrained(
@@ -194,32 +190,21 @@ def load_tokenizer(source: Source) -> Any:
             stop(Exit.NO_HUB, f"{name}: no such folder, and not from the hub: {reason}")
         fix = "copy tokenizer*.json of the base model into it"
         stop(Exit.DATA, f"{name}: its tokenizer cannot be loaded; {fix}")
+    if needs_template and not tokenizer.chat_template:
+        fix = "recipes/llama.py saves one with the model"
+        stop(Exit.DATA, f"{name}: its tokenizer has no chat template; {fix}")
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token
     return tokenizer
 
 
-def load_chat_tokenizer(source: Source) -> Any:
-    """Return the tokenizer with its chat template, padding on the left."""
-    tokenizer = load_tokenizer(source)
-    check_chat_template(tokenizer, source)
-    return tokenizer
-
-
-def check_chat_template(tokenizer: Any, source: Source) -> None:
-    """End with 65 if a tokenizer has no chat template."""
-    if not tokenizer.chat_template:
-        fix = "recipes/llama.py saves one with the model"
-        stop(Exit.DATA, f"{source.tokenizer}: its tokenizer has no chat template; {fix}")
-
-
 def load_model(source: Source, dtype: str, device: str, load_in_4bit: bool = False) -> Any:
     """Return the model in evaluation mode.
 
-    dtype: of the weights, "auto" for that of the files; with 4-bit weights that of the products,
-        where "auto" is bfloat16.
+    Args:
+        dtype: of the weights, "auto" for that of the files; with 4-bit weights that of the
+            products, where "auto" is bfloat16.
     """
-    check_base_weights(source)
     model = load_weights(source, dtype, device, load_in_4bit)
     if source.base is not None:
         model = add_adapters(model, source)
@@ -228,16 +213,21 @@ def load_model(source: Source, dtype: str, device: str, load_in_4bit: bool = Fal
 
 def load_weights(source: Source, dtype: str, device: str, load_in_4bit: bool) -> Any:
     """Return the whole model of a source, without its adapters; arguments as in `load_model`."""
-    options: dict[str, Any] = {
-        "dtype": dtype,
-        "device_map": device,
-        "revision": source.revision,
-        "trust_remote_code": False,
-    }
+    options: dict[str, Any] = {}
     if load_in_4bit:
-        options["quantization_config"] = nf4(dtype)
+        compute = torch.bfloat16 if dtype == "auto" else getattr(torch, dtype)
+        options["quantization_config"] = BitsAndBytesConfig(
+            load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=compute
+        )
     try:
-        return AutoModelForCausalLM.from_pretrained(source.weights, **options)
+        return AutoModelForCausalLM.from_pretrained(
+            source.weights,
+            dtype=dtype,
+            device_map=device,
+            revision=source.revision,
+            trust_remote_code=False,
+            **options,
+        )
     except LOAD_ERRORS as error:
         refuse_to_load(source, error)
 
@@ -245,8 +235,9 @@ def load_weights(source: Source, dtype: str, device: str, load_in_4bit: bool) ->
 def add_adapters(model: Any, source: Source, adapter_name: str = "default") -> PeftModel:
     """Return a model with the adapters of a source; those that it already has remain.
 
-    model: the base of the source or, with other adapters on the same base, a model of peft.
-    adapter_name: of the new adapters in the model of peft, without a dot.
+    Args:
+        model: the base of the source or, with other adapters on the same base, a model of peft.
+        adapter_name: of the new adapters in the model of peft, without a dot.
     """
     try:
         if isinstance(model, PeftModel):
@@ -261,11 +252,3 @@ def refuse_to_load(source: Source, error: Exception) -> NoReturn:
     """End with 65, or 69 for a model of the hub, after a line about weights that do not load."""
     code = Exit.DATA if source.is_local else Exit.NO_HUB
     stop(code, f"{source.name}: cannot be loaded: {first_line(error)}")
-
-
-def nf4(dtype: str) -> BitsAndBytesConfig:
-    """Return the configuration of 4-bit weights whose products are computed in `dtype`."""
-    compute_dtype = torch.bfloat16 if dtype == "auto" else getattr(torch, dtype)
-    return BitsAndBytesConfig(
-        load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=compute_dtype
-    )

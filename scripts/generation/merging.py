@@ -24,8 +24,7 @@ from transformers.utils import logging
 from core.generation import listed_stop_tokens
 from core.weights import files_of_tensors, find_folder
 from exits import Exit, first_line, stop
-from generation.loading import LOAD_ERRORS, add_adapters, find_model
-from generation.recorded import arguments_of_run
+from generation.loading import LOAD_ERRORS, add_adapters, arguments_of_run, find_source
 from generation.trained import (
     ROUNDING,
     SIXTEEN_BITS,
@@ -112,7 +111,7 @@ def read_adapters(args: argparse.Namespace) -> Trained:
 
     Raises SystemExit with 64 if the folder has no adapters, with 65 if they cannot be merged.
     """
-    source = find_model(args.adapter)
+    source = find_source(args.adapter)
     if source.base is None:
         stop(Exit.USAGE, f"{args.adapter}: no adapter_config.json, so nothing to merge")
     try:
@@ -121,7 +120,7 @@ def read_adapters(args: argparse.Namespace) -> Trained:
         stop(Exit.DATA, f"{args.adapter}/adapter_config.json: {first_line(error)}")
     if task != "CAUSAL_LM":  # An encoder would be loaded with a head that nothing has trained
         stop(Exit.DATA, f"{args.adapter}: its task is {task}, and only CAUSAL_LM is merged")
-    trained_on = arguments_of_run(Path(args.adapter)).get("model_name_or_path", source.base)
+    trained_on = arguments_of_run(args.adapter).get("model_name_or_path", source.base)
     # A relative path is one from the folder in which the training was started
     is_known = Path(trained_on).exists() or not Path(source.base).is_absolute()
     if is_known and Path(trained_on).resolve() != Path(source.base).resolve():

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A trained folder as it was trained, and what it says to prompts.
 
-merge.py, export.py and check_server.py compare other forms of a model with it.
+merge.py and export.py compare other forms of a model with it.
 """
 
 import argparse
@@ -26,13 +26,12 @@ from generation.loading import (
     LOAD_ERRORS,
     Source,
     add_adapters,
+    arguments_of_run,
     default_device,
-    find_device_problem,
     load_tokenizer,
     refuse_to_load,
 )
-from generation.questions import columns_of_run, read_rows, to_question
-from generation.recorded import arguments_of_run
+from generation.rows import columns_of_run, read_rows, to_question
 
 # Largest logit difference, relative to the largest logit, that rounding explains: about 1,000 units
 # in the last place in fp32, 6 to 10 in fp16 and bf16, where activations are rounded too
@@ -53,14 +52,8 @@ REQUESTS = (
 
 def find_problems(args: argparse.Namespace) -> Iterator[str]:
     """Yield what is wrong with the options of usage.add_prompt_options, and with --bound."""
-    if args.num_prompts < 1:
-        yield "--num_prompts must be at least 1"
-    if args.max_new_tokens < 1:
-        yield "--max_new_tokens must be at least 1"
     if args.bound is not None and not 0 < args.bound < math.inf:
         yield "--bound must be above 0"
-    if args.device is not None:
-        yield from find_device_problem(args.device)
 
 
 @dataclass(frozen=True)
@@ -225,7 +218,7 @@ class Trained:
 
     def _read_files(self, path: Path | None) -> Iterator[tuple[str, Prompt]]:
         """Yield the rows of files as prompts, each with the source that it is from."""
-        columns = columns_of_run(Path(self.source.name))
+        columns = columns_of_run(self.source.name)
         files = files_of_run(self.arguments) if path is None else [(str(path), path)]
         for what, file in files:
             try:
@@ -278,7 +271,7 @@ def read_trained(
 
     Raises SystemExit with 64, 65 or 69.
     """
-    arguments = arguments_of_run(Path(source.name))
+    arguments = arguments_of_run(source.name)
     try:
         config = AutoConfig.from_pretrained(
             source.weights, revision=source.revision, trust_remote_code=False
@@ -289,7 +282,7 @@ def read_trained(
         source,
         arguments,
         config,
-        load_tokenizer(source),
+        load_tokenizer(source, needs_template=False),
         dict(arguments.get("chat_template_kwargs") or {}),
         args.max_new_tokens,
         args.device or default_device(),

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from generation.recorded import RUN, read_run
+from generation.loading import RUN, run_of
 from publishing.private_text import Cleaner, is_hub_id, words_of
 
 CARD = "README.md"
@@ -40,7 +40,7 @@ def card_of(source: Path, base: str | None) -> str | None:
         return None
     from huggingface_hub import ModelCardData  # Takes time
 
-    run = read_run(source)
+    run = run_of(str(source))
     arguments = run["arguments"]
     clean = Cleaner(arguments)
     base = base or arguments["model_name_or_path"]

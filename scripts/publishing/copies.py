@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from generation.recorded import PUBLIC_RUN, RUN, arguments_of_run, read_run
+from generation.loading import PUBLIC_RUN, RUN, arguments_of_run, run_of
 from publishing import selection
 from publishing.card import CARD, card_of, is_users_own
 from publishing.private_text import home_folder, is_hub_id, names_of_this_machine, pattern_of
@@ -90,14 +90,14 @@ def public_record(source: Path) -> dict[str, Any] | None:
     """
     if not (source / RUN).is_file():
         return None
-    arguments = arguments_of_run(source)
+    arguments = arguments_of_run(str(source))
     kept = {name: arguments[name] for name in NEEDED if name in arguments}
     base = arguments.get("model_name_or_path")
     is_whole = not (source / selection.ADAPTERS).is_file()
     if is_whole and isinstance(base, str) and is_hub_id(base):
         kept["model_name_or_path"] = base
     record: dict[str, Any] = {"arguments": kept}
-    fingerprint = read_run(source).get("base_weights")
+    fingerprint = run_of(str(source)).get("base_weights")
     if fingerprint is not None:
         record["base_weights"] = fingerprint
     return record

@@ -48,7 +48,7 @@ def test_a_bad_document_ends_a_run_with_a_checkpoint_from_which_it_goes_on(net_t
     skip = ("--skip_bad_rows", "--allow_change", "skip_bad_rows")
     done = net.launch(cell, tiny, tmp_path / "run", *skip).expect(0)
     assert "Continuing from" in done.output
-    script = REPO / "scripts" / "continue_text.py"
-    words = ["--prompt", "Lamo is a", "--max_new_tokens", 4]
+    script = REPO / "scripts" / "generate.py"
+    words = ["--raw", "--prompt", "Lamo is a", "--max_new_tokens", 4]
     done = run(sys.executable, script, tmp_path / "run", *words)
     assert done.returncode == 0 and "Lamo is a ->" in done.output, done.output[-2000:]

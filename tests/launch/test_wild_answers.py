@@ -280,7 +280,7 @@ def test_a_prompt_has_no_end_whatever_a_tokenizer_adds(tiny, tmp_path):
     continued = []
     for folder in folders:
         words = ["--prompt", "Every morning", "--max_new_tokens", 16]
-        continued.append(script("continue_text.py", folder, *words))
+        continued.append(script("generate.py", folder, "--raw", *words))
     assert continued[0] == continued[1]
 
     rows = [{"question": f"{n}", "choices": ["a", "b c"], "right": n % 2} for n in range(4)]

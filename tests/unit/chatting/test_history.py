@@ -4,7 +4,7 @@
 import pytest
 
 from chatting.history import History, Turn
-from generation.streaming import Ending, Reply
+from generation.answering import Ending, Reply
 from llama import row_to_conversation
 
 

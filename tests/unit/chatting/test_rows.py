@@ -8,8 +8,8 @@ import pytest
 from chatting.history import History, Turn
 from chatting.rows import save_row
 from core.chat import read_conversation
-from generation.questions import load_questions
-from generation.streaming import Ending, Reply
+from generation.answering import Ending, Reply
+from generation.rows import load_questions
 
 
 def conversation(answer="yes", ending=Ending.COMPLETE):

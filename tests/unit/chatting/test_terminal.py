@@ -8,7 +8,7 @@ import pytest
 from chatting.history import History
 from chatting.speakers import Decoding
 from chatting.terminal import Terminal
-from generation.streaming import Ending, Reply
+from generation.answering import Ending, Reply
 
 
 class FakeAnswer:

@@ -6,7 +6,7 @@ import shutil
 
 import pytest
 
-from evaluation.contestants import base_of, find_contestants, hash_file, hash_weights
+from evaluation.contestants import find_contestants, hash_file, hash_weights
 from generation.loading import Source
 
 
@@ -62,14 +62,6 @@ def test_a_base_is_evaluated_again_for_a_run_with_other_prompts(adapters, copy_r
 def test_a_base_that_was_moved_away_is_named(copy_full, refused, tmp_path):
     code, line = refused(find_contestants, [copy_full("run", str(tmp_path / "gone"))], True)
     assert code == 65 and str(tmp_path / "gone") in line and "run.json" in line
-
-
-def test_a_run_that_began_with_a_revision_is_compared_with_that_revision(base):
-    arguments = {"model_name_or_path": "owner/model", "model_revision": "v2"}
-    began = base_of("run", Source(str(base / "model")), arguments)
-    assert began == Source("owner/model", revision="v2") and began.label == "owner/model@v2"
-    adapters = Source("run", "owner/model", "v3")
-    assert base_of("run", adapters, arguments) == Source("owner/model", revision="v3")
 
 
 def test_hashes_are_of_the_weights_and_those_of_the_base(adapters, base):

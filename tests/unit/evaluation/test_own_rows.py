@@ -10,9 +10,10 @@ import torch
 from core.data import IGNORED
 from evaluation.contestants import find_contestants
 from evaluation.documents import Reader
-from generation import loading, scoring
-from generation.answering import Answerer, make_decoding
-from generation.questions import load_questions
+from generation import loading
+from generation.answering import Answerer
+from generation.rows import load_questions, score
+from generation.session import answer_all, judge
 
 WORDS = ("lamp", "tiger", "a", "sea", "window")
 LONGEST = 6  # tokens of an answer
@@ -52,8 +53,7 @@ def answerer(adapters):
     """The run as scripts/generate.py asks it."""
     (contestant,) = find_contestants([str(adapters)], with_base=False)
     model = loading.load_model(contestant.source, "float32", "cpu")
-    decoding = make_decoding(model, contestant.tokenizer, temperature=0)
-    return Answerer(model, contestant.template, decoding, LONGEST)
+    return Answerer(model, contestant.template, 0, LONGEST)
 
 
 def rows_of(answers):
@@ -63,10 +63,10 @@ def rows_of(answers):
 
 def test_exact_match_and_answers_are_those_of_generate(evaluate, answerer, write_rows):
     questions = load_questions(write_rows(*rows_of("abcde")))
-    answers = [one.answer for one in scoring.answer_all(answerer, questions, 5, None)]
+    answers = answer_all(answerer, questions, 5)
     references = [*answers[:2], "none", *answers[3:4], "none"]
     path = write_rows(*rows_of(references))
-    expected = scoring.score(scoring.answer_all(answerer, load_questions(path), 5, None))
+    expected = score(judge(load_questions(path), answers, None))
     figures, samples = evaluate(path)
     assert [sample["answer"] for sample in samples] == answers
     assert figures["exact_match"].value == expected["exact_match"] == 3 / 5

@@ -22,6 +22,7 @@ def write_adapters(folder, base):
     folder.mkdir()
     config = json.dumps({"base_model_name_or_path": base})
     (folder / "adapter_config.json").write_text(config)
+    (folder / "adapter_model.safetensors").touch()
 
 
 def test_adapters_name_their_base_which_lends_its_tokenizer(folder, tmp_path):
@@ -38,6 +39,7 @@ def test_the_base_of_adapters_is_loaded_in_the_revision_that_they_were_trained_o
 ):
     config = {"base_model_name_or_path": "owner/model", "revision": "v2"}
     (tmp_path / "adapter_config.json").write_text(json.dumps(config))
+    (tmp_path / "adapter_model.safetensors").touch()
     source = loading.find_source(str(tmp_path))
     loaded = []
 
@@ -56,13 +58,13 @@ def test_the_base_of_adapters_is_loaded_in_the_revision_that_they_were_trained_o
 def test_adapters_on_a_base_that_was_trained_again_are_refused(tmp_path, capsys):
     base = make_base(tmp_path / "base")
     adapters = write_adapters_on(tmp_path / "adapters", base)
-    assert loading.find_model(str(adapters)).base == str(base / "model")
+    assert loading.find_source(str(adapters)).base == str(base / "model")
     weights = base / "model" / "model.safetensors"
     content = bytearray(weights.read_bytes())
     content[-1] ^= 1
     weights.write_bytes(content)
     with pytest.raises(SystemExit) as end:
-        loading.find_model(str(adapters))
+        loading.find_source(str(adapters))
     assert end.value.code == 65
     assert "are not those that the adapters were trained on" in capsys.readouterr().err
 
@@ -96,7 +98,7 @@ def test_adapters_are_not_loaded_on_other_weights_than_their_runs(name, folder, 
     loading.check_base_weights(source)
     (folder / "model.safetensors").write_bytes(b"others!")
     with pytest.raises(SystemExit) as end:
-        loading.load_model(source, "float32", "cpu")
+        loading.find_source(str(adapters))
     said = capsys.readouterr().err
     assert end.value.code == 65 and len(said.splitlines()) == 1
     assert "not those that the adapters were trained on" in said and name in said

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An answer comes in parts, can be stopped, and says why it ended."""
+"""An answer comes in parts, can be stopped, says why it ended, and cannot drive a terminal."""
 
-import contextlib
 from threading import Event, Lock
 
 import pytest
@@ -10,8 +9,7 @@ import torch
 from adapter_folders import make_base
 from core.chat import ChatTemplate, Conversation
 from generation import loading
-from generation.answering import Answerer, make_decoding
-from generation.streaming import Ending, RunningAnswer
+from generation.answering import Answerer, Ending, RunningAnswer, printable
 
 QUESTION = Conversation([{"role": "user", "content": "Spell the word lamp."}])
 
@@ -19,16 +17,14 @@ QUESTION = Conversation([{"role": "user", "content": "Spell the word lamp."}])
 @pytest.fixture(scope="module")
 def answerer(once):
     source = loading.find_source(str(once("chatting_base", make_base) / "model"))
-    tokenizer = loading.load_chat_tokenizer(source)
+    tokenizer = loading.load_tokenizer(source)
     torch.manual_seed(0)
     model = loading.load_model(source, "float32", "cpu")
-    return Answerer(model, ChatTemplate(tokenizer), make_decoding(model, tokenizer, 0.0), 40)
+    return Answerer(model, ChatTemplate(tokenizer), 0.0, 40)
 
 
 def start(answerer, conversation=QUESTION, stopping=None, turn=None):
-    return RunningAnswer(
-        answerer, conversation, turn or contextlib.nullcontext(), stopping or Event()
-    )
+    return RunningAnswer(answerer, conversation, turn, stopping)
 
 
 def test_the_parts_are_the_answer_that_is_given_without_streaming(answerer):
@@ -42,7 +38,8 @@ def test_the_parts_are_the_answer_that_is_given_without_streaming(answerer):
 def test_an_answer_is_complete_if_the_model_ends_its_turn(answerer, monkeypatch):
     (whole,) = answerer.answer([QUESTION])
     tokens = answerer.template.tokenizer(whole, add_special_tokens=False)["input_ids"]
-    monkeypatch.setitem(answerer.decoding, "eos_token_id", tokens)  # any of them ends it
+    # Any of them ends it
+    monkeypatch.setattr(answerer.model.generation_config, "eos_token_id", tokens)
     running = start(answerer)
     list(running)
     assert running.result().ending is Ending.COMPLETE
@@ -78,3 +75,16 @@ def test_a_prompt_without_room_for_an_answer_is_an_error_and_releases_the_lock(a
     with pytest.raises(ValueError, match="the model is limited to 128"):
         running.result()
     assert not lock.locked()
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("\x1b[2J\x07", "\\x1b[2J\\x07"),  # would clear the screen and ring the bell
+        ("a\rb\x08c\x9bd", "a\\rb\\x08c\\x9bd"),
+        ("\ud800\ue000", "\\ud800\\ue000"),
+        ("two\n\tlines, Größe 東京 🙂 👩\u200d🔬", "two\n\tlines, Größe 東京 🙂 👩\u200d🔬"),
+    ],
+)
+def test_what_a_terminal_would_obey_is_escaped(text, shown):
+    assert printable(text) == shown

@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from generation.questions import columns_of_run, load_questions
+from generation.rows import columns_of_run, is_match, load_questions
 
 
 def write(path, *rows):
@@ -48,7 +48,7 @@ def test_a_reference_that_the_pattern_does_not_find_is_named(tmp_path, capsys):
     wrong = {"prompt": "a", "completion": "1"}
     rows = write(tmp_path / "rows.jsonl", right, wrong)
     with pytest.raises(SystemExit):
-        load_questions(rows, answer_pattern="#### (.+)")
+        load_questions(rows, pattern="#### (.+)")
     assert "rows.jsonl, line 2: its answer does not match" in capsys.readouterr().err
 
 
@@ -61,7 +61,9 @@ def run_with(folder, **arguments):
 def test_a_row_is_read_by_the_columns_of_the_run_where_it_has_them(tmp_path):
     rows = [{"frage": "a", "antwort": "b"}, {"prompt": "c", "completion": "d"}]
     path = write(tmp_path / "rows.jsonl", *rows)
-    columns = columns_of_run(run_with(tmp_path, columns=["prompt=frage", "completion=antwort"]))
+    columns = columns_of_run(
+        str(run_with(tmp_path, columns=["prompt=frage", "completion=antwort"]))
+    )
     questions = load_questions(path, columns=columns)
     found = [
         (question.conversation.messages[0]["content"], question.reference) for question in questions
@@ -74,3 +76,17 @@ def test_a_column_that_the_run_names_is_text_even_if_it_looks_like_a_number(tmp_
     columns = {"prompt": "frage", "completion": "antwort"}
     (question,) = load_questions(tmp_path / "rows.csv", columns=columns)
     assert question.reference == "01"
+
+
+@pytest.mark.parametrize(
+    ("answer", "reference", "pattern", "expected"),
+    [
+        ("7", "7", None, True),
+        ("7 ", "7", None, False),
+        ("so #### 7 ", "#### 7", "#### (.+)", True),
+        ("#### 8", "#### 7", "#### (.+)", False),
+        ("7", "#### 7", "#### (.+)", False),
+    ],
+)
+def test_texts_match(answer, reference, pattern, expected):
+    assert is_match(answer, reference, pattern) is expected
