@@ -1,99 +1,57 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The picture of one run, or of several beside each other."""
+"""The picture of one run, or of several beside each other: a panel for each thing they recorded."""
 
 import math
 import textwrap
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.gridspec import GridSpec
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FormatStrFormatter, LogLocator, MaxNLocator, NullFormatter
 
-from plotting.calls import COUNTS, speed_name, times_of
-from plotting.curves import Curve, curve_of
-from plotting.labels import labels_of
-from plotting.panels import LOSS, MEMORY, RATE, Panel
-from plotting.runs import RecordedRun
+from plotting.runs import (
+    COUNTS,
+    Curve,
+    RecordedRun,
+    differences,
+    first_and_last,
+    intervals_of,
+    names_of,
+    setting_text,
+    smooth,
+    speed_name,
+    times_of,
+)
 
+LOSS = "loss"
+SPEED = "tokens_per_second"
+MEMORY = "peak_memory_gib"
 # The colors of Okabe and Ito, which color-blind readers can tell apart; the sixth run has the
 # first color again, with dashes
 COLORS = ["#0072b2", "#e69f00", "#009e73", "#c2410c", "#a3578a"]
-STYLES = [("-", "o"), ((0, (4, 1.5)), "s")]  # a line and its points
+STYLES: list[Any] = ["-", (0, (4, 1.5))]
 MOST_RUNS = len(COLORS) * len(STYLES)
 LOG_SCALE_FROM = 5  # the largest loss over the smallest
-X_LABELS = {
-    "step": "optimizer step",
-    "num_input_tokens_seen": "tokens seen",
-    "num_images_seen": "images seen",
-    "time": "seconds of training",
-}
+X_LABELS = {"step": "optimizer step", "tokens": "tokens seen", "time": "seconds of training"}
 THINNEST = 1.6  # points; the width of the line of the last run
-WIDER = 1.0  # points; how much wider a line is than the next one
-MOST_WIDER = 2.5  # points; by all runs together
+WIDER = 2.5  # points; how much wider the line of the first run is: equal runs are all seen
 WIDTH = 8.0  # inches
-WIDTH_OF_GRID = 10.0
-HEIGHT_OF_LABEL = 0.22
+MOST_SETTINGS = 3  # a legend with more of them is not read
 LABEL_WIDTH = 110  # characters
 
 
-@dataclass(frozen=True)
-class Look:
-    """How a run is drawn.
-
-    Attributes:
-        line, marker: matplotlib's names of a style of lines and of points.
-        width: of lines, in points.
-    """
-
-    color: str
-    line: Any
-    marker: str
-    width: float
-
-    @classmethod
-    def of(cls, number: int, num_runs: int) -> "Look":
-        """Return the look of a run, which no other of the first MOST_RUNS has.
-
-        Each line is wider than those that are drawn over it, so that equal runs are all seen.
-        """
-        line, marker = STYLES[number // len(COLORS) % len(STYLES)]
-        later = num_runs - 1 - number
-        width = THINNEST + later * min(WIDER, MOST_WIDER / num_runs)
-        return cls(COLORS[number % len(COLORS)], line, marker, width)
-
-    @property
-    def of_line(self) -> dict[str, Any]:
-        """The options of a line."""
-        return {"color": self.color, "linestyle": self.line, "linewidth": self.width}
-
-
-# ---- The horizontal axis ----
-
-
-def find_axis(runs: Sequence[RecordedRun], axis: str) -> str:
-    """Return the key of X_LABELS for --x. Raises ValueError if the runs cannot be drawn over it."""
-    if axis == "step":
-        return axis
-    counts = set()
-    for run in runs:
-        speed = speed_name(run)
-        if speed is None:
-            raise ValueError(
-                f"--x {axis}: {run.folder} has not recorded how much it saw and when: it is of an "
-                "earlier version; use --x step"
-            )
-        counts.add(COUNTS[speed])
-    if axis == "time":
-        return axis
-    if len(counts) > 1:
-        raise ValueError("--x tokens: some runs count tokens and some images; use --x step or time")
-    return counts.pop()
+# ---- What is drawn ----
+def curve_of(run: RecordedRun, panel: str) -> Curve:
+    """Return the curve of a run in a panel; empty where the run has not recorded it."""
+    if panel == SPEED:
+        intervals = list(intervals_of(run))
+        rates = [interval.seen / interval.seconds for interval in intervals]
+        return [interval.step for interval in intervals], rates
+    return run.curve(panel)
 
 
 def positions(run: RecordedRun, axis: str, steps: Sequence[float]) -> list[float]:
@@ -101,144 +59,21 @@ def positions(run: RecordedRun, axis: str, steps: Sequence[float]) -> list[float
     if axis == "step":
         return list(steps)
     known = times_of(run)
-    if axis != "time":
-        known = curve_of(run.steps, axis)
-    return np.interp(steps, [0, *known.steps], [0, *known.values]).tolist()
+    if axis == "tokens":
+        known = [line[COUNTS[speed_name(run) or SPEED]] for line in run.steps]
+    logged = [line["step"] for line in run.steps]
+    return np.interp(steps, [0, *logged], [0, *known]).tolist()
 
 
-# ---- Drawing ----
-
-
-def draw(runs: Sequence[RecordedRun], panels: Sequence[Panel], axis: str = "step") -> Figure:
-    """Return the picture of all runs.
-
-    Args:
-        axis: a key of X_LABELS.
-    """
-    labels = [wrapped(label) for label in labels_of(runs)]
-    figure, all_axes = empty_figure(panels, labels)
-    figure.suptitle(title_of(runs), x=0.02, ha="left", weight="bold")
-    for panel, axes in zip(panels, all_axes, strict=True):
-        draw_panel(axes, panel, runs, axis)
-        axes.xaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 5, 10], integer=axis != "time"))
-        axes.grid(alpha=0.25)
-        axes.spines[["top", "right"]].set_visible(False)
-        if is_lowest(axes, all_axes):
-            axes.set_xlabel(X_LABELS[axis])
-        elif len(panels) == 2:  # with more, those below may be of another width
-            axes.tick_params(labelbottom=False)
-        if panel.name == LOSS:
-            axes.legend(handles=kind_handles(runs), frameon=False)
-    if len(runs) > 1:
-        figure.legend(handles=name_handles(labels), loc="outside lower left", frameon=False)
-    return figure
-
-
-def empty_figure(panels: Sequence[Panel], labels: Sequence[str]) -> tuple[Figure, list[Axes]]:
-    """Return a figure and the axes of its panels: the first is wide, the rest share rows."""
-    layout = ConstrainedLayoutEngine(w_pad=0.1, h_pad=0.1)  # inches
-    label_lines = sum(label.count("\n") + 1 for label in labels if label)
-    below = HEIGHT_OF_LABEL * label_lines
-    if len(panels) <= 2:
-        ratios = [4.0, 4.0][: len(panels)]
-        if panels[-1].name == RATE and len(panels) == 2:
-            ratios = [4.0, 1.0]
-        figure = Figure(figsize=(WIDTH, 5.5 + below), layout=layout)
-        stacked = figure.subplots(len(panels), 1, sharex=True, height_ratios=ratios, squeeze=False)
-        return figure, list(stacked[:, 0])
-    rows = 1 + math.ceil((len(panels) - 1) / 2)
-    ratios = [1.6] + [1.0] * (rows - 1)
-    figure = Figure(figsize=(WIDTH_OF_GRID, 2.2 * sum(ratios) + below), layout=layout)
-    grid = GridSpec(rows, 2, figure=figure, height_ratios=ratios)
-    all_axes = [figure.add_subplot(grid[0, :])]
-    for number in range(len(panels) - 1):
-        row = 1 + number // 2
-        place = grid[row, number % 2]
-        if number == len(panels) - 2 and number % 2 == 0:
-            place = grid[row, :]
-        all_axes.append(figure.add_subplot(place, sharex=all_axes[0]))
-    return figure, all_axes
-
-
-def is_lowest(axes: Axes, all_axes: Sequence[Axes]) -> bool:
-    """Return whether axes are in the lowest row of the picture."""
-    lowest = all_axes[-1].get_subplotspec()
-    place = axes.get_subplotspec()
-    assert lowest is not None and place is not None  # all axes here are in a grid
-    return place.rowspan.stop == lowest.rowspan.stop
-
-
-def draw_panel(axes: Axes, panel: Panel, runs: Sequence[RecordedRun], axis: str) -> None:
-    """Draw the curve of each run that has one."""
-    axes.set_ylabel(plain(panel.title))
-    if panel.name == RATE:
-        axes.ticklabel_format(axis="y", style="sci", scilimits=(0, 0), useMathText=True)
-    for number, (run, curve) in enumerate(zip(runs, panel.curves, strict=True)):
-        look = Look.of(number, len(runs))
-
-        def place(steps: Sequence[float], run: RecordedRun = run) -> list[float]:
-            return positions(run, axis, steps)
-
-        if panel.name == LOSS:
-            draw_losses(axes, curve, curve_of(run.evaluations, "eval_loss"), look, place)
-        elif panel.name.startswith("eval_"):
-            draw_line(axes, curve, look, place, marker=look.marker)
-        elif panel.name in COUNTS:
-            draw_noisy(axes, curve, look, place)
-        else:
-            draw_line(axes, curve, look, place)
-    if panel.name in COUNTS or panel.name == MEMORY:
-        axes.set_ylim(0, 1.1 * axes.dataLim.ymax)
-    if panel.name == LOSS:
-        if needs_log_scale(runs):
-            axes.set_yscale("log")
-            axes.set_ylabel(f"{panel.title}, log scale")
-            axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-            axes.yaxis.set_major_formatter(FormatStrFormatter("%g"))
-            axes.yaxis.set_minor_formatter(NullFormatter())
-
-
-Place = Callable[[Sequence[float]], list[float]]  # from steps to positions on the axis
-
-
-def draw_losses(axes: Axes, training: Curve, evaluations: Curve, look: Look, place: Place) -> None:
-    """Draw a run's training loss, as it is and smoothed, and its evaluations."""
-    draw_noisy(axes, training, look, place)
-    style = {"color": look.color, "markeredgecolor": "black", "zorder": 3}
-    axes.plot(place(evaluations.steps), evaluations.values, look.marker, **style)
-
-
-def draw_noisy(axes: Axes, curve: Curve, look: Look, place: Place) -> None:
-    """Draw a curve as it is and smoothed."""
-    axes.plot(place(curve.steps), curve.values, color=look.color, alpha=0.25, linewidth=0.8)
-    draw_line(axes, curve.smoothed(), look, place)
-
-
-def draw_line(axes: Axes, curve: Curve, look: Look, place: Place, marker: str = "") -> None:
-    """Draw a curve as a line, through points if a marker is given."""
-    axes.plot(place(curve.steps), curve.values, marker=marker, **look.of_line)
-
-
-def name_handles(labels: Sequence[str]) -> list[Line2D]:
-    """Return the entries of a legend that name the runs."""
-    handles = []
-    for number, label in enumerate(labels):
-        look = Look.of(number, len(labels))
-        handles.append(Line2D([], [], marker=look.marker, label=plain(label), **look.of_line))
-    return handles
-
-
-def kind_handles(runs: Sequence[RecordedRun]) -> list[Line2D]:
-    """Return the entries of a legend that say what lines and points in the panel of losses are."""
-    color = COLORS[0] if len(runs) == 1 else "gray"
-    handles = [Line2D([], [], color=color, linewidth=1.8, label="training, smoothed")]
-    if any(curve_of(run.evaluations, "eval_loss").steps for run in runs):
-        style: dict[str, Any] = {"color": color, "markeredgecolor": "black", "linestyle": ""}
-        handles.append(Line2D([], [], marker="o", label="evaluation", **style))
-    return handles
-
-
-# ---- Words ----
+def labels_of(runs: Sequence[RecordedRun]) -> list[str]:
+    """Return how a legend names each run: its folder, and in what it differs from the others."""
+    labels = []
+    for name, settings in zip(names_of(runs), differences(runs), strict=True):
+        if 0 < len(settings) <= MOST_SETTINGS:
+            parts = [setting_text(*setting) for setting in settings.items()]
+            name = f"{name}: {', '.join(parts)}"
+        labels.append("\n".join(textwrap.wrap(name, LABEL_WIDTH)))
+    return labels
 
 
 def title_of(runs: Sequence[RecordedRun]) -> str:
@@ -249,27 +84,108 @@ def title_of(runs: Sequence[RecordedRun]) -> str:
     """
     if len(runs) > 1:
         return f"{len(runs)} runs compared"
-    losses = curve_of(runs[0].steps, "loss")
-    direction = "fell" if losses.last() < losses.first() else "did not fall:"
-    change = f"from {losses.first():.3g} to {losses.last():.3g}"
-    return f"The loss {direction} {change} in {losses.steps[-1]} steps"
+    steps, losses = runs[0].curve(LOSS)
+    first, last = first_and_last(losses)
+    direction = "did not fall:"
+    if last < first:
+        direction = "fell"
+    return f"The loss {direction} from {first:.3g} to {last:.3g} in {steps[-1]} steps"
+
+
+def panel_title(panel: str, runs: Sequence[RecordedRun]) -> str:
+    """Return the title of the axis of a panel; that of the loss with its unit, if all have one."""
+    if panel == MEMORY:
+        return "peak memory of\nrank 0 (GiB)"
+    if panel == SPEED:
+        return (speed_name(runs[0]) or SPEED).replace("_", " ")
+    units = {run.facts.get("loss_unit") for run in runs}
+    if panel == LOSS and len(units) == 1 and None not in units:
+        return f"loss ({units.pop()})"
+    title = panel.replace("_", " ")
+    if panel.startswith("eval_"):
+        return f"{title.removeprefix('eval ')}\n(evaluation)"
+    return title
+
+
+# ---- Drawing ----
+def look_of(number: int, num_runs: int) -> dict[str, Any]:
+    """Return matplotlib's options of the line of a run, which no other of MOST_RUNS has."""
+    style = STYLES[number // len(COLORS) % len(STYLES)]
+    later = (num_runs - 1 - number) / num_runs
+    width = THINNEST + later * WIDER
+    return {"color": COLORS[number % len(COLORS)], "linestyle": style, "linewidth": width}
+
+
+def draw(runs: Sequence[RecordedRun], panels: Sequence[str], axis: str = "step") -> Figure:
+    """Return the picture of all runs.
+
+    Args:
+        panels: names of metrics in metrics.jsonl.
+        axis: a key of X_LABELS.
+    """
+    layout = ConstrainedLayoutEngine(w_pad=0.1, h_pad=0.1)  # inches
+    heights = [3.6 if panel == LOSS else 1.5 for panel in panels]
+    figure = Figure(figsize=(WIDTH, sum(heights) + 1 + 0.22 * len(runs)), layout=layout)
+    figure.suptitle(title_of(runs), x=0.02, ha="left", weight="bold")
+    grid = figure.subplots(len(panels), 1, sharex=True, height_ratios=heights, squeeze=False)
+    for panel, axes in zip(panels, grid[:, 0], strict=True):
+        draw_panel(axes, panel, runs, axis)
+    last = grid[-1, 0]
+    last.set_xlabel(X_LABELS[axis])
+    last.xaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 5, 10], integer=axis != "time"))
+    if len(runs) > 1:
+        handles = []
+        for number, label in enumerate(labels_of(runs)):
+            handles.append(Line2D([], [], label=plain(label), **look_of(number, len(runs))))
+        figure.legend(handles=handles, loc="outside lower left", frameon=False)
+    return figure
+
+
+def draw_panel(axes: Axes, panel: str, runs: Sequence[RecordedRun], axis: str) -> None:
+    """Draw the curve of each run that has one."""
+    axes.set_ylabel(plain(panel_title(panel, runs)))
+    axes.grid(alpha=0.25)
+    axes.spines[["top", "right"]].set_visible(False)
+    if panel == "learning_rate":
+        axes.ticklabel_format(axis="y", style="sci", scilimits=(0, 0), useMathText=True)
+    for number, run in enumerate(runs):
+        look = look_of(number, len(runs))
+        steps, values = curve_of(run, panel)
+        places = positions(run, axis, steps)
+        if panel in (LOSS, SPEED):  # As it is and smoothed
+            axes.plot(places, values, color=look["color"], alpha=0.25, linewidth=0.8)
+            values = smooth(values)
+        axes.plot(places, values, **look)
+        if panel == LOSS:
+            steps, values = run.curve("eval_loss")
+            points: dict[str, Any] = {"color": look["color"], "markeredgecolor": "black"}
+            axes.plot(positions(run, axis, steps), values, "o", zorder=3, **points)
+    if panel in (SPEED, MEMORY):
+        axes.set_ylim(0, 1.1 * axes.dataLim.ymax)
+    if panel == LOSS:
+        finish_losses(axes, runs)
+
+
+def finish_losses(axes: Axes, runs: Sequence[RecordedRun]) -> None:
+    """Add the legend of lines and points; and a log scale, if the end would be a flat line."""
+    color = COLORS[0] if len(runs) == 1 else "gray"
+    handles = [Line2D([], [], color=color, linewidth=1.8, label="training, smoothed")]
+    if any("eval_loss" in run.eval_metrics() for run in runs):
+        style: dict[str, Any] = {"markeredgecolor": "black", "linestyle": "", "marker": "o"}
+        handles.append(Line2D([], [], color=color, label="evaluation", **style))
+    axes.legend(handles=handles, frameon=False)
+    losses = []
+    for run in runs:
+        losses += [*run.curve(LOSS)[1], *run.curve("eval_loss")[1]]
+    finite = [loss for loss in losses if math.isfinite(loss)]
+    if finite and 0 < LOG_SCALE_FROM * min(finite) < max(finite):
+        axes.set_yscale("log")
+        axes.set_ylabel(f"{axes.get_ylabel()}, log scale")
+        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axes.yaxis.set_major_formatter(FormatStrFormatter("%g"))
+        axes.yaxis.set_minor_formatter(NullFormatter())
 
 
 def plain(text: str) -> str:
     """Return a text that matplotlib draws as it is: a $ would begin a formula."""
     return text.replace("$", r"\$")
-
-
-def wrapped(label: str) -> str:
-    """Return a label in lines that fit below the picture."""
-    return "\n".join(textwrap.wrap(label, LABEL_WIDTH))
-
-
-def needs_log_scale(runs: Sequence[RecordedRun]) -> bool:
-    """Whether a linear axis would show the end of a run as a flat line, and a log axis can be."""
-    losses = []
-    for run in runs:
-        losses += curve_of(run.steps, "loss").values
-        losses += curve_of(run.evaluations, "eval_loss").values
-    finite = [loss for loss in losses if math.isfinite(loss)]
-    return bool(finite) and 0 < LOG_SCALE_FROM * min(finite) < max(finite)
