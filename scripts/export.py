@@ -50,12 +50,6 @@ def parse_args() -> argparse.Namespace:
         "a vocabulary of your own, which llama.cpp's converter does not know",
     )
     add_prompt_options(parser)
-    add(
-        "--bound",
-        type=float,
-        help="largest logit gap that is not an error, as a part of the largest logit [by the type "
-        "of the weights]",
-    )
     return parser.parse_args()
 
 

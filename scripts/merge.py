@@ -7,16 +7,15 @@ r"""Make a folder of a whole model: of adapters and their base, or of a checkpoi
     python scripts/merge.py runs/lora runs/merged --prompts held_out.jsonl
     python scripts/merge.py runs/large/checkpoint-500 runs/joined
 
-peft merges each layer in fp32, and the result is rounded once. Adapters of a quantized base (QLoRA)
-are merged into the values that the quantized base computes with, or into the base as it is:
-whichever has logits nearer to what was trained, unless --base names one. Tensors that the model has
-no place for, such as a part that reads images, stay as they are in the base.
+peft merges the adapters. Those of a quantized base (QLoRA) are merged into the values that the
+quantized base computes with, or into the base as it is: whichever has logits nearer to what was
+trained, unless --base names one. What the model has no place for, such as a part that reads images,
+is kept or left out as by the run itself, in a line that says so.
 
 The merged folder is loaded again, and its logits on prompts are compared with those of the trained
 model. A difference above its bound is an error.
 
-In memory is one whole model, and one file of the base while the result is written: 16 GB and about
-5 GB for 8 billion parameters in bfloat16, twice as much in float32.
+In memory is one whole model: 16 GB for 8 billion parameters in bfloat16, twice as much in float32.
 
 A checkpoint of a dense language model that is trained whole is joined as it is, with 5 GB in
 memory: for a model that no host has room for, or a run that will not be continued.
@@ -54,13 +53,6 @@ def parse_args() -> argparse.Namespace:
         help="type of the written weights; auto: as in the files of the base [%(default)s]",
     )
     add_prompt_options(parser)
-    add(
-        "--bound",
-        type=float,
-        help="largest logit gap that is not an error, as a part of the largest logit [by the dtype "
-        "and the base: 1e-4 for float32, 0.01 for float16, 0.05 for bfloat16, 0.15 for adapters of "
-        "an int8 base, 0.5 on another base than in training]",
-    )
     return parser.parse_args()
 
 

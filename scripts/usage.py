@@ -58,3 +58,9 @@ def add_prompt_options(parser: argparse.ArgumentParser) -> None:
     add("--num_prompts", type=at_least_1, default=50, help="number of prompts [%(default)s]")
     add("--max_new_tokens", type=at_least_1, default=16, help="longest answer [%(default)s]")
     add("--device", help="cpu, cuda, cuda:1: of the trained model [cuda if there is a GPU, or cpu]")
+    add(
+        "--bound",
+        type=float,
+        help="largest logit gap that is not an error, as a part of the largest logit [1e-4 for "
+        "float32, more for types of fewer bits]",
+    )

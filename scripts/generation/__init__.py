@@ -6,7 +6,7 @@ answering    answers to conversations, also while they are shown
 rows         rows of a file as questions with a reference, and exact match
 serving      a server that is held against a trained folder
 session      what generate.py does with its command line
-trained      a folder as it was trained, and what it says to prompts
+comparing    a folder as it was trained, and how far another form of it is from that
 merging      what merge.py does with its command line; joining is of checkpoints
 exporting    what export.py does with its command line; ollama writes chat templates for it
 """

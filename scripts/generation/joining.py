@@ -2,6 +2,7 @@
 """What merge.py does with a checkpoint: its boxes become the folder of a model, file by file."""
 
 import argparse
+import json
 import math
 from collections.abc import Iterator
 from pathlib import Path
@@ -26,7 +27,7 @@ from core.export import INDEX, list_stop_tokens
 from core.generation import stop_tokens_of_texts
 from core.model import load_tokenizer, read_config
 from exits import Exit, first_line, stop
-from generation.merging import new_folder, write_json
+from generation.comparing import new_folder
 
 BYTES_OF_A_FILE = 5 * 10**9  # at most, but for a tensor that is larger
 
@@ -76,7 +77,7 @@ def write_weights(folder: Path, checkpoint: Path, dtype: torch.dtype) -> None:
         weight_map |= dict.fromkeys(names, file)
         num_bytes += sum(weight.nbytes for weight in weights.values())
     index = {"metadata": {"total_size": num_bytes}, "weight_map": weight_map}
-    write_json(folder / INDEX, index)
+    (folder / INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
 
 
 def files_of(checkpoint: Path, itemsize: int) -> Iterator[list[str]]:

@@ -14,7 +14,7 @@ from typing import Any
 
 from core.chat import ChatTemplate, Conversation
 from exits import Exit, stop
-from generation.trained import Trained
+from generation.comparing import Trained
 
 QUOTES = '"""'
 SYSTEM = {"role": "system", "content": "qZsysQ"}

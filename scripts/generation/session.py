@@ -13,7 +13,7 @@ from datasets import disable_progress_bars
 from jinja2 import TemplateError
 from transformers.utils import logging
 
-from components.tokens import tokenize_text
+from core.data import tokenize_text
 from core.chat import ChatTemplate, Conversation
 from exits import Exit, first_line, stop
 from generation import loading, rows, serving

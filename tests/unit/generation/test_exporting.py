@@ -11,8 +11,8 @@ from transformers import AutoTokenizer
 
 from adapter_folders import make_base
 from generation import exporting, ollama
+from generation.comparing import read_trained
 from generation.loading import Source
-from generation.trained import read_trained
 from gguf_files import rewrite
 
 TEMPLATES = Path(__file__).parents[2] / "data" / "chat_templates"

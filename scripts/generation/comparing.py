@@ -1,27 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A trained folder as it was trained, and what it says to prompts.
+"""A folder as it was trained, and what it says to prompts: other forms of it are compared with it.
 
-merge.py and export.py compare other forms of a model with it.
+merge.py and export.py do so.
 """
 
 import argparse
 import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import nullcontext, suppress
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from datasets.exceptions import DatasetGenerationError
 from transformers import AutoConfig, AutoModelForCausalLM, BitsAndBytesConfig, GenerationConfig
 
+from core.generation import listed_stop_tokens, most_positions, stop_tokens_of_texts
 from core import workarounds
 from core.chat import ChatTemplate, Conversation, fit_arguments
 from core.data import FILE_TYPES
-from core.generation import listed_stop_tokens, stop_tokens_of_texts
-from exits import Exit, first_line, stop
+from exits import Exit, stop
 from generation.loading import (
     LOAD_ERRORS,
     Source,
@@ -31,14 +30,16 @@ from generation.loading import (
     load_tokenizer,
     refuse_to_load,
 )
-from generation.rows import columns_of_run, read_rows, to_question
+from generation.rows import columns_of_run, load_rows, read_rows, to_question
 
 # Largest logit difference, relative to the largest logit, that rounding explains: about 1,000 units
 # in the last place in fp32, 6 to 10 in fp16 and bf16, where activations are rounded too
 ROUNDING = {"float32": 1e-4, "float16": 1e-2, "bfloat16": 5e-2}
+UNFINISHED = ".unfinished"  # ending of a folder's name until it is complete and compared
 SIXTEEN_BITS = "16bit"  # name of a base that is not quantized
 LONGEST = 1024  # tokens of a prompt: longer ones make a comparison slow
 LONGEST_TEXT = 200  # characters of a row of raw text that are a prompt
+MADE_HERE = "simple questions, made here"
 SUBJECTS = ("a lamp", "the moon", "bread", "a river", "music", "winter", "a bridge", "tea", "ice")
 REQUESTS = (
     "Describe {} in one sentence.",
@@ -48,12 +49,6 @@ REQUESTS = (
     "Translate into French: {}.",
     "Is {} older than a car?",
 )
-
-
-def find_problems(args: argparse.Namespace) -> Iterator[str]:
-    """Yield what is wrong with the options of usage.add_prompt_options, and with --bound."""
-    if args.bound is not None and not 0 < args.bound < math.inf:
-        yield "--bound must be above 0"
 
 
 @dataclass(frozen=True)
@@ -71,7 +66,6 @@ class Answers:
 
     Attributes:
         dtype: of its weights, such as "bfloat16".
-        prompts: the tokens of each prompt.
         tokens: the likeliest tokens that answer each prompt, with the token that ends the answer.
         logits: for each prompt, those at the last places of the prompt and its answer, [places,
             vocabulary], in fp32. The last of them predict the tokens of the answer.
@@ -79,7 +73,6 @@ class Answers:
     """
 
     dtype: str
-    prompts: Sequence[Sequence[int]]
     tokens: Sequence[Sequence[int]]
     logits: Sequence[torch.Tensor]
     stop_tokens: Sequence[int]
@@ -96,8 +89,6 @@ class Trained:
 
     Attributes:
         arguments: those of its run; {} without a record of it.
-        settings: variables of the chat template.
-        longest: the most tokens of a prompt.
         config: of the whole model, or of the base of adapters.
         sources: {where prompts come from: how many}.
     """
@@ -106,12 +97,15 @@ class Trained:
     arguments: Mapping[str, Any]
     config: Any
     tokenizer: Any
-    settings: dict[str, Any]
     max_new_tokens: int
     device: str
-    longest: int = LONGEST
     prompts: list[Prompt] = field(default_factory=list)
     sources: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Return the variables of the chat template."""
+        return dict(self.arguments.get("chat_template_kwargs") or {})
 
     @property
     def dtype(self) -> torch.dtype | None:
@@ -133,7 +127,7 @@ class Trained:
             ends = ChatTemplate(self.tokenizer).stop_tokens()
         return sorted(listed_stop_tokens(generation_config) | ends)
 
-    def load_base(self, base_name: str, dtype: str | None = None) -> Any:
+    def load_base(self, base_name: str, dtype: Any = None) -> Any:
         """Return the whole model, without adapters. Raises SystemExit with 65 or 69.
 
         Args:
@@ -193,85 +187,60 @@ class Trained:
             text = [*prompt.tokens, *said[-1][:-1]]
             places = model(input_ids=torch.tensor([text], device=model.device), use_cache=False)
             logits.append(places.logits[0, -self.max_new_tokens :].float().cpu())
-        dtype = str(model.dtype).removeprefix("torch.")
-        prompts = [prompt.tokens for prompt in self.prompts]
-        return Answers(dtype, prompts, said, logits, ends)
+        return Answers(str(model.dtype).removeprefix("torch."), said, logits, ends)
 
-    def collect(self, path: Path | None, number: int, takes: Callable[[Prompt], bool]) -> None:
-        """Collect prompts: of a file, or of the rows of the run, and then of simple questions.
+    # ---- Prompts ----
+    def find_prompts(self, path: Path | None) -> Iterator[tuple[str, Prompt]]:
+        """Yield prompts, each with where it is from: a file, or the run's rows and made questions.
 
-        Args:
-            path: the file that the user named, if any. Then no other rows are read.
-            number: the most prompts.
-            takes: whether a prompt is one of them.
-
-        Raises SystemExit with 65 for a bad row of the named file, and if there is no prompt.
+        Raises SystemExit with 65 for a bad row of the named file.
         """
-        for source, prompt in itertools.chain(self._read_files(path), self._make_questions()):
-            if len(self.prompts) == number:
-                return
-            if 0 < len(prompt.tokens) <= self.longest and takes(prompt):
-                self.prompts.append(prompt)
-                self.sources[source] = self.sources.get(source, 0) + 1
-        if not self.prompts:
-            stop(Exit.DATA, f"no prompt has at most {self.longest} tokens; name --prompts")
-
-    def _read_files(self, path: Path | None) -> Iterator[tuple[str, Prompt]]:
-        """Yield the rows of files as prompts, each with the source that it is from."""
         columns = columns_of_run(self.source.name)
-        files = files_of_run(self.arguments) if path is None else [(str(path), path)]
-        for what, file in files:
+        if path is not None:
+            for prompt in load_rows(path, None, columns, self.read):
+                yield str(path), prompt
+            return
+        for what, file in files_of_run(self.arguments):
             try:
                 for place, row in read_rows(file, columns):
-                    with nullcontext() if path is not None else suppress(ValueError):
-                        yield what, self._read(place, row, columns)
-            except (OSError, ValueError, DatasetGenerationError) as error:
-                if path is not None:
-                    reason = first_line(error.__cause__ or error)
-                    stop(Exit.DATA, reason if str(path) in reason else f"{path}: {reason}")
-        if path is not None and not self.prompts:
-            stop(Exit.DATA, f"{path}: no row that can be asked in {self.longest} tokens")
-
-    def _make_questions(self) -> Iterator[tuple[str, Prompt]]:
+                    yield what, self.read(place, row)
+            except (OSError, ValueError, DatasetGenerationError):
+                continue  # Another file has been put in its place
         for request, subject in itertools.product(REQUESTS, SUBJECTS):
             messages = [{"role": "user", "content": request.format(subject)}]
-            yield "simple questions, made here", self._write(Conversation(messages))
+            yield MADE_HERE, self.write(Conversation(messages))
 
-    def _read(self, place: str, row: Any, columns: Mapping[str, str]) -> Prompt:
+    def read(self, place: str, row: Any) -> Prompt:
         """Return a row as a prompt. Raises ValueError with its place."""
+        columns = columns_of_run(self.source.name)
         if not self.tokenizer.chat_template:
-            text = row.get(columns.get("text", "text")) if isinstance(row, dict) else None
+            text = row.get(columns.get("text", "text"))
             if not isinstance(text, str) or not text.strip():
                 raise ValueError(f"{place}: has no text")
-            text = text.strip()[:LONGEST_TEXT].rstrip()
-            return Prompt(text, self.tokenizer(text)["input_ids"])
-        if isinstance(row, dict) and "chosen" in row and "completion" not in row:
+            return self.write(text.strip()[:LONGEST_TEXT].rstrip())
+        if "chosen" in row and "completion" not in row:
             row = {**row, "completion": row["chosen"]}  # A row of preference tuning
-        return self._write(to_question(place, row, None, columns).conversation)
+        return self.write(to_question(place, row, None, columns).conversation)
 
-    def _write(self, conversation: Conversation) -> Prompt:
-        """Return a conversation as a prompt, as the model saw it in training."""
-        if not self.tokenizer.chat_template:
-            text = conversation.messages[0]["content"]
+    def write(self, asked: Conversation | str) -> Prompt:
+        """Return a text or a conversation as a prompt, as the model saw it in training."""
+        if not self.tokenizer.chat_template or isinstance(asked, str):
+            text = asked if isinstance(asked, str) else asked.messages[0]["content"]
             return Prompt(text, self.tokenizer(text)["input_ids"])
         template = ChatTemplate(self.tokenizer, self.settings)
-        text = template.render(fit_arguments(conversation, template), add_generation_prompt=True)
+        text = template.render(fit_arguments(asked, template), add_generation_prompt=True)
         tokens = self.tokenizer(text, add_special_tokens=False)["input_ids"]
-        return Prompt(text, tokens, conversation)
+        return Prompt(text, tokens, asked)
 
 
-def read_trained(
-    source: Source, args: argparse.Namespace, takes: Callable[[Prompt], bool] = lambda _: True
-) -> Trained:
+def read_trained(source: Source, args: argparse.Namespace) -> Trained:
     """Return what a folder holds, with its prompts, but without its weights.
 
     Args:
         args: prompts, num_prompts, max_new_tokens and device of the command line.
-        takes: whether a prompt is one of them.
 
-    Raises SystemExit with 64, 65 or 69.
+    Raises SystemExit with 65 or 69.
     """
-    arguments = arguments_of_run(source.name)
     try:
         config = AutoConfig.from_pretrained(
             source.weights, revision=source.revision, trust_remote_code=False
@@ -280,19 +249,21 @@ def read_trained(
         refuse_to_load(source, error)
     trained = Trained(
         source,
-        arguments,
+        arguments_of_run(source.name),
         config,
         load_tokenizer(source, needs_template=False),
-        dict(arguments.get("chat_template_kwargs") or {}),
         args.max_new_tokens,
         args.device or default_device(),
     )
-    positions = getattr(config.get_text_config(), "max_position_embeddings", None)
-    if positions is not None:
-        trained.longest = min(LONGEST, positions - args.max_new_tokens)
-    if trained.longest < 1:
-        stop(Exit.USAGE, f"--max_new_tokens {args.max_new_tokens}: the model has {positions}")
-    trained.collect(args.prompts, args.num_prompts, takes)
+    longest = min(LONGEST, most_positions(config) - args.max_new_tokens)
+    for what, prompt in trained.find_prompts(args.prompts):
+        if len(trained.prompts) == args.num_prompts:
+            break
+        if 0 < len(prompt.tokens) <= longest:
+            trained.prompts.append(prompt)
+            trained.sources[what] = trained.sources.get(what, 0) + 1
+    if not trained.prompts:
+        stop(Exit.DATA, f"no prompt has at most {longest} tokens; name others by --prompts")
     return trained
 
 
@@ -322,6 +293,7 @@ def files_of_run(arguments: Mapping[str, Any]) -> Iterator[tuple[str, Path]]:
                 yield what, path
 
 
+# ---- The verdict ----
 def largest_gap(one: Answers, another: Answers) -> float:
     """Return the largest difference of a logit; infinity for another vocabulary.
 
@@ -335,9 +307,36 @@ def largest_gap(one: Answers, another: Answers) -> float:
     return torch.stack(gaps).max().item()
 
 
-def count_same(one: Answers, another: Answers) -> int:
-    """Return for how many prompts the likeliest tokens are the same at every place."""
+def judge(what: str, folder: Path, reference: Answers, other: Answers, bound: float) -> None:
+    """Print how far another form of a model is from the trained one. Raises SystemExit with 76.
+
+    Args:
+        what: the other form, as it is named.
+        bound: the largest difference of a logit that is no error, relative to the largest logit.
+    """
+    bound *= reference.largest_logit
+    gap = largest_gap(reference, other)
     same = 0
-    for ours, theirs in zip(one.logits, another.logits, strict=True):
+    for ours, theirs in zip(reference.logits, other.logits, strict=True):
         same += torch.equal(ours.argmax(-1), theirs.argmax(-1))
-    return same
+    answers = f"{same} of {len(other.logits)} answers are the same"
+    print(f"The largest logit gap of the {what} is {gap:.2e}, its bound {bound:.2e}; {answers}")
+    if not gap <= bound:  # also if it is not a number
+        differ(folder, f"a logit differs by {gap:.3g}, and the bound is {bound:.3g}")
+
+
+def differ(folder: Path, what: str) -> NoReturn:
+    """End with 76, since what was made is not what was trained."""
+    stop(Exit.DIFFERS, f"{what}; what was made is in {folder}")
+
+
+def new_folder(output: Path) -> Path:
+    """Return the place where a folder is written until it is complete and compared.
+
+    Raises SystemExit with 73 if there is something, or at the place of the complete folder.
+    """
+    unfinished = output.with_name(output.name + UNFINISHED)
+    for folder in (output, unfinished):
+        if folder.exists() or folder.is_symlink():
+            stop(Exit.CANNOT_WRITE, f"{folder} exists; name a new folder, or remove it")
+    return unfinished
