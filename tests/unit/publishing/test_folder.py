@@ -1,0 +1,78 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is made for a push names no path of this machine, and what is private is refused or told."""
+
+import json
+
+import pytest
+
+from publishing import folder, session
+
+
+def made_of(path, run, base=None):
+    """Return {name: text} of what is pushed in place of files."""
+    (path / "run.json").write_text(json.dumps(run))
+    return {name: content.decode() for name, content in folder.make_copies(path, base).items()}
+
+
+def test_the_record_of_a_whole_model_keeps_the_hub_id_of_its_base(tmp_path):
+    arguments = {"model_name_or_path": "owner/base", "dataset_name": "owner/rows", "max_length": 9}
+    made = made_of(tmp_path, {"arguments": arguments, "base_weights": None})
+    kept = {"max_length": 9, "model_name_or_path": "owner/base"}
+    assert json.loads(made["run_public.json"]) == {"arguments": kept}
+
+
+def test_adapters_name_their_base_in_one_place_only(tmp_path):
+    (tmp_path / "adapter_config.json").write_text('{"base_model_name_or_path": "owner/base"}')
+    run = {"arguments": {"model_name_or_path": "owner/base"}, "base_weights": "ab"}
+    made = made_of(tmp_path, run)
+    assert json.loads(made["run_public.json"]) == {"arguments": {}, "base_weights": "ab"}
+
+
+def test_the_card_of_a_run_says_what_it_recorded_and_no_path(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", "/home/alice")
+    arguments = {
+        "model_name_or_path": "/home/alice/base",
+        "dataset_name": ["owner/rows", "/home/alice/rows.jsonl"],
+        "learning_rate": 0.5,
+    }
+    run = {
+        "summary": {"sample": "a row of the data"},
+        "command": ["/home/alice/llama.py", "--tracker", "hf_abcdefghijklmnop"],
+        "arguments": arguments,
+        "data": "fade",
+        "versions": {"torch": "9.9"},
+    }
+    lines = [json.dumps({"step": step, "loss": 4.0 - step}) for step in (1, 2, 3)]
+    (tmp_path / "metrics.jsonl").write_text("\n".join(lines))
+    (tmp_path / "adapter_config.json").write_text("{}")
+    made = made_of(tmp_path, run, base="owner/base")
+    card = made["README.md"]
+    for words in ("base_model: owner/base", "- owner/rows", "| loss | 1 |", "| torch | 9.9 |"):
+        assert words in card
+    for words in ("alice", "hf_abcdef", "a row of the data"):
+        assert words not in card
+    assert "rows.jsonl" in card and "fade" in card and "| learning_rate | 0.5 |" in card
+    assert list(folder.find_paths({name: text.encode() for name, text in made.items()})) == []
+
+
+def test_a_card_of_the_users_is_pushed_as_it_is_and_its_paths_are_told(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", "/home/alice")
+    (tmp_path / "README.md").write_text("in /home/alice/runs\n")
+    assert "README.md" not in made_of(tmp_path, {"arguments": {}})
+    told = list(folder.find_paths({"README.md": b"in /home/alice/runs\n"}))
+    assert told == ["README.md has a path of this machine in /home/alice"]
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{}", '{"state": "failed"}'])
+def test_a_run_that_is_not_known_to_be_done_is_refused(content, tmp_path):
+    (tmp_path / "status.json").write_text(content)
+    assert "not done" in folder.find_problem(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("answer", "agrees"), [("y", True), ("YES", True), ("", False), ("n", False)]
+)
+def test_only_a_yes_is_consent(answer, agrees, monkeypatch):
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
+    monkeypatch.setattr("builtins.input", lambda question: answer)
+    assert session.is_agreed() is agrees
