@@ -171,10 +171,8 @@ def card_of(source: Path, run: Mapping[str, Any], base: str | None) -> str:
 
     arguments = run["arguments"]
     base = base or arguments["model_name_or_path"]
-    rows = [
-        name for key in ("dataset_name", "eval_dataset_name") for name in words_of(arguments, key)
-    ]
-    ids = [name for name in words_of(arguments, "dataset_name") if is_hub_id(name)]
+    rows = words_of(arguments, "dataset_name")
+    ids = [name for name in rows if is_hub_id(name)]
     data = ModelCardData(library_name="transformers", datasets=ids, tags=["accelerate"])
     if arguments.get("use_peft"):
         data.library_name = "peft"
