@@ -1,6 +1,6 @@
 #!/usr/bin/env python
 # SPDX-License-Identifier: Apache-2.0
-r"""Evaluate trained folders with lm-evaluation-harness, beside the base that they began with.
+r"""Evaluate trained folders on rows or tasks of lm-eval, beside the base that they began with.
 
     python scripts/evaluate.py runs/mine --with_base --rows held_out.jsonl
     python scripts/evaluate.py runs/mine --with_base --tasks gsm8k,hellaswag --limit 200
@@ -9,11 +9,9 @@ r"""Evaluate trained folders with lm-evaluation-harness, beside the base that th
 A folder is a model, or adapters, which are loaded on their base. --rows makes a task of your own
 file, without the hub: exact match of greedy answers as scripts/generate.py counts it, and the loss
 of the recipe's evaluation; or accuracy, if the rows have "choices" and the right "answer".
---tasks are lm-eval's own, or YAML files of yours. The table is printed; the folder of --output_dir
-gets it as results.md, all numbers as results.json, a plot as results.png, and what was answered in
-samples/.
-
-Needs: pip install -r requirements-eval.txt
+--tasks are lm-eval's own, or YAML files of yours (pip install -r requirements-eval.txt). The table
+is printed; the folder of --output_dir gets it as results.md, all numbers as results.json, and what
+was answered in samples/.
 
 Exit codes: 0 done, 64 usage, 65 data, 69 hub, 73 cannot write.
 """
@@ -76,13 +74,11 @@ def parse_args() -> argparse.Namespace:
 def main() -> None:
     args = parse_args()
     # Imported here since it takes seconds: a wrong flag and --help are answered at once
-    from evaluation import harness
+    from evaluation import harness, session
 
-    harness.hide_progress()
-    harness.prepare(may_run_code=args.confirm_run_unsafe_code)
-    from evaluation.session import run
-
-    run(args)
+    if args.tasks is not None:
+        harness.prepare(may_run_code=args.confirm_run_unsafe_code)
+    session.run(args)
 
 
 if __name__ == "__main__":

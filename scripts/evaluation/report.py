@@ -1,49 +1,112 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The files of the results, and the table: one row for each metric, one column for each model."""
+"""Figures with their errors, the table of them, and the files of the results.
 
+Two models are asked the same rows. So the error of their difference is that of the differences of
+the rows, which is smaller than the errors of both suggest: rows that are hard for one are hard for
+the other.
+"""
+
+import importlib.util
 import json
+import math
 import platform
 import re
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from core import __version__
 from evaluation.contestants import Contestant
-from evaluation.figures import Figure
 from exits import Exit, stop
 
 RESULTS = "results.json"
 TABLE = "results.md"
-PLOT = "results.png"
 SAMPLES = "samples"
-PACKAGES = ("lm-eval", "transformers", "peft", "datasets", "torch")
+PACKAGES = ("lm_eval", "transformers", "peft", "datasets", "torch")
 DIRECTIONS = {True: "higher", False: "lower", None: ""}
 
-Lines = Sequence[Mapping[str, Any]]
 
-
+# ---- Figures ----
 @dataclass(frozen=True)
+class Figure:
+    """A metric of a task for one model.
+
+    Attributes:
+        metric: with the name of the filter of the answers, if there is one.
+        stderr: None where there is none.
+        higher_is_better: None if unknown.
+        residuals: of each row, by how much it moves the value from what it is for the other rows,
+            times the number of rows; None for values that are no means.
+    """
+
+    metric: str
+    value: float
+    stderr: float | None
+    higher_is_better: bool | None
+    residuals: Sequence[float] | None = None
+
+    def difference_from(self, before: "Figure") -> tuple[float, float | None]:
+        """Return how much larger the value is than that of another model, and the error of that."""
+        gap = self.value - before.value
+        ours = self.residuals
+        theirs = before.residuals
+        if ours is None or theirs is None or len(ours) != len(theirs):
+            return gap, None
+        return gap, error_of([a - b for a, b in zip(ours, theirs, strict=True)])
+
+
+def mean_figure(metric: str, values: Sequence[float]) -> Figure:
+    """Return the mean of rows as a figure of which more is better."""
+    mean = sum(values) / len(values)
+    residuals = [value - mean for value in values]
+    return Figure(metric, mean, error_of(residuals), True, residuals)
+
+
+def weighted_figure(metric: str, sums: Sequence[tuple[float, int]]) -> Figure:
+    """Return the mean over all tokens, of which less is better.
+
+    Args:
+        sums: of each row, over its tokens, and their number.
+    """
+    number = sum(count for _, count in sums)
+    mean = math.fsum(total for total, _ in sums) / number
+    scale = len(sums) / number
+    residuals = [scale * (total - mean * count) for total, count in sums]
+    return Figure(metric, mean, error_of(residuals), False, residuals)
+
+
+def error_of(residuals: Sequence[float]) -> float | None:
+    """Return the standard error of a mean by its residuals; None for fewer than two rows."""
+    number = len(residuals)
+    if number < 2:
+        return None
+    mean = math.fsum(residuals) / number
+    squares = math.fsum((residual - mean) ** 2 for residual in residuals)
+    return math.sqrt(squares / (number - 1) / number)
+
+
+@dataclass
 class Measured:
     """A model with all of its figures.
 
     Attributes:
-        facts: of each task: its version, and how it was asked.
+        figures: {task: its figures}.
+        facts: {task: how it was asked}.
     """
 
     contestant: Contestant
-    figures: Sequence[Figure]
-    facts: Mapping[str, Mapping[str, Any]]
-    seconds: float
+    figures: dict[str, list[Figure]] = field(default_factory=dict)
+    facts: dict[str, dict[str, Any]] = field(default_factory=dict)
+    seconds: float = 0.0
 
-    def find(self, key: tuple[str, str]) -> Figure | None:
-        """Return a figure by its task and metric, or None."""
-        for figure in self.figures:
-            if figure.key == key:
+    def find(self, task: str, metric: str) -> Figure | None:
+        """Return a figure, or None."""
+        for figure in self.figures.get(task, []):
+            if figure.metric == metric:
                 return figure
         return None
 
@@ -62,7 +125,7 @@ def compared_with(measured: Sequence[Measured], place: int) -> Measured | None:
 
 # ---- The table ----
 def make_table(measured: Sequence[Measured]) -> str:
-    """Return the table in Markdown."""
+    """Return the table in Markdown: one row for each metric, one column for each model."""
     header = ["task", "metric", "better", "rows"]
     for place, one in enumerate(measured):
         header.append(one.contestant.name)
@@ -70,8 +133,11 @@ def make_table(measured: Sequence[Measured]) -> str:
         if other is not None:
             header.append(f"difference from {other.contestant.name}")
     lines = []
-    for key in keys_of(measured):
-        lines.append(line_of(key, measured))
+    for task, figures in measured[0].figures.items():
+        for figure in figures:
+            rows = measured[0].facts[task]["rows"]
+            cells = [task, figure.metric, DIRECTIONS[figure.higher_is_better], str(rows or "")]
+            lines.append(cells + cells_of(task, figure.metric, measured))
     widths = [max(map(len, cells)) for cells in zip(header, *lines, strict=True)]
     rule = ["-" * width for width in widths]
     padded = []
@@ -81,34 +147,21 @@ def make_table(measured: Sequence[Measured]) -> str:
     return "\n".join(padded)
 
 
-def keys_of(measured: Sequence[Measured]) -> list[tuple[str, str]]:
-    """Return the task and the metric of all figures, in the order in which lm-eval has them."""
-    keys: dict[tuple[str, str], None] = {}
-    for one in measured:
-        keys |= dict.fromkeys(figure.key for figure in one.figures)
-    return list(keys)
-
-
-def line_of(key: tuple[str, str], measured: Sequence[Measured]) -> list[str]:
-    """Return the cells of a metric."""
-    figures = [one.find(key) for one in measured]
-    known = next(figure for figure in figures if figure is not None)
-    rows = "" if known.num_rows is None else str(known.num_rows)
-    cells = [*key, DIRECTIONS[known.higher_is_better], rows]
-    for place, figure in enumerate(figures):
+def cells_of(task: str, metric: str, measured: Sequence[Measured]) -> list[str]:
+    """Return the values of all models, each with its difference from another one."""
+    cells = []
+    for place, one in enumerate(measured):
+        figure = one.find(task, metric)
         cells.append("" if figure is None else with_error(figure.value, figure.stderr))
         other = compared_with(measured, place)
-        if other is not None:
-            cells.append(difference_cell(figure, other.find(key)))
+        if other is None:
+            continue
+        before = other.find(task, metric)
+        if figure is None or before is None:
+            cells.append("")
+        else:
+            cells.append(with_error(*figure.difference_from(before), sign="+"))
     return cells
-
-
-def difference_cell(figure: Figure | None, before: Figure | None) -> str:
-    """Return how much larger a value is than another one, with the error of that."""
-    if figure is None or before is None:
-        return ""
-    gap, error = figure.difference_from(before)
-    return with_error(gap, error, "+")
 
 
 def with_error(value: float, error: float | None, sign: str = "") -> str:
@@ -120,28 +173,12 @@ def with_error(value: float, error: float | None, sign: str = "") -> str:
 
 
 # ---- The files ----
-def check_folder(folder: Path) -> None:
-    """Exit with 73 if results cannot be written: now, and not after an hour of answers."""
-    path = folder / RESULTS
-    try:
-        (folder / SAMPLES).mkdir(parents=True, exist_ok=True)
-        for name in (RESULTS, TABLE, PLOT):
-            path = folder / name
-            path.open("a").close()
-            if path.stat().st_size == 0:
-                path.unlink()
-    except OSError as error:
-        stop(Exit.CANNOT_WRITE, f"cannot write {path}: {error.strerror}")
-
-
 def write(folder: Path, name: str, text: str) -> None:
-    """Write a file of the results, or keep the one of an earlier evaluation as it was."""
+    """Write a file of the results; exit with 73 if it cannot be written."""
     path = folder / name
-    unfinished = path.with_name(path.name + ".unfinished")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        unfinished.write_text(text, encoding="utf-8")
-        unfinished.replace(path)
+        path.write_text(text, encoding="utf-8")
     except OSError as error:
         stop(Exit.CANNOT_WRITE, f"cannot write {path}: {error.strerror}")
 
@@ -157,77 +194,55 @@ def write_results(
     models = []
     for place, one in enumerate(measured):
         models.append(model_to_json(one, compared_with(measured, place)))
+    found = {"accelerate-recipes": __version__, "python": platform.python_version()}
+    for name in PACKAGES:
+        if importlib.util.find_spec(name):
+            found[name] = version(name)
     content = {
         "complete": len(measured) == number,
         "command": shlex.join(["python", *sys.argv]),
-        "versions": versions(),
+        "versions": found,
         "settings": dict(settings),
         "models": models,
     }
     write(folder, RESULTS, json.dumps(content, indent=2, ensure_ascii=False, default=str) + "\n")
 
 
-def versions() -> dict[str, str]:
-    """Return the versions of what an evaluation depends on."""
-    found = {"accelerate-recipes": __version__, "python": platform.python_version()}
-    return found | {name: version(name) for name in PACKAGES}
-
-
 def model_to_json(one: Measured, other: Measured | None) -> dict[str, Any]:
     """Return what results.json has of a model, compared with another one if there is one."""
     tasks: dict[str, Any] = {}
-    for figure in one.figures:
-        facts = dict(one.facts.get(figure.task, {}))
-        task = tasks.setdefault(figure.task, facts | {"rows": figure.num_rows, "metrics": {}})
-        metric: dict[str, Any] = {
-            "value": figure.value,
-            "stderr": figure.stderr,
-            "higher_is_better": figure.higher_is_better,
-        }
-        before = None if other is None else other.find(figure.key)
-        if other is not None and before is not None:
-            gap, error = figure.difference_from(before)
-            difference = {"from": other.contestant.name, "value": gap, "stderr": error}
-            metric["difference"] = difference
-        task["metrics"][figure.metric] = metric
-    return one.contestant.to_json() | {"seconds": one.seconds, "tasks": tasks}
+    for task, figures in one.figures.items():
+        metrics: dict[str, Any] = {}
+        for figure in figures:
+            metric: dict[str, Any] = {"value": figure.value, "stderr": figure.stderr}
+            metric["higher_is_better"] = figure.higher_is_better
+            before = None if other is None else other.find(task, figure.metric)
+            if other is not None and before is not None:
+                gap, error = figure.difference_from(before)
+                difference = {"from": other.contestant.name, "value": gap, "stderr": error}
+                metric["difference"] = difference
+            metrics[figure.metric] = metric
+        tasks[task] = {**one.facts[task], "metrics": metrics}
+    contestant = one.contestant
+    found: dict[str, Any] = {"name": contestant.name, "before": contestant.before}
+    return found | {"adapters_on": contestant.source.base, "seconds": one.seconds, "tasks": tasks}
 
 
-def write_samples(folder: Path, name: str, samples: Mapping[str, Lines]) -> None:
-    """Write what a model answered: one file for each task, one JSON object for each row.
-
-    Args:
-        name: of the model, as one of `distinct_names`.
-    """
-    for task, lines in samples.items():
-        path = f"{SAMPLES}/{name}/{file_name(task)}.jsonl"
-        rows = [json.dumps(line, ensure_ascii=False, default=str) for line in lines]
-        write(folder, path, "\n".join(rows) + "\n")
+def write_samples(folder: Path, name: str, task: str, lines: Sequence[Any]) -> None:
+    """Write what a model answered to a task, one JSON object for each row."""
+    rows = [json.dumps(line, ensure_ascii=False, default=str) for line in lines]
+    path = f"{SAMPLES}/{file_name(name)}/{file_name(task)}.jsonl"
+    write(folder, path, "\n".join(rows) + "\n")
 
 
 def new_folder(parent: Path, model: str) -> Path:
     """Return a folder that is named after a model and has no results of an earlier evaluation."""
-    name = file_name(model)
-    folder = parent / name
+    folder = parent / file_name(model)
     number = 1
     while (folder / RESULTS).exists():
         number += 1
-        folder = parent / f"{name}-{number}"
+        folder = parent / f"{file_name(model)}-{number}"
     return folder
-
-
-def distinct_names(names: Sequence[str]) -> list[str]:
-    """Return names of models as those of files, with a number where two would be the same."""
-    found: list[str] = []
-    for name in names:
-        own = file_name(name)
-        distinct = own
-        number = 1
-        while distinct in found:
-            number += 1
-            distinct = f"{own}-{number}"
-        found.append(distinct)
-    return found
 
 
 def file_name(name: str) -> str:

@@ -68,6 +68,6 @@ def test_what_cannot_be_asked_is_one_line(words, code, word, tiny, tmp_path):
 @pytest.mark.cold("a module that was imported warm would not be missing")
 def test_without_lm_eval_the_fix_is_named(tmp_path):
     (tmp_path / "lm_eval.py").write_text("raise ModuleNotFoundError(name='lm_eval')\n")
-    words = ["runs/none", "--rows", "x.jsonl"]
+    words = ["runs/none", "--tasks", "gsm8k"]
     done = script("evaluate.py", *words, env=os.environ | {"PYTHONPATH": str(tmp_path)})
     assert done.returncode == 64 and "requirements-eval.txt" in done.output, done.output

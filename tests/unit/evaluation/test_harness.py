@@ -20,18 +20,13 @@ def command(monkeypatch):
     return module
 
 
-def test_the_package_is_found_though_the_command_has_its_name(monkeypatch):
-    monkeypatch.delitem(sys.modules, "evaluate", raising=False)
+def test_the_package_takes_the_place_of_the_command(command, monkeypatch):
     monkeypatch.setattr(sys, "path", [str(SCRIPTS), *sys.path])
     before = list(sys.path)
-    package = harness.import_metrics()
-    assert Path(package.__file__).parent != SCRIPTS and callable(package.load)
-    assert sys.modules["evaluate"] is package and sys.path == before
-
-
-def test_the_package_takes_the_place_of_the_command(command):
-    package = harness.import_metrics()
-    assert package is not command and sys.modules["evaluate"] is package
+    harness.prepare(may_run_code=True)
+    package = sys.modules["evaluate"]
+    assert package is not command and Path(package.__file__).parent != SCRIPTS
+    assert sys.path == before
 
 
 def test_a_metric_that_is_code_on_the_hub_is_refused(command, refused):
@@ -43,14 +38,3 @@ def test_a_metric_that_is_code_on_the_hub_is_refused(command, refused):
 def test_a_metric_that_is_code_on_the_hub_can_be_allowed(command):
     harness.prepare(may_run_code=True)
     assert sys.modules["evaluate"].load is not harness.refuse_code
-
-
-@pytest.mark.parametrize("missing", ["lm_eval", "evaluate"])
-def test_what_is_not_installed_is_named_with_the_fix(missing, monkeypatch, refused):
-    monkeypatch.setitem(sys.modules, missing, None)
-    if missing == "evaluate":  # None would be replaced by the package, which is there
-        monkeypatch.delitem(sys.modules, missing)
-        monkeypatch.setattr(harness, "METRICS", "no_such_package")
-        missing = "no_such_package"
-    code, line = refused(harness.prepare, False)
-    assert code == 64 and missing in line and "pip install -r requirements-eval.txt" in line

@@ -11,7 +11,7 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from evaluation import asking
+from evaluation import harness
 
 SHAPE = {
     "vocab_size": 32,
@@ -24,13 +24,16 @@ TOKENS = torch.arange(12)[None]
 
 
 @pytest.fixture
-def contestant():
-    """As much of a contestant as is asked for: a tokenizer, and no settings of a template."""
+def tokenizer():
     words = Tokenizer(WordLevel({"a": 0, "<end>": 1}, unk_token="a"))
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=words, eos_token="<end>", pad_token="<end>"
-    )
-    return types.SimpleNamespace(tokenizer=tokenizer, settings={})
+    return PreTrainedTokenizerFast(tokenizer_object=words, eos_token="<end>", pad_token="<end>")
+
+
+def wrap(model, tokenizer):
+    """A model as lm-eval gets it, asked plain text."""
+    contestant = types.SimpleNamespace(run=types.SimpleNamespace(name="none"))
+    args = types.SimpleNamespace(batch_size=1)
+    return harness.wrap(args, contestant, model, tokenizer, is_chat=False)
 
 
 def model_with_a_head_of_its_own(folder, modules):
@@ -51,23 +54,23 @@ def model_with_a_head_of_its_own(folder, modules):
 
 
 @pytest.mark.parametrize("modules", [[], ["embed_tokens"], ["lm_head"]], ids=str)
-def test_an_output_head_of_its_own_stays_what_it_is(modules, contestant, tmp_path):
+def test_an_output_head_of_its_own_stays_what_it_is(modules, tokenizer, tmp_path):
     model = model_with_a_head_of_its_own(tmp_path, modules)
     before = model(TOKENS).logits
-    asked = asking.as_text(model, contestant, batch_size=1)
+    asked = wrap(model, tokenizer)
     assert torch.equal(asked.model(TOKENS).logits, before)
-    assert model.tie_weights != asking.tie_nothing  # It is only kept from it for that while
+    assert "tie_weights" not in vars(model)  # It is only kept from it for that while
 
 
 @pytest.mark.parametrize("modules", [[], ["embed_tokens"]], ids=str)
-def test_lm_eval_by_itself_replaces_it(modules, contestant, tmp_path):
+def test_lm_eval_by_itself_replaces_it(modules, tokenizer, tmp_path):
     model = model_with_a_head_of_its_own(tmp_path, modules)
     before = model(TOKENS).logits
-    asked = HFLM(pretrained=model, backend="causal", tokenizer=contestant.tokenizer)
+    asked = HFLM(pretrained=model, backend="causal", tokenizer=tokenizer)
     assert not torch.allclose(asked.model(TOKENS).logits, before, atol=1e-3)
 
 
-def test_lm_eval_by_itself_fails_where_the_head_was_trained_whole(contestant, tmp_path):
+def test_lm_eval_by_itself_fails_where_the_head_was_trained_whole(tokenizer, tmp_path):
     model = model_with_a_head_of_its_own(tmp_path, ["lm_head"])
     with pytest.raises(KeyError, match="already exists"):
-        HFLM(pretrained=model, backend="causal", tokenizer=contestant.tokenizer)
+        HFLM(pretrained=model, backend="causal", tokenizer=tokenizer)

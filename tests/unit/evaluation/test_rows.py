@@ -1,0 +1,171 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rows of a file: exact match as scripts/generate.py has it, and the loss of the model."""
+
+import json
+from argparse import Namespace
+
+import pytest
+import torch
+
+from core.data import IGNORED
+from evaluation.contestants import find_contestants
+from evaluation.rows import measure_rows, read_documents
+from generation import loading
+from generation.answering import Answerer
+from generation.rows import load_questions, score
+from generation.session import answer_all, judge
+
+WORDS = ("lamp", "tiger", "a", "sea", "window")
+LONGEST = 6  # tokens of an answer
+USER = {"role": "user", "content": "Spell the word lamp."}
+ANSWER = {"role": "assistant", "content": "l-a-m-p"}
+PAIR = {"prompt": "Spell the word lamp.", "completion": "l-a-m-p"}
+
+
+@pytest.fixture
+def evaluate(adapters):
+    """A function from a file of rows to the figures of a run, {metric: figure}, and samples."""
+
+    def measure(path, batch_size=2, pattern=None, folder=adapters):
+        (contestant,) = find_contestants([str(folder)], with_base=False)
+        options = {"answer_pattern": pattern, "max_new_tokens": LONGEST, "batch_size": batch_size}
+        options |= {"dtype": "float32", "device": "cpu", "load_in_4bit": False, "limit": None}
+        args = Namespace(rows=path, **options)
+        documents = read_documents(args, contestant)
+        model = contestant.load(args)
+        figures, samples, facts = measure_rows(args, contestant, model, documents)
+        return {figure.metric: figure for figure in figures}, samples, facts
+
+    return measure
+
+
+@pytest.fixture
+def answerer(adapters):
+    """The run as scripts/generate.py asks it."""
+    (contestant,) = find_contestants([str(adapters)], with_base=False)
+    model = loading.load_model(contestant.source, "float32", "cpu")
+    return Answerer(model, contestant.template(), 0, LONGEST)
+
+
+def rows_of(answers):
+    prompts = [f"Spell the word {word}." for word in WORDS]
+    return [{"prompt": a, "completion": b} for a, b in zip(prompts, answers, strict=True)]
+
+
+def test_exact_match_and_answers_are_those_of_generate(evaluate, answerer, write_rows):
+    questions = load_questions(write_rows(*rows_of("abcde")))
+    answers = answer_all(answerer, questions, 5)
+    references = [*answers[:2], "none", *answers[3:4], "none"]
+    path = write_rows(*rows_of(references))
+    expected = score(judge(load_questions(path), answers, None))
+    figures, samples, _ = evaluate(path)
+    assert [sample["answer"] for sample in samples] == answers
+    assert figures["exact_match"].value == expected["exact_match"] == 3 / 5
+    assert [sample["exact_match"] for sample in samples] == [1, 1, 0, 1, 0]
+
+
+def test_the_loss_is_that_of_the_model_over_all_tokens(evaluate, answerer, write_rows):
+    path = write_rows(*rows_of(["l-a-m-p", "t-i-g-e-r", "a", "s-e-a and more words", "w"]))
+    total, number = 0.0, 0
+    tokenizer = answerer.template.tokenizer
+    for question in load_questions(path):
+        prompt = answerer.template.render(question.conversation, add_generation_prompt=True)
+        before = tokenizer(prompt, add_special_tokens=False)["input_ids"]
+        answer = tokenizer(f"{question.reference}<|end_of_turn|>", add_special_tokens=False)
+        tokens = before + answer["input_ids"]
+        labels = [IGNORED] * len(before) + answer["input_ids"]
+        with torch.no_grad():
+            loss = answerer.model(torch.tensor([tokens]), labels=torch.tensor([labels])).loss
+        total += loss.item() * len(answer["input_ids"])
+        number += len(answer["input_ids"])
+    figures, samples, _ = evaluate(path)
+    assert figures["loss"].value == pytest.approx(total / number, rel=1e-5)
+    assert sum(sample["num_tokens"] for sample in samples) == number
+
+
+def test_the_error_of_a_difference_is_that_of_the_rows(evaluate, base, adapters, write_rows):
+    path = write_rows(*rows_of(["l-a-m-p", "t-i-g-e-r", "a", "s-e-a", "w"]))
+    before, after = (evaluate(path, folder=one)[0]["loss"] for one in (base / "model", adapters))
+    gap, error = after.difference_from(before)
+    assert gap == pytest.approx(after.value - before.value) and error > 0
+    assert after.difference_from(after) == (0.0, 0.0)
+
+
+def test_the_likeliest_choice_is_the_answer(evaluate, answerer, write_rows):
+    rows = [
+        {"prompt": f"Spell the word {word}.", "choices": ["x", "l-a-m-p", "yes"], "answer": 2}
+        for word in WORDS
+    ]
+    figures, samples, _ = evaluate(write_rows(*rows))
+    for sample in samples:
+        scores = sample["log_likelihoods"]
+        assert len(scores) == 3 and "answer" not in sample and sample["reference"] == "yes"
+        assert sample["acc"] == (max(scores) == scores[2])
+    assert figures["acc"].value == sum(sample["acc"] for sample in samples) / 5
+    tokenizer = answerer.template.tokenizer
+    (question,) = load_questions(write_rows(rows[0] | {"completion": "x"}))
+    prompt = answerer.template.render(question.conversation, add_generation_prompt=True)
+    tokens = tokenizer(f"{prompt}x<|end_of_turn|>", add_special_tokens=False)["input_ids"]
+    start = len(tokenizer(prompt, add_special_tokens=False)["input_ids"])
+    with torch.no_grad():
+        logits = answerer.model(torch.tensor([tokens])).logits[0, :-1].log_softmax(-1)
+    expected = sum(logits[place - 1, tokens[place]] for place in range(start, len(tokens)))
+    assert samples[0]["log_likelihoods"][0] == pytest.approx(expected.item(), rel=1e-5)
+
+
+def with_arguments(adapters, tmp_path, **arguments):
+    """A copy of the run with other arguments."""
+    folder = tmp_path / "run"
+    folder.mkdir()
+    for path in adapters.iterdir():
+        (folder / path.name).write_bytes(path.read_bytes())
+    run = json.loads((folder / "run.json").read_text())
+    run["arguments"] |= arguments
+    (folder / "run.json").write_text(json.dumps(run))
+    return folder
+
+
+def test_only_what_the_run_learned_is_scored(evaluate, write_rows, adapters, tmp_path):
+    again = [{"role": "user", "content": "Again."}, {"role": "assistant", "content": "L-A"}]
+    rows = write_rows({"messages": [USER, ANSWER, *again]})
+    folder = with_arguments(adapters, tmp_path, learn="last")
+    _, ((all_answers),), _ = evaluate(rows)
+    _, ((last),), _ = evaluate(rows, folder=folder)
+    assert all_answers["num_tokens"] > last["num_tokens"] and last["reference"] == "L-A"
+
+
+def test_columns_of_the_run_need_not_be_named(evaluate, write_rows, adapters, tmp_path):
+    folder = with_arguments(adapters, tmp_path, columns=["prompt=q", "completion=a"])
+    _, (sample,), _ = evaluate(write_rows({"q": "Spell.", "a": "s-p"}), folder=folder)
+    assert sample["messages"][-1]["content"] == "Spell." and sample["reference"] == "s-p"
+    choices = {"q": "Spell.", "choices": ["x", "y"], "answer": 1}
+    _, (sample,), _ = evaluate(write_rows(choices), folder=folder)
+    assert sample["reference"] == "y"
+
+
+def test_a_row_that_the_recipe_would_cut_is_counted(evaluate, write_rows, adapters, tmp_path):
+    folder = with_arguments(adapters, tmp_path, max_length=8)
+    rows = write_rows(PAIR | {"prompt": "a", "completion": "lamp " * 20})
+    assert evaluate(rows, folder=folder)[2] == {"rows": 1, "truncated": 1}
+
+
+@pytest.mark.parametrize(
+    ("row", "says"),
+    [
+        ('{"prompt"', "not JSON"),
+        ({"prompt": "a"}, "completion"),
+        ({"prompt": "a", "choices": ["x", "x"], "answer": 0}, "different"),
+        ({"prompt": "a", "choices": ["x", "y"], "answer": 2}, "place from 0"),
+        ({"prompt": "a", "choices": ["l-a-", "y"], "answer": 0}, "of another kind"),
+        (PAIR | {"completion": "none"}, "does not match --answer_pattern"),
+    ],
+)
+def test_a_bad_row_is_named_with_its_file_and_line(row, says, evaluate, write_rows, refused):
+    path = write_rows(PAIR, row)
+    code, line = refused(lambda: evaluate(path, pattern="(l-a-.*)"))
+    assert code == 65 and f"{path}, line 2" in line and says in line
+
+
+def test_a_prompt_without_room_for_an_answer_is_one_line(evaluate, write_rows, refused):
+    code, line = refused(lambda: evaluate(write_rows(PAIR | {"prompt": "lamp " * 200})))
+    assert code == 65 and "128" in line
