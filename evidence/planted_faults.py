@@ -312,6 +312,73 @@ FAULTS = [
         ),
         test="../launch/test_fingerprints.py -k edit",
     ),
+    fault(
+        "an answer that is the text [] counts as none",
+        f"{CORE}/chat.py",
+        (
+            'message["content"] = read_content(content, name)',
+            'message["content"] = "" if is_empty(content) else read_content(content, name)',
+        ),
+        test="../unit/core/test_conversations.py -k looks_like_json",
+    ),
+    fault(
+        "a run none of whose checkpoints is whole starts over",
+        f"{CORE}/run.py",
+        ("if damaged and self._checkpoint is None:", "if False:"),
+        test="../unit/core/test_run.py -k start_over",
+    ),
+    fault(
+        "of two layouts the first one counts",
+        f"{CORE}/engine.py",
+        ("if len(found) > 1:", "if False:"),
+        test="test_refusals.py -k tp-mixtral",
+    ),
+    fault(
+        "packed lines are sorted by the lengths of rows",
+        "recipes/llama.py",
+        (
+            'if self.packing and self.train_sampling_strategy == "group_by_length":',
+            "if False:",
+        ),
+        test="../unit/core/test_cli.py -k contradict",
+    ),
+    fault(
+        "a process that prepares rows is timed",
+        f"{CORE}/stop.py",
+        (
+            "        for number in SIGNALS:\n",
+            "        self.show_life()\n        for number in SIGNALS:\n",
+        ),
+        ('if int(os.environ.get("WORLD_SIZE", 1)) > 1:', "if True:"),
+        test="test_cells.py -k ddp_timeout",
+    ),
+    fault(
+        "no rank waits for the last upload",
+        f"{CORE}/run.py",
+        (
+            "on_rank_0(lambda: [extra.ended(is_done) for extra in self._extras], self._group)",
+            "[extra.ended(is_done) for extra in self._extras if RANK == 0]",
+        ),
+        test="test_extras.py -k upload",
+    ),
+    fault(
+        "a refusal prints nothing",
+        f"{CORE}/exits.py",
+        ("    print(text, file=sys.stderr, flush=True)\n    report_to_launcher(text)", "    pass"),
+        test="../unit/core/test_cli.py -k contradict",
+    ),
+    fault(
+        "trackers are not told that a run has ended",
+        f"{CORE}/run.py",
+        ("        self._accelerator.end_training()\n", ""),
+        test="test_tracking.py",
+    ),
+    fault(
+        "the result is not flushed before it takes its place",
+        f"{CORE}/export.py",
+        ("            flush(path)\n    except", "            pass\n    except"),
+        test=f"{STOPS} flushed",
+    ),
     # ---- Faults of ranks: of factors, of collectives, of rows that are shared ----
     fault(
         "the result has only what rank 0 holds",

@@ -225,8 +225,9 @@ def replacing_result(folder: Path) -> Generator[Path]:
     staging.mkdir(parents=True)
     try:
         yield staging
-        for path in staging.glob("*.safetensors"):
-            let_others_read(path)
+        for path in staging.rglob("*"):
+            if path.suffix == ".safetensors":
+                let_others_read(path)
             flush(path)
     except Exception:
         shutil.rmtree(staging, ignore_errors=True)

@@ -158,7 +158,7 @@ class Watch:
         votes = [int(self.stop_requested), *counts]
         if accelerator.num_processes == 1:
             return votes
-        mine = torch.tensor(votes, device=accelerator.device)
+        mine = torch.tensor(votes).to(accelerator.device, non_blocking=True)
         answer = accelerator.reduce(mine).to("cpu", non_blocking=True)
         if accelerator.device.type != "cuda":
             return answer.tolist()

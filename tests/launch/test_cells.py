@@ -40,6 +40,8 @@ RIDING = {
     "deepspeed_zero3": ("--padding_free", *PIECES, *ANSWERS),
 }
 WHOLE = [Cell(), Cell(riding=ANSWERS), Cell(riding=(*cut(1, 12), "--optim", "adamw_torch"))]
+# Only ranks that wait for others are timed
+WHOLE.append(Cell(riding=("--ddp_timeout", "1")))
 for config in (
     *("ddp", "fsdp1_full_shard", "fsdp1_shard_grad_op", "fsdp1_no_shard", "fsdp2_full_shard"),
     *("fsdp2_shard_grad_op", "fsdp2_cpu_offload", "deepspeed_zero0", "deepspeed_zero1"),

@@ -142,6 +142,7 @@ def assert_refused(done, code, word):
 
 
 UNDER = [  # YAML, recipe, words, word
+    ("tp", "mixtral", "--ep_size 2", "cannot be combined"),
     ("fsdp2_full_shard", "llama_pipeline", "", "pp.yaml"),
     ("pp", "llama_pipeline", "--pp_size 3", "--pp_size"),
     ("pp", "llama_pipeline", "--pipeline_schedule zbv", "1f1b"),  # Four stages of two layers

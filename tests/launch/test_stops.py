@@ -168,6 +168,12 @@ def test_a_checkpoint_is_flushed_before_it_has_its_name(cell, net_tiny, tmp_path
         assert {f"{source}/{name}" for name in inside} | {source} <= flushed
         assert ["flush", os.path.dirname(target)] in log[number:]
     assert net.checkpoints(done.folder)
+    # And all files of the result before the first of them takes its place
+    of_result = [event for event in log if "model.staging/" in event[1]]
+    flushed = [event[1] for event in of_result if event[0] == "flush"]
+    moved = [event[1] for event in of_result if event[0] == "rename"]
+    assert len(moved) > 3 and {*moved} <= {*flushed}
+    assert [event[0] for event in of_result] == ["flush"] * len(flushed) + ["rename"] * len(moved)
 
 
 def test_a_crash_at_any_change_of_a_save_leaves_whole_checkpoints(net_tiny, tmp_path):

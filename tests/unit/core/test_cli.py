@@ -163,6 +163,7 @@ def test_only_the_first_rank_of_a_host_prints_a_refusal(monkeypatch, capsys):
 # ---- Flags that contradict each other ----
 CONFLICTS = [
     ("llama", "--packing --padding_free", "choose one"),
+    ("llama", "--packing --train_sampling_strategy group_by_length", "use random"),
     ("llama", "--load_in_4bit", "--use_peft"),
     ("llama", "--load_in_8bit --load_in_4bit --use_peft", "choose one"),
     ("llama", "--use_dora", "--use_peft"),

@@ -85,6 +85,16 @@ class TestChanges:
         resumed(3, before).check_plan(9, 8, ROWS)
 
 
+def test_a_run_none_of_whose_checkpoints_is_whole_does_not_start_over(arguments, resumed, tmp_path):
+    run = resumed(0, {})
+    run._checkpoint = None
+    damaged = tmp_path / "checkpoint-5"
+    damaged.mkdir()
+    with pytest.raises(SystemExit, match="65"):
+        run._find_checkpoint()
+    assert damaged.is_dir()
+
+
 class TestFinishedRun:
     DONE = {"state": "done", "exit_code": 0, "why": None, "step": 9}
 
