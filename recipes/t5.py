@@ -272,7 +272,6 @@ def load_model(args: Arguments, layout: Layout, tokenizer: Any) -> torch.nn.Modu
     model, _ = load_pretrained(AutoModelForSeq2SeqLM, args, layout)
     if args.forced_bos_token:  # saved with a whole model, not with adapters
         model.generation_config.forced_bos_token_id = find_token(tokenizer, args.forced_bos_token)
-    check_positions(model, args)
     turn_off_layerdrop(model)
     share_embedding_modules(model)
     set_up_layers(model, args)
@@ -285,18 +284,6 @@ def find_token(tokenizer: Any, token: str) -> int:
     if token not in vocabulary:
         fail(Exit.USAGE, f"--forced_bos_token {token}: no such token")
     return vocabulary[token]
-
-
-def check_positions(model: Any, args: Arguments) -> None:
-    """End with 64 if texts may have more tokens than the model has positions."""
-    positions = getattr(model.config, "max_position_embeddings", math.inf)
-    lengths = [args.max_source_length, args.max_target_length, args.generation_max_length or 0]
-    if max(lengths) > positions:
-        fail(
-            Exit.USAGE,
-            "--max_source_length, --max_target_length, --generation_max_length: "
-            f"{args.model_name_or_path} has {positions} positions: use {positions} or less",
-        )
 
 
 def summed_target_loss(

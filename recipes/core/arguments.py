@@ -7,7 +7,6 @@ alone. Flags made by `free` may have another value when a run is continued. Wher
 the help has in [ ] what is used then.
 """
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -215,8 +214,6 @@ class MixtureArguments:
         named = getattr(self, "dataset_name", [])
         if self.dataset_weights and len(self.dataset_weights) != len(named):
             yield f"--dataset_weights: give one for each of the {len(named)} data sets"
-        if not all(0 < weight < math.inf for weight in self.dataset_weights):
-            yield "--dataset_weights: each must be above 0"
 
 
 @dataclass(kw_only=True)
@@ -359,8 +356,6 @@ class EvaluationArguments:
     run_name: str | None = free(None, "name of the run in the tracker [the tracker chooses]")
 
     def conflicts(self) -> Iterator[str]:
-        if self.load_best_model_at_end and self.eval_strategy == "no":
-            yield "--load_best_model_at_end compares evaluations: --eval_strategy no makes none"
         chooses = self.metric_for_best_model != "loss" or self.greater_is_better is not None
         if chooses and not self.load_best_model_at_end:
             yield (

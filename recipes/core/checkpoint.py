@@ -369,8 +369,8 @@ class Checkpoints:
         broken = [box.name for box in copies if not is_finite(box.part)]
         for names in gather(broken, self._group):
             if names:
-                why = f"{names[0]} is not finite after step {step}: no checkpoint is made"
-                raise End(Exit.NOT_FINITE, why)
+                problem = f"{names[0]} is not finite"
+                raise End(Exit.NOT_FINITE, f"{problem} after step {step}: no checkpoint is made")
         self._on_rank_0(self._make_staging_folder)
         self._work = self._thread.submit(
             write, staging_of(self._folder, step), self._rank + 1, copies

@@ -268,8 +268,6 @@ def words_of_file(parser: Parser, path: str) -> list[str]:
                 content = yaml.load(file, yaml.BaseLoader)
     except (OSError, ValueError, yaml.YAMLError) as error:
         parser.error(f"{CONFIG} {path}: {' '.join(str(error).split())}")
-    if not isinstance(content, dict):
-        parser.error(f"{CONFIG} {path}: has no arguments, such as `learning_rate: 2e-5`")
     words: list[str] = []
     for key, value in content.get("arguments", content).items():
         action = parser._option_string_actions.get(f"--{key}")

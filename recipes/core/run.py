@@ -139,7 +139,7 @@ class Run:
                     Exit.USAGE,
                     "--load_best_model_at_end needs rows to evaluate on: pass --eval_dataset_name, "
                     "a --dataset_test_split that the data set has, or --eval_split, which for "
-                    "documents is --num_eval_documents",
+                    "documents is --num_eval_documents, and no --eval_strategy no",
                 )
             self._identity["eval_data"] = eval_rows.fingerprint
         if args.use_peft:  # The checkpoint has only the adapters

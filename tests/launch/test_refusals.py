@@ -50,7 +50,7 @@ CALLS = [  # recipe, words, exit code, word
     ("llama", "--dataset_name {tmp}/two.jsonl --max_length 5", 65, "--max_length"),
     ("llama", "--dataset_name {tiny}/data --dataset_train_split none", 65, "none"),
     ("llama", "--dataset_name {tmp}/tools.jsonl", 65, "line 1"),
-    ("llama", "--dataset_name a.jsonl b.jsonl --dataset_weights 1 0", 64, "--dataset_weights"),
+    ("llama", "--dataset_name a.jsonl b.jsonl --dataset_weights 1", 64, "--dataset_weights"),
     ("llama_dpo", "--dataset_name {tmp}/no_rejected.jsonl", 65, "line 1"),
     ("t5", "--dataset_name {tmp}/no_target.jsonl", 65, "line 1"),
     ("mixtral", "--dataset_name {tmp}/no_answer.jsonl", 65, "line 2"),

@@ -183,7 +183,8 @@ class Predictor:
             model: one that takes the longest of them.
         """
         if rows is None:
-            fail(Exit.USAGE, "--predict_with_generate needs rows to evaluate on: see --eval_split")
+            problem = "--predict_with_generate needs rows to evaluate on"
+            fail(Exit.USAGE, f"{problem}: see --eval_split and --eval_strategy")
         self._run = run
         self._accelerator = accelerator
         self._layout = plan.layout

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the core and a recipe call of this extra (core/extras.py)."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,10 +22,6 @@ class Arguments:
         POSITIVE,
     )
     generation_max_new_tokens: int = free(128, "most tokens to generate per answer", POSITIVE)
-
-    def conflicts(self) -> Iterator[str]:
-        if self.predict_with_generate and getattr(self, "eval_strategy", "") == "no":
-            yield "--predict_with_generate answers in evaluations: --eval_strategy no makes none"
 
 
 def predictor(args: Any, *parts: Any) -> Any:
