@@ -198,7 +198,7 @@ FAULTS = [
         "a misspelt key of a YAML is accepted",
         f"{CORE}/config_names.py",
         ("elif key.name not in names and", "elif False and"),
-        test="test_refusals.py -k run_something_else",
+        test="../launch/test_refusals.py -k run_something_else",
     ),
     fault(
         "evaluations have dropout",
@@ -331,7 +331,7 @@ FAULTS = [
         "of two layouts the first one counts",
         f"{CORE}/engine.py",
         ("if len(found) > 1:", "if False:"),
-        test="test_refusals.py -k tp-mixtral",
+        test="../launch/test_refusals.py -k tp-mixtral",
     ),
     fault(
         "packed lines are sorted by the lengths of rows",
@@ -359,7 +359,7 @@ FAULTS = [
             "on_rank_0(lambda: [extra.ended(is_done) for extra in self._extras], self._group)",
             "[extra.ended(is_done) for extra in self._extras if RANK == 0]",
         ),
-        test="test_extras.py -k upload",
+        test="../launch/test_extras.py -k upload",
     ),
     fault(
         "a refusal prints nothing",
@@ -371,13 +371,19 @@ FAULTS = [
         "trackers are not told that a run has ended",
         f"{CORE}/run.py",
         ("        self._accelerator.end_training()\n", ""),
-        test="test_tracking.py",
+        test="../launch/test_tracking.py",
     ),
     fault(
         "the result is not flushed before it takes its place",
         f"{CORE}/export.py",
         ("            flush(path)\n    except", "            pass\n    except"),
         test=f"{STOPS} flushed",
+    ),
+    fault(
+        "state that only its own ranks could read is saved",
+        f"{CORE}/state.py",
+        ("shape not in (None, value.shape)", "False"),
+        test="test_kept_or_refused.py -k read_back",
     ),
     # ---- Faults of ranks: of factors, of collectives, of rows that are shared ----
     fault(

@@ -122,9 +122,10 @@ def state_of_optimizer(
         name = names[weight]
         part = slices.get(weight)
         boxes += boxes_of(name, weight, part)
+        is_cut = part is not None or isinstance(weight, DTensor)
         entries = optimizer.state.get(weight, {})
         for key in entries:
-            value = numbers.as_tensor(entries, key)
+            value = numbers.as_tensor(entries, key, weight.shape if is_cut else None)
             has_dimensions = value.dim() > 0
             key_name = name_of_state(name, key, optimizer)
             boxes += boxes_of(key_name, value, part if has_dimensions else None)
@@ -154,20 +155,28 @@ class Numbers:
     def __init__(self) -> None:
         self._places: list[tuple[Any, str, torch.Tensor]] = []
 
-    def as_tensor(self, holder: Any, key: str) -> torch.Tensor:
+    def as_tensor(self, holder: Any, key: str, shape: Sequence[int] | None = None) -> torch.Tensor:
         """Return an entry of a mapping as a tensor.
 
+        Args:
+            shape: of the part of a weight that this rank has. State of another shape, such as the
+                scales of blocks in 8 bits, is of no box of the whole weight.
+
         Raises:
-            TypeError: if it is neither a tensor nor a number.
+            TypeError: if it is neither a tensor of that shape nor a number.
         """
         value = holder[key]
-        if isinstance(value, torch.Tensor):
-            return value
-        if not isinstance(value, int | float):
-            raise TypeError(f"the optimizer's state {key} is a {type(value).__name__}: no number")
-        tensor = torch.tensor(value)
-        self._places.append((holder, key, tensor))
-        return tensor
+        if isinstance(value, int | float):
+            tensor = torch.tensor(value)
+            self._places.append((holder, key, tensor))
+            return tensor
+        is_tensor = isinstance(value, torch.Tensor)
+        if not is_tensor or (value.dim() > 0 and shape not in (None, value.shape)):
+            raise TypeError(
+                f"the optimizer's state {key} is neither a number nor of its weight's shape, so "
+                "that it cannot be saved: take another optimizer"
+            )
+        return value
 
     def put_back(self) -> None:
         """Set the entries that are numbers to what their tensors were filled with."""

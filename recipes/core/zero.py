@@ -101,7 +101,8 @@ def state_of_parts(zero: Any, weights: Mapping[str, Any], saved: Shapes | None) 
     shape = flats[0].shape
     moments = [key for key, value in entries.items() if getattr(value, "shape", None) == shape]
     numbers = Numbers()
-    counters = {key: numbers.as_tensor(entries, key) for key in entries if key not in moments}
+    others = [key for key in entries if key not in moments]
+    counters = {key: numbers.as_tensor(entries, key, shape) for key in others}
     boxes: list[LocalBox] = []
     for name, weight in weights.items():
         for key, number in counters.items():

@@ -5,6 +5,7 @@ import json
 import shutil
 import sys
 
+import pytest
 from transformers import Dinov2Config, Dinov2ForImageClassification
 
 import net
@@ -51,6 +52,15 @@ def test_a_data_set_without_a_row_left_is_refused_in_a_mixture(net_tiny, tmp_pat
     # All but two rows are held out, so that this one is too
     code, output = net.run([sys.executable, script, *words, "--eval_split", "39"])
     assert code == 65 and "one.jsonl" in output, output[-3000:]
+
+
+@pytest.mark.parametrize("config", ["fsdp1_full_shard", "deepspeed_zero2"])
+def test_a_state_that_could_not_be_read_back_is_refused_at_the_start(config, net_tiny, tmp_path):
+    """8-bit optimizers scale blocks of numbers, which begin where a rank's part does."""
+    cell = Cell(config, ranks=2, flags=("--optim", "adamw_8bit"))
+    done = net.launch(cell, net_tiny("llama"), tmp_path / "run")
+    assert done.code not in (0, 75) and "cannot be saved" in done.output, done.output[-3000:]
+    assert [line["step"] for line in net.figures(done.folder)] == [1]
 
 
 def test_a_run_with_a_weight_that_no_gradient_reaches_goes_on(net_tiny, tmp_path):
