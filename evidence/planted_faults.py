@@ -368,12 +368,6 @@ FAULTS = [
         test="../unit/core/test_cli.py -k contradict",
     ),
     fault(
-        "trackers are not told that a run has ended",
-        f"{CORE}/run.py",
-        ("        self._accelerator.end_training()\n", ""),
-        test="../launch/test_tracking.py",
-    ),
-    fault(
         "the result is not flushed before it takes its place",
         f"{CORE}/export.py",
         ("            flush(path)\n    except", "            pass\n    except"),

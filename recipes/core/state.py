@@ -172,10 +172,7 @@ class Numbers:
             return tensor
         is_tensor = isinstance(value, torch.Tensor)
         if not is_tensor or (value.dim() > 0 and shape not in (None, value.shape)):
-            raise TypeError(
-                f"the optimizer's state {key} is neither a number nor of its weight's shape, so "
-                "that it cannot be saved: take another optimizer"
-            )
+            raise TypeError(f"the optimizer's state {key} is no number nor of its weight's shape")
         return value
 
     def put_back(self) -> None:
