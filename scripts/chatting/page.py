@@ -1,71 +1,54 @@
 # SPDX-License-Identifier: Apache-2.0
 """The conversation on a page in a browser: a column for each model, and one prompt for all.
 
-Texts are shown as they are, and never as HTML.
+Texts are shown as they are, and never as HTML. Only this machine reaches the page, and it asks no
+other one for anything: it has the fonts of the system, and its Content-Security-Policy lets the
+browser load only what this server has. Analytics and the look for newer versions are off.
 """
 
+import contextlib
 import copy
 import html
+import os
 import time
-from collections.abc import Generator, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from threading import Event
 from typing import Any
 
-import gradio as gr
-from gradio.blocks import Block
+from starlette.middleware import Middleware
+from starlette.middleware.trustedhost import TrustedHostMiddleware
 
-from chatting.history import History, Turn
-from chatting.rows import save_row
-from chatting.speakers import Decoding, Speaker
-from exits import first_line
-from generation.answering import UNANSWERED, Ending, Reply, RunningAnswer, printable
+from chatting.conversation import History, Turn
+from chatting.speakers import Speaker
+from exits import Exit, first_line, stop
+from generation.answering import UNANSWERED, Ending, Reply, printable
+
+os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"  # read when gradio is imported
+import gradio as gr
 
 REFRESH = 0.05  # seconds between two views of an answer that grows
 TITLE = "Chat with trained models"
+HOST = "127.0.0.1"  # no other machine reaches it
+THEME = gr.themes.Default(font=("system-ui", "sans-serif"), font_mono=("ui-monospace", "monospace"))
+POLICY = (
+    "default-src 'self'; script-src 'self' 'unsafe-inline' 'unsafe-eval'; "
+    "style-src 'self' 'unsafe-inline'; img-src 'self' data: blob:; font-src 'self' data:; "
+    "worker-src 'self' blob:; frame-ancestors 'none'"
+)
+CSS = """
+h1 {font-size: 1.5rem; font-weight: 600;}
+.model-name {font-weight: 600; overflow-wrap: anywhere;}
+.models {align-items: flex-end !important;}  /* below names of one and of two lines */
+.chat {height: 52vh !important;}
+.chat .message {overflow-wrap: anywhere;}
+.chat .md {white-space: pre-wrap;}
+.chat button[aria-label="Clear"] {display: none;}  /* it would clear one column only */
+#status {min-height: 1.5em; overflow-wrap: anywhere;}
+label span {overflow-wrap: anywhere;}
+@media (max-width: 640px) {.chat {height: 38vh !important;}}
+"""
 Update = dict[Any, Any]  # {component of the page: its new value}
-
-
-@dataclass
-class Page:
-    """What the page shows and does.
-
-    Attributes:
-        history: with which each tab of a browser begins.
-        decoding: with which each tab begins.
-        save_to: the only file that the page writes to.
-        stopping: {tab that waits for answers: the event that stops them}.
-    """
-
-    speakers: Sequence[Speaker]
-    history: History
-    decoding: Decoding
-    save_to: Path
-    stopping: dict[str, Event] = field(default_factory=dict)
-
-    @property
-    def names(self) -> list[tuple[str, int]]:
-        """Return the choices of a model: its name and its number, from 0."""
-        return [(speaker.name, number) for number, speaker in enumerate(self.speakers)]
-
-    def stop_all(self) -> None:
-        """Stop the answers of all tabs."""
-        for stopping in list(self.stopping.values()):
-            stopping.set()
-
-
-# ---- What is shown ----
-def shown_messages(history: History, number: int) -> list[dict[str, Any]]:
-    """Return the messages in the column of a model, as gradio takes them."""
-    messages = []
-    for turn in history.turns:
-        messages.append({"role": "user", "content": shown_text(turn.prompt)})
-        reply = turn.replies.get(number)
-        if reply is not None:
-            text = reply.text + reply.ending.value
-            messages.append({"role": "assistant", "content": shown_text(text or "[no text]")})
-    return messages
 
 
 def shown_text(text: str) -> list[dict[str, str]]:
@@ -76,46 +59,28 @@ def shown_text(text: str) -> list[dict[str, str]]:
     return [{"type": "text", "text": html.escape(printable(text))}]
 
 
-class View:
-    """The components of the page, and what happens when they are used."""
+class Page:
+    """The components of the page, and what happens when they are used.
 
-    def __init__(self, page: Page) -> None:
+    Attributes:
+        save_to: the only file that the page writes to.
+        stopping: {tab that waits for answers: the event that stops them}.
+    """
+
+    def __init__(self, speakers: Sequence[Speaker], history: History, save_to: Path) -> None:
         """Build the page; called inside `gr.Blocks`."""
-        self.page = page
+        self.speakers = speakers
+        self.save_to = save_to
+        self.stopping: dict[str, Event] = {}
         gr.HTML(f"<h1>{TITLE}</h1>")
-        self.history = gr.State(page.history)
-        self.columns: list[gr.Column] = []
+        self.history = gr.State(history)
         self.chats: list[gr.Chatbot] = []
         with gr.Row(elem_classes="models"):
-            for number, speaker in enumerate(page.speakers):
-                self._add_column(number, speaker)
+            for number, speaker in enumerate(speakers):
+                self.add_column(number, speaker)
         self.status = gr.HTML(elem_id="status")
-        self._add_prompt()
-        self._add_settings()
-        self._connect()
-
-    # ---- Layout ----
-    def _add_column(self, number: int, speaker: Speaker) -> None:
-        with gr.Column(min_width=300) as column:
-            name = html.escape(printable(speaker.name))
-            gr.HTML(f'<div class="model-name">{number + 1}. {name}</div>')
-            chat = gr.Chatbot(
-                show_label=False,
-                height=None,
-                elem_classes="chat",
-                render_markdown=False,
-                buttons=[],
-                feedback_options=None,
-                elem_id=f"chat_{number}",
-                placeholder=" ",
-            )
-        self.columns.append(column)
-        self.chats.append(chat)
-
-    def _add_prompt(self) -> None:
         with gr.Row(equal_height=True):
             self.prompt = gr.Textbox(
-                label="Prompt",
                 show_label=False,
                 placeholder="Ask the models",
                 max_lines=8,
@@ -130,221 +95,202 @@ class View:
             )
         with gr.Row():
             self.retry = gr.Button("Retry", size="sm", min_width=70, elem_id="retry")
-            self.undo = gr.Button("Undo", size="sm", min_width=70, elem_id="undo")
             self.clear = gr.Button("Clear", size="sm", min_width=70, elem_id="clear")
             self.save = gr.Button("Save as training row", size="sm", min_width=150, elem_id="save")
+        self.chosen = gr.Radio(
+            [(speaker.name, number) for number, speaker in enumerate(speakers)],
+            value=history.chosen,
+            label="The conversation continues with the answers of",
+            elem_id="chosen",
+            visible=len(speakers) > 1,
+        )
+        self.connect()
 
-    def _add_settings(self) -> None:
-        page = self.page
-        everyone = list(range(len(page.speakers)))
-        several = len(page.speakers) > 1
-        with gr.Accordion("Settings", elem_id="settings"):
-            with gr.Row(visible=several):
-                self.shown = gr.CheckboxGroup(
-                    page.names, value=everyone, label="Models that answer", elem_id="shown"
-                )
-                self.chosen = gr.Radio(
-                    page.names,
-                    value=page.history.chosen,
-                    label="The conversation continues with the answers of",
-                    elem_id="chosen",
-                )
-            self.system = gr.Textbox(
-                page.history.system, label="System prompt", max_lines=6, elem_id="system"
+    def add_column(self, number: int, speaker: Speaker) -> None:
+        """Add the name of a model, and what it answers."""
+        with gr.Column(min_width=300):
+            name = html.escape(printable(speaker.name))
+            gr.HTML(f'<div class="model-name">{number + 1}. {name}</div>')
+            chat = gr.Chatbot(
+                show_label=False,
+                height=None,
+                elem_classes="chat",
+                render_markdown=False,
+                buttons=[],
+                feedback_options=None,
+                elem_id=f"chat_{number}",
+                placeholder=" ",
             )
-            with gr.Row():
-                self.temperature = gr.Number(
-                    page.decoding.temperature,
-                    label="Temperature (0: the likeliest tokens)",
-                    minimum=0,
-                    step=0.1,
-                    elem_id="temperature",
-                )
-                self.max_new_tokens = gr.Number(
-                    page.decoding.max_new_tokens,
-                    label="Longest answer, in tokens",
-                    minimum=1,
-                    precision=0,
-                    elem_id="max_new_tokens",
-                )
+        self.chats.append(chat)
 
-    def _connect(self) -> None:
+    def connect(self) -> None:
         """Connect what is clicked with what happens then."""
-        settings: set[Block] = {
-            self.history,
-            self.shown,
-            self.chosen,
-            self.system,
-            self.temperature,
-            self.max_new_tokens,
-        }
-        buttons = [self.send, self.stop, self.retry, self.undo, self.clear, self.save]
+        buttons = [self.send, self.stop, self.retry, self.clear, self.save]
         outputs = [self.history, self.prompt, self.status, *buttons, *self.chats]
         private: dict[str, Any] = {"api_visibility": "private", "show_progress": "hidden"}
         # Tabs wait for each other at the lock of the models, and not for a turn of gradio's
         answering: dict[str, Any] = {**private, "concurrency_limit": None}
-        asking: set[Block] = {*settings, self.prompt}
-        gr.on([self.send.click, self.prompt.submit], self.on_send, asking, outputs, **answering)
-        self.retry.click(self.on_retry, settings, outputs, **answering)
+        said = [self.history, self.chosen]
+        asked = [self.prompt, *said]
+        gr.on([self.send.click, self.prompt.submit], self.on_send, asked, outputs, **answering)
+        self.retry.click(self.on_retry, said, outputs, **answering)
         self.stop.click(self.on_stop, None, None, queue=False, **private)
-        self.undo.click(self.on_undo, {self.history}, outputs, **private)
-        self.clear.click(self.on_clear, {self.history}, outputs, **private)
-        self.save.click(self.on_save, {self.history, self.chosen}, self.status, **private)
-        self.shown.change(
-            self.on_shown, {self.shown, self.chosen}, [*self.columns, self.chosen], **private
-        )
+        self.clear.click(self.on_clear, self.history, outputs, **private)
+        self.save.click(self.on_save, said, self.status, **private)
 
     # ---- Events ----
-    def on_send(self, values: Update, request: gr.Request) -> Iterator[Update]:
+    def on_send(
+        self, prompt: str, history: History, chosen: int, request: gr.Request
+    ) -> Iterator[Update]:
         """Answer what was typed."""
-        prompt = values[self.prompt].strip()
-        if not prompt:
-            return
-        cleared = {self.prompt: ""}
-        failed = yield from self.answer(prompt, values, str(request.session_hash), cleared)
-        if failed:
-            yield {self.prompt: prompt}  # to be shortened, for example
+        if prompt.strip():
+            history.chosen = chosen
+            yield from self.answer(prompt.strip(), history, str(request.session_hash))
 
-    def on_retry(self, values: Update, request: gr.Request) -> Iterator[Update]:
-        """Answer the last prompt again. If that fails the old answers remain."""
-        history = values[self.history]
-        turn = history.undo()
-        if turn is None:
-            yield {self.status: "Nothing was said yet."}
-            return
-        failed = yield from self.answer(turn.prompt, values, str(request.session_hash))
-        if failed:
-            history.turns.append(turn)
-            yield {self.history: history, **self.chats_of(history)}
+    def on_retry(self, history: History, chosen: int, request: gr.Request) -> Iterator[Update]:
+        """Answer the last prompt again."""
+        history.chosen = chosen
+        if history.turns:
+            turn = history.turns.pop()
+            yield from self.answer(turn.prompt, history, str(request.session_hash))
 
     def on_stop(self, request: gr.Request) -> None:
         """Stop the answers of a tab. It is also called when the tab is closed."""
-        stopping = self.page.stopping.get(str(request.session_hash))
+        stopping = self.stopping.get(str(request.session_hash))
         if stopping is not None:
             stopping.set()
 
-    def on_undo(self, values: Update) -> Update:
-        """Take the last turn back into the box of the prompt."""
-        history = values[self.history]
-        turn = history.undo()
-        if turn is None:
-            return {self.status: "Nothing was said yet."}
-        return {
-            self.history: history,
-            self.prompt: turn.prompt,
-            self.status: "",
-            **self.chats_of(history),
-        }
-
-    def on_clear(self, values: Update) -> Update:
+    def on_clear(self, history: History) -> Update:
         """Start over."""
-        history = values[self.history]
-        history.reset()
-        return {self.history: history, self.status: "", **self.chats_of(history)}
+        history.turns.clear()
+        return {self.history: history, self.status: "", **self.shown(history)}
 
-    def on_save(self, values: Update) -> str:
+    def on_save(self, history: History, chosen: int) -> str:
         """Append the conversation to the file of rows."""
-        history = copy.copy(values[self.history])
-        history.chosen = values[self.chosen]
-        path = self.page.save_to
+        history.chosen = chosen
         try:
-            count = save_row(history, path)
-        except OSError as error:
-            return html.escape(f"Not saved: cannot write {path}: {error.strerror}")
+            return html.escape(history.save(self.save_to))
         except ValueError as error:
-            return html.escape(f"Not saved: {error}")
-        return html.escape(f"Saved: {path} has {count} row{'' if count == 1 else 's'}.")
-
-    def on_shown(self, values: Update) -> Update:
-        """Show the columns of these models; the conversation continues with one of them."""
-        shown = values[self.shown]
-        updates: Update = {}
-        for number, column in enumerate(self.columns):
-            updates[column] = gr.Column(visible=number in shown)
-        if shown:
-            choices = [(name, number) for name, number in self.page.names if number in shown]
-            chosen = values[self.chosen]
-            if chosen not in shown:
-                chosen = min(shown)
-            updates[self.chosen] = gr.Radio(choices, value=chosen)
-        return updates
+            return html.escape(str(error))
 
     # ---- Answers ----
-    def answer(
-        self, prompt: str, values: Update, tab: str, at_start: Update | None = None
-    ) -> Generator[Update, None, bool]:
-        """Yield the page while the models answer; return whether none of them has answered.
-
-        Args:
-            at_start: further changes of the page when the models begin to answer. They belong into
-                the update that disables the buttons: after one of its own, the page would for a
-                moment look as if the models had answered.
-        """
-        if tab in self.page.stopping:  # Enter was pressed while the models answer
-            return True
-        history = values[self.history]
-        history.system = values[self.system].strip()
-        history.chosen = values[self.chosen]
-        shown = sorted(values[self.shown])
-        if not shown:
-            yield {self.status: "Choose a model that answers, in the settings."}
-            return True
-        decoding = Decoding(values[self.temperature] or 0.0, values[self.max_new_tokens] or 1)
+    def answer(self, prompt: str, history: History, tab: str) -> Iterator[Update]:
+        """Yield the page while the models answer."""
+        if tab in self.stopping:  # Enter was pressed while the models answer
+            return
         stopping = Event()
-        self.page.stopping[tab] = stopping
-        turn = Turn(prompt)
+        self.stopping[tab] = stopping
         before = copy.copy(history)
         before.turns = list(history.turns)
+        turn = Turn(prompt)
         history.turns.append(turn)
         problem = ""
         try:
-            buttons = self.buttons_while(answering=True)
-            yield {**buttons, self.status: "Answering ...", **(at_start or {})}
-            for number in shown:
+            yield {self.status: "Answering ...", self.prompt: "", **self.buttons(answering=True)}
+            for number, speaker in enumerate(self.speakers):
                 if stopping.is_set():
                     break
-                running = self.page.speakers[number].answer(before, prompt, decoding, stopping)
-                yield from self.show_answer(running, history, number)
+                running = speaker.answer(before, prompt, stopping)
+                text = ""
+                shown_at = 0.0
+                for part in running:
+                    text += part
+                    if text.strip() and time.monotonic() - shown_at >= REFRESH:
+                        shown_at = time.monotonic()
+                        turn.replies[number] = Reply(text, Ending.COMPLETE)
+                        yield self.shown(history)
+                turn.replies.pop(number, None)  # nothing is kept of an answer that fails
+                turn.replies[number] = running.result()
         except UNANSWERED as error:
             problem = f"Error: {first_line(error)}"
         finally:
             stopping.set()
-            self.page.stopping.pop(tab, None)
+            self.stopping.pop(tab, None)
         if not turn.replies:
-            history.undo()
+            history.turns.pop()
         yield {
             self.history: history,
+            self.prompt: "" if turn.replies else prompt,  # to be shortened, for example
             self.status: html.escape(printable(problem)),
-            **self.buttons_while(answering=False),
-            **self.chats_of(history),
+            **self.buttons(answering=False),
+            **self.shown(history),
         }
-        return not turn.replies
 
-    def show_answer(
-        self, running: RunningAnswer, history: History, number: int
-    ) -> Iterator[Update]:
-        """Yield the page while a model answers the last prompt, whose turn gets the answer."""
-        replies = history.turns[-1].replies
-        text = ""
-        shown_at = 0.0
-        for part in running:
-            text += part
-            now = time.monotonic()
-            if text.strip() and now - shown_at >= REFRESH:
-                shown_at = now
-                replies[number] = Reply(text, Ending.COMPLETE)
-                yield self.chats_of(history)
-        replies.pop(number, None)  # nothing is kept of an answer that fails
-        replies[number] = running.result()
-        yield self.chats_of(history)
-
-    def chats_of(self, history: History) -> Update:
+    def shown(self, history: History) -> Update:
         """Return what the columns show of a conversation."""
-        return {chat: shown_messages(history, place) for place, chat in enumerate(self.chats)}
+        updates: Update = {}
+        for number, chat in enumerate(self.chats):
+            messages = []
+            for turn in history.turns:
+                messages.append({"role": "user", "content": shown_text(turn.prompt)})
+                reply = turn.replies.get(number)
+                if reply is not None:
+                    text = (reply.text + reply.ending.value) or "[no text]"
+                    messages.append({"role": "assistant", "content": shown_text(text)})
+            updates[chat] = messages
+        return updates
 
-    def buttons_while(self, answering: bool) -> Update:
+    def buttons(self, answering: bool) -> Update:
         """Return which buttons can be used while models answer, or while they do not."""
-        others = [self.send, self.retry, self.undo, self.clear, self.save]
+        others = [self.send, self.retry, self.clear, self.save]
         updates: Update = {button: gr.Button(interactive=not answering) for button in others}
         updates[self.stop] = gr.Button(interactive=answering)
         return updates
+
+
+# ---- The server ----
+class ContentPolicy:
+    """Adds the policy, by which the browser loads nothing from elsewhere, to each response."""
+
+    def __init__(self, app: Any) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        """Serve a request by the protocol of ASGI."""
+
+        async def send_with_policy(message: Any) -> None:
+            if message["type"] == "http.response.start":
+                policy = (b"content-security-policy", POLICY.encode())
+                message["headers"] = [*message.get("headers", []), policy]
+            await send(message)
+
+        await self.app(scope, receive, send_with_policy)
+
+
+def serve(speakers: Sequence[Speaker], history: History, save_to: Path, port: int) -> None:
+    """Serve the page until Ctrl-C. Raises SystemExit with 64 if the port is not free."""
+    with gr.Blocks(title=TITLE, analytics_enabled=False, fill_width=True) as blocks:
+        page = Page(speakers, history, save_to)
+        blocks.unload(page.on_stop)
+    # A page of another site that resolves its name to this machine is refused by its name
+    only_here = Middleware(TrustedHostMiddleware, allowed_hosts=[HOST, "localhost"])
+    try:
+        blocks.launch(
+            server_name=HOST,
+            server_port=port,
+            quiet=True,
+            share=False,
+            inbrowser=False,
+            prevent_thread_lock=True,
+            footer_links=[],
+            run_history=False,
+            ssr_mode=False,
+            mcp_server=False,
+            pwa=False,
+            theme=THEME,
+            css=CSS,
+            app_kwargs={"middleware": [only_here, Middleware(ContentPolicy)]},
+        )
+    except OSError as error:
+        stop(Exit.USAGE, f"--port {port}: {first_line(error)}")
+    print(f"The page is at http://{HOST}:{port}; Ctrl-C ends it.", flush=True)
+    try:
+        Event().wait()
+    except KeyboardInterrupt:
+        print()
+        for stopping in list(page.stopping.values()):
+            stopping.set()
+        # An interpreter that ends while a thread of it computes is aborted by C++. From here on the
+        # lock is held, so that no other answer begins. Pressing again does not wait.
+        with contextlib.suppress(KeyboardInterrupt):
+            speakers[0].lock.acquire()

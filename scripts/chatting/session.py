@@ -10,11 +10,10 @@ from pathlib import Path
 from datasets import disable_progress_bars
 from transformers.utils import logging
 
-from chatting.history import History
-from chatting.speakers import Decoding, LoadOptions, find_wanted, load_speakers
+from chatting.conversation import History
+from chatting.speakers import find_wanted, load_speakers
 from chatting.terminal import Terminal
 from exits import Exit, stop
-from generation import loading
 
 ROWS = "saved_rows.jsonl"  # in the folder of the first model
 PORT = 7860  # gradio's own
@@ -28,8 +27,6 @@ def find_problems(args: argparse.Namespace) -> Iterator[str]:
         yield "a model is named twice"
     if args.port is not None and not args.web:
         yield "--port needs --web"
-    if args.port is not None and not 0 < args.port < 2**16:
-        yield "--port must be from 1 to 65535"
     if args.web and importlib.util.find_spec("gradio") is None:
         yield "--web needs gradio: pip install -r requirements-chat.txt"
 
@@ -42,29 +39,17 @@ def run(args: argparse.Namespace) -> None:
     logging.disable_progress_bar()
     logging.set_verbosity_error()  # a prompt that is too long is an error of its own
     disable_progress_bars()
-    wanted = find_wanted(args.model_name_or_path, args.with_base)
-    decoding = Decoding(args.temperature, args.max_new_tokens)
-    device = args.device or loading.default_device()
-    options = LoadOptions(args.dtype, device, args.load_in_4bit)
-    speakers = load_speakers(wanted, options, decoding, args.chat_template_kwargs)
-    save_to = args.save_to or default_file(args.model_name_or_path[0])
+    speakers = load_speakers(find_wanted(args.model_name_or_path, args.with_base), args)
+    folder = Path(args.model_name_or_path[0])
+    save_to = args.save_to or (folder / ROWS if folder.is_dir() else Path(ROWS))
     history = History(system=args.system)
     if args.web:
         # Imported here since it takes seconds, and only the page needs it
-        from chatting.page import Page
-        from chatting.serving import serve
+        from chatting.page import serve
 
-        serve(Page(speakers, history, decoding, save_to), args.port or PORT)
+        serve(speakers, history, save_to, args.port or PORT)
         return
     is_interactive = sys.stdin.isatty() and sys.stdout.isatty()
     # A byte that is not text would end the chat with a traceback
     sys.stdin.reconfigure(errors="replace")  # pyrefly: ignore[missing-attribute]  # a TextIO
-    Terminal(speakers, history, decoding, save_to, is_interactive).run()
-
-
-def default_file(name: str) -> Path:
-    """Return the file for rows of conversations with a model: in its folder if it has one."""
-    folder = Path(name)
-    if folder.is_dir():
-        return folder / ROWS
-    return Path(ROWS)
+    Terminal(speakers, history, save_to, is_interactive).run()

@@ -4,16 +4,17 @@
 The base of adapters answers with the adapters turned off, so that it is not loaded twice.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+import argparse
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from threading import Event, Lock
 from typing import Any
 
 from peft import PeftModel
 
-from chatting.history import History
+from chatting.conversation import History
 from core.chat import ChatTemplate
 from generation import loading
 from generation.answering import Answerer, RunningAnswer
@@ -65,32 +66,11 @@ class Speaker:
                 model.set_adapter(self.adapter, inference_mode=True)
                 yield
 
-    def answer(
-        self, history: History, prompt: str, decoding: "Decoding", stopping: Event
-    ) -> RunningAnswer:
+    def answer(self, history: History, prompt: str, stopping: Event | None = None) -> RunningAnswer:
         """Start to answer a new prompt of a conversation, until an event is set."""
-        answerer = replace(
-            self.answerer,
-            temperature=decoding.temperature,
-            max_new_tokens=decoding.max_new_tokens,
-        )
-        return RunningAnswer(answerer, history.asking(prompt), self.taking_turn(), stopping)
+        return RunningAnswer(self.answerer, history.asking(prompt), self.taking_turn(), stopping)
 
 
-@dataclass
-class Decoding:
-    """How tokens are chosen.
-
-    Attributes:
-        temperature: 0 always takes the likeliest token.
-        max_new_tokens: the length of the longest answer.
-    """
-
-    temperature: float
-    max_new_tokens: int
-
-
-# ---- Which models ----
 def find_wanted(names: Sequence[str], with_base: bool) -> list[Wanted]:
     """Return the named models and, if requested, the bases that they were trained on.
 
@@ -103,16 +83,10 @@ def find_wanted(names: Sequence[str], with_base: bool) -> list[Wanted]:
     if with_base:
         for model in list(wanted):
             base = loading.base_of(model.source)
-            if not any(is_same(base, other.source) for other in wanted):
+            known = [place_of(other.source) for other in wanted if other.source.base is None]
+            if place_of(base) not in known:
                 wanted.append(Wanted(f"{base.name} (before training)", base, model.source))
     return wanted
-
-
-def is_same(one: Source, other: Source) -> bool:
-    """Return whether two sources are the same model."""
-    if one.base is not None or other.base is not None:
-        return one == other
-    return place_of(one) == place_of(other)
 
 
 def place_of(source: Source) -> str:
@@ -121,55 +95,34 @@ def place_of(source: Source) -> str:
     return str(path.resolve()) if path.is_dir() else f"{source.weights}@{source.revision}"
 
 
-# ---- Loading ----
-@dataclass(frozen=True)
-class LoadOptions:
-    """How weights are loaded: arguments of `loading.load_model`."""
-
-    dtype: str
-    device: str
-    load_in_4bit: bool
-
-
-def load_speakers(
-    wanted: Sequence[Wanted],
-    options: LoadOptions,
-    decoding: Decoding,
-    settings: Mapping[str, Any],
-) -> list[Speaker]:
+def load_speakers(wanted: Sequence[Wanted], args: argparse.Namespace) -> list[Speaker]:
     """Return the models, each base loaded once.
 
     Args:
-        settings: variables of the chat template, before those of the run.
+        args: dtype, device and load_in_4bit of the weights; temperature and max_new_tokens of
+            answers; chat_template_kwargs, before those of the run.
     """
     tokenizers = [loading.load_tokenizer(model.prompts) for model in wanted]
-    models = load_bases(wanted, options)
+    device = args.device or loading.default_device()
+    models: dict[str, Any] = {}  # {place of a whole model: it, with the adapters of all}
+    for number, model in enumerate(wanted):
+        place = place_of(model.source)
+        if place not in models:
+            whole = loading.load_weights(model.source, args.dtype, device, args.load_in_4bit)
+            models[place] = whole.eval()
+        if model.source.base is not None:
+            adapted = loading.add_adapters(models[place], model.source, adapter_name(number))
+            models[place] = adapted.eval()
     lock = Lock()
     speakers = []
-    for number, model in enumerate(wanted):
-        tokenizer = tokenizers[number]
-        loaded = models[place_of(model.source)]
+    for number, (model, tokenizer) in enumerate(zip(wanted, tokenizers, strict=True)):
         of_run = loading.template_settings_of(model.prompts.name)
-        template = ChatTemplate(tokenizer, {**of_run, **settings})
-        answerer = Answerer(loaded, template, decoding.temperature, decoding.max_new_tokens)
+        template = ChatTemplate(tokenizer, of_run | args.chat_template_kwargs)
+        loaded = models[place_of(model.source)]
+        answerer = Answerer(loaded, template, args.temperature, args.max_new_tokens)
         adapter = None if model.source.base is None else adapter_name(number)
         speakers.append(Speaker(model.name, answerer, adapter, lock))
     return speakers
-
-
-def load_bases(wanted: Sequence[Wanted], options: LoadOptions) -> dict[str, Any]:
-    """Return {place of a whole model: the model with the adapters of all who share it}."""
-    models: dict[str, Any] = {}
-    for number, model in enumerate(wanted):
-        source = model.source
-        place = place_of(source)
-        if place not in models:
-            models[place] = loading.load_weights(
-                source, options.dtype, options.device, options.load_in_4bit
-            )
-        if source.base is not None:
-            models[place] = loading.add_adapters(models[place], source, adapter_name(number))
-    return {place: model.eval() for place, model in models.items()}
 
 
 def adapter_name(number: int) -> str:

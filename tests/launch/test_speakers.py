@@ -3,19 +3,18 @@
 answers."""
 
 import json
-from threading import Event
+from argparse import Namespace
 
 import pytest
 from peft import PeftModel
 from transformers import AutoModelForCausalLM
 
 from adapter_folders import make_base, write_adapters
-from chatting.history import History
-from chatting.speakers import Decoding, LoadOptions, find_wanted, load_speakers
+from chatting.conversation import History
+from chatting.speakers import find_wanted, load_speakers
 from generation import loading
 
-DECODING = Decoding(temperature=0.0, max_new_tokens=12)
-OPTIONS = LoadOptions("float32", "cpu", load_in_4bit=False)
+OPTIONS = {"dtype": "float32", "device": "cpu", "load_in_4bit": False, "temperature": 0.0}
 
 
 @pytest.fixture(scope="module")
@@ -42,11 +41,12 @@ def names_of(wanted):
 
 
 def load(names, with_base=False, settings=None):
-    return load_speakers(find_wanted(names, with_base), OPTIONS, DECODING, settings or {})
+    args = Namespace(**OPTIONS, max_new_tokens=12, chat_template_kwargs=settings or {})
+    return load_speakers(find_wanted(names, with_base), args)
 
 
 def answer(speaker, prompt="Spell the word lamp."):
-    running = speaker.answer(History(), prompt, DECODING, Event())
+    running = speaker.answer(History(), prompt)
     list(running)
     return running.result().text
 
@@ -87,7 +87,7 @@ def test_adapters_and_their_base_are_one_loaded_model_with_answers_of_their_own(
 
 def test_the_lock_is_released_if_an_answer_fails(adapters):
     (one,) = load([str(adapters[0])])
-    running = one.answer(History(), "word " * 300, DECODING, Event())
+    running = one.answer(History(), "word " * 300)
     list(running)
     with pytest.raises(ValueError, match="limited to"):
         running.result()

@@ -5,8 +5,7 @@ import json
 
 import pytest
 
-from chatting.history import History
-from chatting.speakers import Decoding
+from chatting.conversation import History
 from chatting.terminal import Terminal
 from generation.answering import Ending, Reply
 
@@ -46,11 +45,9 @@ class FakeSpeaker:
         self.name = name
         self.answers = list(answers)
         self.asked = []
-        self.temperatures = []
 
-    def answer(self, history, prompt, decoding, stopping):
+    def answer(self, history, prompt):
         self.asked.append(history.asking(prompt).messages)
-        self.temperatures.append(decoding.temperature)
         return FakeAnswer(self.answers.pop(0))
 
 
@@ -74,7 +71,7 @@ def converse(monkeypatch, tmp_path, capsys):
 
         monkeypatch.setattr("builtins.input", read)
         rows = tmp_path / "rows.jsonl"
-        terminal = Terminal(speakers, History(), Decoding(0.0, 9), rows, is_interactive)
+        terminal = Terminal(speakers, History(), rows, is_interactive)
         terminal.run()
         return terminal, capsys.readouterr(), prompts
 
@@ -111,8 +108,8 @@ def test_the_prompt_is_left_without_a_traceback(end, converse):
 
 def test_what_a_model_or_a_prompt_says_cannot_drive_the_terminal(converse):
     model = FakeSpeaker("a", ["\x1b[2J", "\x07"])
-    _, printed, _ = converse([model], "\x1b]0;title\x07", "/undo")
-    assert printed.out == "\\x1b[2J\\x07\nTaken back: \\x1b]0;title\\x07\n\n"
+    _, printed, _ = converse([model], "Hi", "/\x1b]0;title\x07")
+    assert printed.out == "\\x1b[2J\\x07\n\n" and "/\\x1b]0;title\\x07: no such" in printed.err
 
 
 def test_all_models_are_asked_and_the_chosen_ones_answers_continue(converse):
@@ -126,12 +123,11 @@ def test_all_models_are_asked_and_the_chosen_ones_answers_continue(converse):
     assert "1 a\n2 b\nThe conversation continues with the answers of 2" in printed.out
 
 
-def test_undo_and_retry_change_the_last_turn(converse):
-    model = FakeSpeaker("a", ["first"], ["second"], ["third"])
-    terminal, printed, _ = converse([model], "one", "/retry", "two", "/undo")
+def test_retry_changes_the_last_turn(converse):
+    model = FakeSpeaker("a", ["first"], ["second"])
+    terminal, _, _ = converse([model], "one", "/retry")
     assert texts(terminal.history) == ["one", "second"]
     assert [message["content"] for message in model.asked[1]] == ["one"]
-    assert "Taken back: two" in printed.out
 
 
 def test_a_retry_that_fails_keeps_the_old_answer(converse):
@@ -147,4 +143,4 @@ def test_save_appends_the_conversation_of_the_chosen_model(converse, tmp_path):
     rows = [json.loads(line) for line in (tmp_path / "rows.jsonl").read_text().splitlines()]
     assert [row["messages"][1]["content"] for row in rows] == ["a1", "b1"]
     assert json.loads(other.read_text())["messages"][1]["content"] == "b1"
-    assert "rows.jsonl has 2 rows." in printed.out and "the answers of b: " in printed.out
+    assert "rows.jsonl has 2 rows." in printed.out

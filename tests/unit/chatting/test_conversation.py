@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """What models are asked next, and what a conversation is as a row."""
 
+import json
+
 import pytest
 
-from chatting.history import History, Turn
+from chatting.conversation import History, Turn
 from generation.answering import Ending, Reply
 from llama import row_to_conversation
 
@@ -52,20 +54,39 @@ def test_another_choice_changes_the_answers_that_it_has_given(history):
     ]
 
 
-def test_undo_takes_the_last_turn_and_nothing_from_an_empty_conversation(history):
-    assert history.undo().prompt == "two?"
-    assert history.undo().prompt == "one?"
-    assert history.undo() is None
-
-
 @pytest.mark.parametrize("ending", [Ending.STOPPED, Ending.CUT])
 def test_an_answer_that_is_not_complete_is_not_trained_on(history, ending):
     history.turns.append(Turn("three?", {0: said("thi", ending)}))
-    conversation = row_to_conversation(history.row())
+    conversation = row_to_conversation({"messages": history.messages()})
     assert conversation.is_trained_on == [False, False, True, False, True, False, False]
     assert conversation.messages[-1] == {"role": "assistant", "content": "thi"}
 
 
 def test_an_empty_answer_is_not_trained_on_either(history):
     history.turns.append(Turn("three?", {0: said("")}))
-    assert row_to_conversation(history.row()).is_trained_on[-1] is False
+    assert row_to_conversation({"messages": history.messages()}).is_trained_on[-1] is False
+
+
+# ---- Saved ----
+def conversation(answer="yes", ending=Ending.COMPLETE):
+    return History("Be brief.", [Turn('Größe "東京"?\n\x1b🙂', {0: Reply(answer, ending)})])
+
+
+@pytest.mark.parametrize("end", ["\n\n", ""])  # A last line without its end stays a row
+def test_rows_are_added_and_none_is_lost(end, tmp_path):
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"prompt": "a", "completion": "b"}' + end)
+    assert "has 2 rows." in conversation("one").save(path)
+    assert "has 3 rows." in conversation("two").save(path)
+    rows = [json.loads(line) for line in path.read_text().split("\n") if line]
+    assert rows[0] == {"prompt": "a", "completion": "b"}
+    assert [row["messages"][-1]["content"] for row in rows[1:]] == ["one", "two"]
+
+
+@pytest.mark.parametrize(
+    "history", [History(), conversation("ye", Ending.STOPPED), conversation("")]
+)
+def test_what_cannot_be_trained_on_is_refused_and_writes_nothing(history, tmp_path):
+    with pytest.raises(ValueError, match="only complete answers are trained on"):
+        history.save(tmp_path / "rows.jsonl")
+    assert list(tmp_path.iterdir()) == []

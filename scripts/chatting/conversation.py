@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What was said by the user and by each of the models, and as a row that the recipe reads."""
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from core.chat import Conversation, Message
+from generation.answering import Ending, Reply
+from llama import row_to_conversation
+
+
+@dataclass
+class Turn:
+    """What the user said, and what models answered.
+
+    Attributes:
+        replies: {number of the model, from 0: its answer}.
+    """
+
+    prompt: str
+    replies: dict[int, Reply] = field(default_factory=dict)
+
+    def reply_of(self, model: int) -> Reply | None:
+        """Return the answer of a model, or the first one if it has not answered."""
+        return self.replies.get(model, next(iter(self.replies.values()), None))
+
+
+@dataclass
+class History:
+    """A conversation with one or several models.
+
+    All models are asked the same: each prompt follows the answers of the chosen model.
+
+    Attributes:
+        system: the system prompt; "" for none.
+        chosen: the number, from 0, of the model whose answers the conversation continues with.
+    """
+
+    system: str = ""
+    turns: list[Turn] = field(default_factory=list)
+    chosen: int = 0
+
+    def asking(self, prompt: str) -> Conversation:
+        """Return the conversation that ends with a new prompt."""
+        return Conversation([*self.messages(), {"role": "user", "content": prompt}])
+
+    def messages(self) -> list[Message]:
+        """Return what was said, with the answers of the chosen model.
+
+        An answer that was stopped or cut off has weight 0, so that no model learns to end there.
+        """
+        messages: list[Message] = []
+        if self.system:
+            messages.append({"role": "system", "content": self.system})
+        for turn in self.turns:
+            messages.append({"role": "user", "content": turn.prompt})
+            reply = turn.reply_of(self.chosen)
+            if reply is None:
+                continue
+            message: Message = {"role": "assistant", "content": reply.text}
+            if reply.ending is not Ending.COMPLETE or not reply.text:
+                message["weight"] = 0
+            messages.append(message)
+        return messages
+
+    def save(self, path: Path) -> str:
+        """Append the conversation to a file as one row, and return how many rows it has now.
+
+        The rows that are in the file remain as they are.
+
+        Raises ValueError if the conversation cannot be trained on, or the file not be written.
+        """
+        row: dict[str, Any] = {"messages": self.messages()}
+        try:
+            row_to_conversation(row)
+        except ValueError as error:
+            advice = "only complete answers are trained on"
+            raise ValueError(f"not saved: the conversation {error}; {advice}") from None
+        text = json.dumps(row) + "\n"
+        try:
+            with path.open("a+b") as file:
+                file.seek(0)
+                before = file.read()
+                if before and not before.endswith(b"\n"):
+                    text = "\n" + text  # a last line without its end would run into the new row
+                file.write(text.encode())
+        except OSError as error:
+            raise ValueError(f"not saved: cannot write {path}: {error.strerror}") from None
+        lines = before.splitlines() + text.encode().splitlines()
+        count = sum(1 for line in lines if line.strip())
+        return f"Saved: {path} has {count} row{'' if count == 1 else 's'}."
