@@ -5,7 +5,6 @@ merge.py and export.py do so.
 """
 
 import argparse
-import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -38,17 +37,9 @@ ROUNDING = {"float32": 1e-4, "float16": 1e-2, "bfloat16": 5e-2}
 UNFINISHED = ".unfinished"  # ending of a folder's name until it is complete and compared
 SIXTEEN_BITS = "16bit"  # name of a base that is not quantized
 LONGEST = 1024  # tokens of a prompt: longer ones make a comparison slow
+MADE = 1000  # at most so many questions are made here
 LONGEST_TEXT = 200  # characters of a row of raw text that are a prompt
-MADE_HERE = "simple questions, made here"
-SUBJECTS = ("a lamp", "the moon", "bread", "a river", "music", "winter", "a bridge", "tea", "ice")
-REQUESTS = (
-    "Describe {} in one sentence.",
-    "Write a short poem about {}.",
-    "Why do people like {}?",
-    "Name three words that go with {}.",
-    "Translate into French: {}.",
-    "Is {} older than a car?",
-)
+SIMPLE_QUESTION = "Say something about the number {}."  # for a run whose rows are not here
 
 
 @dataclass(frozen=True)
@@ -206,9 +197,9 @@ class Trained:
                     yield what, self.read(place, row)
             except (OSError, ValueError, DatasetGenerationError):
                 continue  # Another file has been put in its place
-        for request, subject in itertools.product(REQUESTS, SUBJECTS):
-            messages = [{"role": "user", "content": request.format(subject)}]
-            yield MADE_HERE, self.write(Conversation(messages))
+        for number in range(1, MADE + 1):
+            messages = [{"role": "user", "content": SIMPLE_QUESTION.format(number)}]
+            yield "simple questions, made here", self.write(Conversation(messages))
 
     def read(self, place: str, row: Any) -> Prompt:
         """Return a row as a prompt. Raises ValueError with its place."""
