@@ -5,9 +5,6 @@ import json
 
 from safetensors.torch import load_file, save_file
 
-# Words of merge.py with which its comparisons are quick
-FEW = ("--num_prompts", "50", "--max_new_tokens", "4", "--device", "cpu")
-
 
 def edit_json(path, **changes):
     path.write_text(json.dumps(json.loads(path.read_text()) | changes))
