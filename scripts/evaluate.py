@@ -6,9 +6,9 @@ r"""Evaluate trained folders on rows or tasks of lm-eval, beside the base that t
     python scripts/evaluate.py runs/mine --with_base --tasks gsm8k,hellaswag --limit 200
     python scripts/evaluate.py runs/a runs/b --rows test.jsonl --answer_pattern "#### (.+)"
 
-A folder is a model, or adapters, which are loaded on their base. --rows makes a task of your own
-file, without the hub: exact match of greedy answers as scripts/generate.py counts it, and the loss
-of the recipe's evaluation; or accuracy, if the rows have "choices" and the right "answer".
+A folder is a model, or adapters, which are loaded on their base. --rows is a file of your
+own, without the hub: exact match of greedy answers as scripts/generate.py counts it, and the loss
+of the recipe's evaluation.
 --tasks are lm-eval's own, or YAML files of yours (pip install -r requirements-eval.txt). The table
 is printed; the folder of --output_dir gets it as results.md, all numbers as results.json, and what
 was answered in samples/.

@@ -2,7 +2,7 @@
 """Trained folders measured beside the bases that they began with: the library of evaluate.py.
 
 contestants  what is evaluated
-rows         rows of a file: exact match, loss, and multiple choice
+rows         rows of a file: exact match and loss
 harness      tasks of lm-evaluation-harness
 report       figures with their errors, the table, and the files of the results
 session      what evaluate.py does with its command line

@@ -112,11 +112,11 @@ def probe(render: Any) -> Turns:
     _, between, back, _ = split(render([USER, ANSWER, AGAIN]), USER, ANSWER, AGAIN)
     _, after_user = split(render([USER], False), USER)
     _, after_answer = split(render([USER, ANSWER], False), ANSWER)
-    before_user = without_start(back, after_answer)
-    lead = without_end(start, before_user)
-    before = {"user": before_user, "assistant": without_start(between, after_user)}
+    before_user = without(back, start=after_answer)
+    before = {"user": before_user, "assistant": without(between, start=after_user)}
     after = {"user": after_user, "assistant": after_answer}
-    generation = without_start(ask, after_user)
+    lead = without(start, end=before_user)
+    generation = without(ask, start=after_user)
     try:
         text = render([SYSTEM, USER])
     except Exception:  # It takes no system messages
@@ -125,8 +125,8 @@ def probe(render: Any) -> Turns:
     no_system = ""
     if not with_system.startswith(lead):  # What stands before the first user is a default message
         no_system, lead = lead, ""
-    before = {"system": without_start(with_system, lead), **before}
-    after = {"system": without_end(middle, before_user), **after}
+    before = {"system": without(with_system, start=lead), **before}
+    after = {"system": without(middle, end=before_user), **after}
     return Turns(lead, no_system, before, after, generation)
 
 
@@ -141,18 +141,11 @@ def split(text: str, *messages: Mapping[str, str]) -> list[str]:
     return [*parts, text]
 
 
-def without_start(text: str, start: str) -> str:
-    """Return a text without its start. Raises ValueError if it has another one."""
-    if not text.startswith(start):
-        raise ValueError(f"it writes {text!r} where {start!r} was expected first")
-    return text.removeprefix(start)
-
-
-def without_end(text: str, end: str) -> str:
-    """Return a text without its end. Raises ValueError if it has another one."""
-    if not text.endswith(end):
-        raise ValueError(f"it writes {text!r} where {end!r} was expected last")
-    return text.removesuffix(end)
+def without(text: str, start: str = "", end: str = "") -> str:
+    """Return a text without its start and its end. Raises ValueError if it has others."""
+    if not text.startswith(start) or not text.endswith(end):
+        raise ValueError(f"it writes {text!r} where {start!r} was expected first, {end!r} last")
+    return text.removeprefix(start).removesuffix(end)
 
 
 def plain_conversations(trained: Trained, has_system: bool) -> Iterator[list[Any]]:

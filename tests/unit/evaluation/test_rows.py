@@ -91,28 +91,6 @@ def test_the_error_of_a_difference_is_that_of_the_rows(evaluate, base, adapters,
     assert after.difference_from(after) == (0.0, 0.0)
 
 
-def test_the_likeliest_choice_is_the_answer(evaluate, answerer, write_rows):
-    rows = [
-        {"prompt": f"Spell the word {word}.", "choices": ["x", "l-a-m-p", "yes"], "answer": 2}
-        for word in WORDS
-    ]
-    figures, samples, _ = evaluate(write_rows(*rows))
-    for sample in samples:
-        scores = sample["log_likelihoods"]
-        assert len(scores) == 3 and "answer" not in sample and sample["reference"] == "yes"
-        assert sample["acc"] == (max(scores) == scores[2])
-    assert figures["acc"].value == sum(sample["acc"] for sample in samples) / 5
-    tokenizer = answerer.template.tokenizer
-    (question,) = load_questions(write_rows(rows[0] | {"completion": "x"}))
-    prompt = answerer.template.render(question.conversation, add_generation_prompt=True)
-    tokens = tokenizer(f"{prompt}x<|end_of_turn|>", add_special_tokens=False)["input_ids"]
-    start = len(tokenizer(prompt, add_special_tokens=False)["input_ids"])
-    with torch.no_grad():
-        logits = answerer.model(torch.tensor([tokens])).logits[0, :-1].log_softmax(-1)
-    expected = sum(logits[place - 1, tokens[place]] for place in range(start, len(tokens)))
-    assert samples[0]["log_likelihoods"][0] == pytest.approx(expected.item(), rel=1e-5)
-
-
 def with_arguments(adapters, tmp_path, **arguments):
     """A copy of the run with other arguments."""
     folder = tmp_path / "run"
@@ -138,9 +116,6 @@ def test_columns_of_the_run_need_not_be_named(evaluate, write_rows, adapters, tm
     folder = with_arguments(adapters, tmp_path, columns=["prompt=q", "completion=a"])
     _, (sample,), _ = evaluate(write_rows({"q": "Spell.", "a": "s-p"}), folder=folder)
     assert sample["messages"][-1]["content"] == "Spell." and sample["reference"] == "s-p"
-    choices = {"q": "Spell.", "choices": ["x", "y"], "answer": 1}
-    _, (sample,), _ = evaluate(write_rows(choices), folder=folder)
-    assert sample["reference"] == "y"
 
 
 def test_a_row_that_the_recipe_would_cut_is_counted(evaluate, write_rows, adapters, tmp_path):
@@ -154,9 +129,6 @@ def test_a_row_that_the_recipe_would_cut_is_counted(evaluate, write_rows, adapte
     [
         ('{"prompt"', "not JSON"),
         ({"prompt": "a"}, "completion"),
-        ({"prompt": "a", "choices": ["x", "x"], "answer": 0}, "different"),
-        ({"prompt": "a", "choices": ["x", "y"], "answer": 2}, "place from 0"),
-        ({"prompt": "a", "choices": ["l-a-", "y"], "answer": 0}, "of another kind"),
         (PAIR | {"completion": "none"}, "does not match --answer_pattern"),
     ],
 )
