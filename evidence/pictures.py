@@ -23,10 +23,9 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
 import rooms  # noqa: F401  before what it makes importable
-from exits import run_command
+from common import Parser, run_command
 from paths import ROOT
 from tables import Row, compared_runs, place_of, rows_of
-from usage import Parser
 
 FOLDER = ROOT / "docs" / "pictures"
 

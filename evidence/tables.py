@@ -14,10 +14,9 @@ from decimal import Decimal
 
 import rooms  # noqa: F401  before what it makes importable
 import tables_speed
-from exits import run_command
+from common import Parser, run_command
 from paths import ROOT
 from tables_speed import Row, table
-from usage import Parser
 
 MARKED = re.compile(r"(^<!-- (\w+) -->\n).*?(?=\n<!-- end of \2 -->$)", re.DOTALL | re.MULTILINE)
 # The order of the YAMLs in each table, by how their names begin

@@ -34,8 +34,8 @@ import pytest
 from safetensors.numpy import load_file
 
 import damage
+from common import Exit
 from core.checkpoint import checkpoints_in, find_damage
-from exits import Exit
 from faults import Fault
 from job import CUT, ENVIRONMENT, ROOT, Run, make_model, read_steps, read_weights, rehearsal
 from net import data_of

@@ -20,10 +20,8 @@ Exit codes: 0 done, 64 usage, 65 data, 69 hub.
 import argparse
 from pathlib import Path
 
-import paths  # noqa: F401  makes recipes/ importable
+from common import Parser, add_loading_options, at_least_1, run_command, temperature
 from core.cli import read_json_object
-from exits import run_command
-from usage import Parser, add_loading_options, at_least_1, temperature
 
 
 def parse_args() -> argparse.Namespace:

@@ -25,8 +25,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from exits import Exit, run_command
-from usage import Parser
+from common import Exit, Parser, run_command
 
 
 def parse_args() -> tuple[Parser, argparse.Namespace]:

@@ -22,7 +22,7 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
-from exits import Exit, first_line, run_command, stop
+from common import Exit, Parser, first_line, run_command, stop
 from paths import ROOT
 from template.copying import (
     ENGINES,
@@ -36,7 +36,6 @@ from template.copying import (
 )
 from template.updating import NotACopyError, update
 from tiny import makers
-from usage import Parser
 
 
 def parse_args(words: Sequence[str] | None = None) -> argparse.Namespace:

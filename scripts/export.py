@@ -23,9 +23,7 @@ Exit codes: 0 done, 64 usage, 65 data, 69 hub, 73 cannot write, 76 the exported 
 import argparse
 from pathlib import Path
 
-import paths  # noqa: F401  makes recipes/ importable
-from exits import run_command
-from usage import Parser, add_prompt_options
+from common import Parser, add_prompt_options, run_command
 
 # The types that llama.cpp's converter writes, and those that its quantizer makes of them
 CONVERTED = ("f32", "f16", "bf16", "q8_0")

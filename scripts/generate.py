@@ -25,9 +25,7 @@ Exit codes: 0 done, 64 usage, 65 data, 69 hub or server, 73 cannot write, 76 the
 import argparse
 from pathlib import Path
 
-import paths  # noqa: F401  makes recipes/ importable
-from exits import run_command
-from usage import Parser, add_loading_options, at_least_1, temperature
+from common import Parser, add_loading_options, at_least_1, run_command, temperature
 
 
 def parse_args() -> argparse.Namespace:

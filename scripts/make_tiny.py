@@ -18,7 +18,7 @@ To train a tokenizer on your own texts, with a model that is large enough for th
 Exit codes: 0 done, 64 usage, 65 data, 73 cannot write.
 """
 
-from exits import run_command
+from common import run_command
 from tiny.makers import Order, parse
 
 

@@ -26,9 +26,7 @@ Exit codes: 0 done, 64 usage, 65 data, 69 hub, 73 cannot write, 76 the merged mo
 import argparse
 from pathlib import Path
 
-import paths  # noqa: F401  makes recipes/ importable
-from exits import run_command
-from usage import Parser, add_prompt_options
+from common import Parser, add_prompt_options, run_command
 
 
 def parse_args() -> argparse.Namespace:

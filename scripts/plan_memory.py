@@ -25,11 +25,10 @@ import gc
 import sys
 from collections.abc import Callable
 
-from exits import run_command
+from common import Parser, run_command
 from planner.errors import PlannerError
 from planner.request import SIZES, Request, without_launcher_options
 from planner.yaml_files import Config, read_without_faults
-from usage import Parser
 
 
 def parse_args() -> Request:

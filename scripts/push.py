@@ -16,9 +16,7 @@ Exit codes: 0 done, 64 usage, 65 data, 69 hub.
 import argparse
 from pathlib import Path
 
-import paths  # noqa: F401  makes recipes/ importable
-from exits import run_command
-from usage import Parser
+from common import Parser, run_command
 
 
 def parse_args() -> argparse.Namespace:

@@ -26,12 +26,11 @@ import sys
 import tempfile
 from pathlib import Path
 
-from exits import run_command
+from common import Parser, run_command
 from rehearsal.exit_codes import NOT_AS_PROMISED, recipe_exit_code
 from rehearsal.planning import Rehearsal, Wishes, find_device, plan
 from rehearsal.ranks import Launcher
 from rehearsal.shard_report import judge, table
-from usage import Parser
 
 # Options of accelerate launch that say how several machines meet, and what becomes of their output
 MEETING = (

@@ -21,7 +21,7 @@ from starlette.middleware.trustedhost import TrustedHostMiddleware
 
 from chatting.conversation import History, Turn
 from chatting.speakers import Speaker
-from exits import Exit, first_line, stop
+from common import Exit, first_line, stop
 from generation.answering import UNANSWERED, Ending, Reply, printable
 
 os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"  # read when gradio is imported

@@ -13,7 +13,7 @@ from transformers.utils import logging
 from chatting.conversation import History
 from chatting.speakers import find_wanted, load_speakers
 from chatting.terminal import Terminal
-from exits import Exit, stop
+from common import Exit, stop
 
 ROWS = "saved_rows.jsonl"  # in the folder of the first model
 PORT = 7860  # gradio's own

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from chatting.conversation import History, Turn
 from chatting.speakers import Speaker
-from exits import first_line
+from common import first_line
 from generation.answering import UNANSWERED, Ending, Reply, print_parts, printable
 
 HELP = """\

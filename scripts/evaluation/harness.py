@@ -12,12 +12,12 @@ from typing import Any, NoReturn
 import torch
 from transformers import set_seed
 
+from common import Exit, first_line, stop
 from core.chat import ChatTemplate
 from core.data import tokenize_text
 from core.generation import answer_in, greedy_options
 from evaluation.contestants import Contestant
 from evaluation.report import Figure, error_of
-from exits import Exit, first_line, stop
 from generation.loading import load_tokenizer, template_settings_of
 from paths import SCRIPTS
 

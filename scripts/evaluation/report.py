@@ -19,9 +19,9 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from common import Exit, stop
 from core import __version__
 from evaluation.contestants import Contestant
-from exits import Exit, stop
 
 RESULTS = "results.json"
 TABLE = "results.md"

@@ -13,11 +13,11 @@ from typing import Any
 import torch
 from jinja2 import TemplateError
 
+from common import Exit, stop
 from core.data import IGNORED
 from core.generation import most_positions
 from evaluation.contestants import Contestant
 from evaluation.report import Figure, mean_figure, weighted_figure
-from exits import Exit, stop
 from generation.rows import (
     Question,
     Row,

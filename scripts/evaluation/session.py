@@ -12,11 +12,11 @@ import torch
 from datasets import disable_progress_bars
 from transformers.utils import logging
 
+from common import Exit, stop
 from evaluation import harness, report
 from evaluation.contestants import Contestant, find_contestants
 from evaluation.report import Measured
 from evaluation.rows import Document, measure_rows, read_documents
-from exits import Exit, stop
 from generation.rows import find_pattern_problem
 
 

@@ -15,11 +15,11 @@ import torch
 from datasets.exceptions import DatasetGenerationError
 from transformers import AutoConfig, AutoModelForCausalLM, BitsAndBytesConfig, GenerationConfig
 
+from common import Exit, stop
 from core import workarounds
 from core.chat import ChatTemplate, Conversation, fit_arguments
 from core.data import FILE_TYPES
 from core.generation import listed_stop_tokens, most_positions, stop_tokens_of_texts
-from exits import Exit, stop
 from generation.loading import (
     LOAD_ERRORS,
     Source,

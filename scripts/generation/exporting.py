@@ -21,7 +21,7 @@ from datasets import disable_progress_bars
 from transformers import GenerationConfig
 from transformers.utils import logging
 
-from exits import Exit, first_line, stop
+from common import Exit, first_line, stop
 from generation.comparing import (
     SIXTEEN_BITS,
     Answers,

@@ -14,6 +14,7 @@ from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM, GenerationConfig
 from transformers.utils import logging
 
+from common import Exit, first_line, stop
 from core.chat import ChatTemplate
 from core.checkpoint import (
     BOXES,
@@ -26,7 +27,6 @@ from core.checkpoint import (
 from core.export import INDEX, list_stop_tokens
 from core.generation import stop_tokens_of_texts
 from core.model import load_tokenizer, read_config
-from exits import Exit, first_line, stop
 from generation.comparing import new_folder
 
 BYTES_OF_A_FILE = 5 * 10**9  # at most, but for a tensor that is larger

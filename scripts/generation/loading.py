@@ -12,9 +12,8 @@ from peft import PeftModel
 from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig
 
+from common import Exit, find_missing, first_line, stop
 from core.weights import fingerprint_of_weights
-from exits import Exit, first_line, stop
-from hub_ids import find_missing
 
 ADAPTER_WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin")
 RUN = "run.json"

@@ -17,10 +17,10 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.core_model_loading import revert_weight_conversion
 from transformers.utils import logging
 
+from common import Exit, first_line, stop
 from core.export import list_stop_tokens, write_configs, write_weights
 from core.generation import listed_stop_tokens
 from core.weights import files_of_tensors, find_folder, note_left_out, read_left_out
-from exits import Exit, first_line, stop
 from generation.comparing import (
     ROUNDING,
     SIXTEEN_BITS,

@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from common import Exit, stop
 from core.chat import ChatTemplate, Conversation
-from exits import Exit, stop
 from generation.comparing import Trained
 
 QUOTES = '"""'

@@ -14,9 +14,9 @@ from typing import Any, TypeVar
 from datasets import load_dataset
 from datasets.exceptions import DatasetGenerationError
 
+from common import Exit, first_line, stop
 from core.chat import Conversation
 from core.data import FILE_TYPES, literal, parse_line, reader_options
-from exits import Exit, first_line, stop
 from generation.answering import printable
 from generation.loading import arguments_of_run
 from llama import Arguments, row_to_conversation

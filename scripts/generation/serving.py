@@ -15,8 +15,8 @@ from urllib.request import Request, urlopen
 
 import torch
 
+from common import Exit, first_line, stop
 from core.data import in_one_line
-from exits import Exit, first_line, stop
 from generation.answering import REPLACEMENT, Answerer
 from generation.rows import Question
 

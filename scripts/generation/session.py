@@ -13,9 +13,9 @@ from datasets import disable_progress_bars
 from jinja2 import TemplateError
 from transformers.utils import logging
 
+from common import Exit, first_line, stop
 from core.chat import ChatTemplate, Conversation
 from core.data import tokenize_text
-from exits import Exit, first_line, stop
 from generation import loading, rows, serving
 from generation.answering import (
     Answerer,

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """How the planner ends early: with one line for the user and an exit code."""
 
-import exits
-from exits import Exit
+import common
+from common import Exit
 
 LONGEST_REASON = 200  # characters
 
@@ -31,4 +31,4 @@ class CannotWriteError(PlannerError):
 
 def first_line(error: Exception) -> str:
     """Return the first line of an error's text, at most LONGEST_REASON characters of it."""
-    return exits.first_line(error)[:LONGEST_REASON]
+    return common.first_line(error)[:LONGEST_REASON]

@@ -18,8 +18,7 @@ import transformers
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 from transformers.quantizers.base import get_keys_to_not_convert
 
-from exits import Exit
-from hub_ids import find_missing
+from common import Exit, find_missing
 
 from .errors import UnplannableError, first_line
 from .recipe import (

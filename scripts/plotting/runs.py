@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from exits import Exit, stop
+from common import Exit, stop
 
 Line = dict[str, Any]  # one of metrics.jsonl: its step, and numbers or None by their names
 Curve = tuple[list[float], list[float]]  # steps, and a value for each

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from exits import Exit, stop
+from common import Exit, stop
 from plotting.picture import LOSS, MEMORY, MOST_RUNS, SPEED, curve_of, draw
 from plotting.runs import (
     RecordedRun,

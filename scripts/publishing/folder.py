@@ -11,9 +11,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from common import Exit, is_path, stop
 from core.export import has_result
-from exits import Exit, stop
-from hub_ids import is_path
 
 ADAPTERS = "adapter_config.json"
 CARD = "README.md"

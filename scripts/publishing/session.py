@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from exits import Exit, first_line, stop
+from common import Exit, first_line, stop
 from publishing import folder
 from publishing.folder import ADAPTERS, CARD
 

@@ -15,7 +15,7 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from exits import Exit, stop
+from common import Exit, stop
 from tiny import chat, output, settings, skills, tokenizers
 from tiny.options import LlamaOptions, MixtralOptions
 

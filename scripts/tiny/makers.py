@@ -15,8 +15,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
+from common import Parser
 from tiny import options
-from usage import Parser
 
 HERE = Path(__file__).parent
 RECIPES = HERE.parents[1] / "recipes"

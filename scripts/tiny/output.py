@@ -12,7 +12,7 @@ from safetensors import SafetensorError
 from transformers import PreTrainedModel, PreTrainedTokenizerFast, ViTImageProcessorPil
 from transformers.utils import logging
 
-from exits import Exit, stop
+from common import Exit, stop
 
 Processor = PreTrainedTokenizerFast | ViTImageProcessorPil
 

@@ -13,7 +13,7 @@ SCRIPTS = sorted(path for path in (REPO / "scripts").glob("*.py") if "__main__" 
 PRINTS = """
 import sys
 sys.path.insert(0, "scripts")
-from exits import run_command
+from common import run_command
 
 def main():
     {body}
