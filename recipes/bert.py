@@ -28,12 +28,10 @@ from transformers import AutoModelForSequenceClassification
 from core.arguments import (
     CommonArguments,
     DenseModelArguments,
-    EvalOnStartArguments,
     LengthArguments,
     RowArguments,
-    SamplingArguments,
 )
-from core.batches import Line, Plan, describe_batch, rows_of_lines
+from core.batches import Line, Plan, rows_of_lines
 from core.cli import arg, parse
 from core.data import (
     Rows,
@@ -88,27 +86,20 @@ class Arguments(
     LabelArguments,
     LengthArguments,
     RowArguments,
-    SamplingArguments,
-    EvalOnStartArguments,
 ):
     """Text classification."""
 
-    EXTRAS: ClassVar[tuple[str, ...]] = ("configs", "hosts", "object_store", "mesh")
-    LOSS_UNIT: ClassVar[str] = "per row"
+    EXTRAS = ("configs", "hosts", "object_store", "mesh")
+    LOSS_UNIT = "per row"
     model_name_or_path: str = "google-bert/bert-base-uncased"  # Apache-2.0
     # EDIT: your data set. Default: 10,003 rows, 77 intents (CC-BY-4.0 license)
     dataset_name: str = "legacy-datasets/banking77"
     output_dir: str = "runs/bert"
-    COLUMN_ARGUMENTS: ClassVar[Mapping[str, str]] = {
+    COLUMN_ARGUMENTS = {
         "text": "text_columns",
         "text_pair": "text_columns",
         "label": "label_column",
     }
-    columns: list[str] = arg(
-        [],
-        "your columns as ROLE=COLUMN, as in text=body label=topic, the same as --text_columns "
-        "and --label_column; text_pair is the second text of a pair",
-    )
     max_length: int = 512
     text_columns: list[str] | None = arg(
         None,
@@ -225,7 +216,7 @@ def train(args: Arguments, run: Run) -> None:
         train_rows, eval_rows, classes = load_data(args, tokenizer)
     lengths = train_rows.lengths
     plan = Plan(args, layout, len(train_rows), lengths)
-    run.check_plan(plan.total_steps, plan.rows_per_step, train_rows, eval_rows)
+    run.check_plan(plan, train_rows, eval_rows)
     collator = TextCollator(tokenizer)
     train_loader = plan.training_loader(train_rows, collator, first_step=run.step)
     eval_loader = plan.evaluation_loader(eval_rows, collator)
@@ -240,7 +231,7 @@ def train(args: Arguments, run: Run) -> None:
     notes = describe_rows(train_rows, eval_rows) | of_head
     first = train_rows.dataset[0]
     notes["labels"] = classes.describe()
-    notes["batch"] = describe_batch(args, plan.layout, "rows", lengths.mean())
+    notes["batch"] = plan.describe_batch()
     notes["sample"] = f"{tokenizer.decode(first['input_ids'])} -> {first['label_text']}"
     run.summarize(model, notes)
     optimizer, schedule = make_optimizer(model, args, accelerator, plan.total_steps)
@@ -283,7 +274,7 @@ def train(args: Arguments, run: Run) -> None:
             measure(eval_loader)
 
     # ---- Save ----
-    save_model(accelerator, model, tokenizer, args.output_dir, config)
+    save_model(accelerator, model, tokenizer, args.output_dir, config=config)
     run.finish(f"Its curve: python scripts/plot_loss.py {args.output_dir}")
 
 

@@ -28,12 +28,10 @@ from transformers import AutoConfig, AutoModelForTokenClassification
 from core.arguments import (
     CommonArguments,
     DenseModelArguments,
-    EvalOnStartArguments,
     LengthArguments,
     RowArguments,
-    SamplingArguments,
 )
-from core.batches import Line, Plan, describe_batch, rows_of_lines
+from core.batches import Line, Plan, rows_of_lines
 from core.cli import POSITIVE, arg, parse
 from core.data import (
     IGNORED,
@@ -79,26 +77,19 @@ class Arguments(
     DenseModelArguments,
     LengthArguments,
     RowArguments,
-    SamplingArguments,
-    EvalOnStartArguments,
 ):
     """Token classification."""
 
-    EXTRAS: ClassVar[tuple[str, ...]] = ("configs", "hosts", "object_store", "mesh")
-    LOSS_UNIT: ClassVar[str] = "nats per label"
+    EXTRAS = ("configs", "hosts", "object_store", "mesh")
+    LOSS_UNIT = "nats per label"
     model_name_or_path: str = "google-bert/bert-base-cased"  # Apache-2.0
     # EDIT: your data set. Default: 14,041 sentences, 4 kinds of entities (for research only)
     dataset_name: str = "lhoestq/conll2003"
     output_dir: str = "runs/bert_ner"
-    COLUMN_ARGUMENTS: ClassVar[Mapping[str, str]] = {
+    COLUMN_ARGUMENTS = {
         "tokens": "text_column_name",
         "tags": "label_column_name",
     }
-    columns: list[str] = arg(
-        [],
-        "your columns as ROLE=COLUMN, as in tokens=words tags=entities, the same as "
-        "--text_column_name and --label_column_name",
-    )
     max_length: int = arg(
         512, "tokens per row; longer rows cannot be used, since their tags would be lost", POSITIVE
     )
@@ -242,7 +233,7 @@ def train(args: Arguments, run: Run) -> None:
     names = list(tag_ids)
     lengths = train_rows.lengths
     plan = Plan(args, layout, len(train_rows), lengths)
-    run.check_plan(plan.total_steps, plan.rows_per_step, train_rows, eval_rows)
+    run.check_plan(plan, train_rows, eval_rows)
     collator = TagCollator(tokenizer, tag_ids, args.label_all_tokens)
     train_loader = plan.training_loader(train_rows, collator, first_step=run.step)
     eval_loader = plan.evaluation_loader(eval_rows, collator)
@@ -256,7 +247,7 @@ def train(args: Arguments, run: Run) -> None:
     check_model(model, train_rows.largest_token(tokenizer))
     notes = describe_rows(train_rows, eval_rows) | of_head
     notes["labels"] = describe_tags(count_tags(train_rows), tag_ids)
-    notes["batch"] = describe_batch(args, plan.layout, "rows", lengths.mean())
+    notes["batch"] = plan.describe_batch()
     notes["sample"] = show_tags(train_rows.dataset[0], tokenizer, tag_ids)
     run.summarize(model, notes)
     optimizer, schedule = make_optimizer(model, args, accelerator, plan.total_steps)
@@ -299,7 +290,7 @@ def train(args: Arguments, run: Run) -> None:
             measure(eval_loader)
 
     # ---- Save ----
-    save_model(accelerator, model, tokenizer, args.output_dir, config)
+    save_model(accelerator, model, tokenizer, args.output_dir, config=config)
     run.finish(f"Its curve: python scripts/plot_loss.py {args.output_dir}")
 
 

@@ -18,10 +18,10 @@ look for EDIT.
 
 import dataclasses
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from accelerate.utils import set_seed
@@ -37,10 +37,10 @@ from core.arguments import (
     LossInHeadArguments,
     MixtureArguments,
     RowArguments,
-    SamplingArguments,
 )
-from core.batches import Plan, TokenCollator, describe_batch, describe_packing, pack, takes_one_line
+from core.batches import Plan, TokenCollator, pack, takes_one_line
 from core.chat import (
+    CHAT_COLUMNS,
     ChatTemplate,
     Conversation,
     read_conversation,
@@ -77,39 +77,18 @@ class Arguments(
     MixtureArguments,
     LengthArguments,
     RowArguments,
-    SamplingArguments,
     ChatArguments,
     InstructionTuningArguments,
 ):
     """Instruction tuning."""
 
-    EXTRAS: ClassVar[tuple[str, ...]] = (
-        "configs",
-        "hosts",
-        "object_store",
-        "mesh",
-        "predict",
-        "varlen",
-    )
-    MESH: ClassVar[Sequence[str]] = ("tp", "cp", "sp")
+    EXTRAS = ("configs", "hosts", "object_store", "mesh", "predict", "varlen")
+    MESH = ("tp", "cp", "sp")
     model_name_or_path: str = "HuggingFaceTB/SmolLM2-135M"
     # EDIT: your data set. Default: 2,260 rows (Apache-2.0 license)
     dataset_name: list[str] = arg(["HuggingFaceTB/smoltalk"])
     output_dir: str = "runs/llama"
-    COLUMN_ROLES: ClassVar[Sequence[str]] = (
-        "messages",
-        *PROMPT_AND_ANSWER,
-        *PROMPT_AND_ANSWER.values(),
-        "input",
-        "system",
-        "tools",
-    )
-    columns: list[str] = arg(
-        [],
-        "your columns as ROLE=COLUMN, as in prompt=question completion=answer; roles are "
-        "messages, or prompt and completion, or instruction, input and output, or question and "
-        "answer; with any of these, system and tools",
-    )
+    COLUMN_ROLES = (*CHAT_COLUMNS, *PROMPT_AND_ANSWER, *PROMPT_AND_ANSWER.values())
     packing: bool = arg(
         False,
         "pack whole rows into sequences of --max_length tokens, without attention between rows; "
@@ -151,16 +130,11 @@ def tokenize_row(
     template: ChatTemplate,
     max_length: int,
     columns: Mapping[str, str] | None = None,
-    learn: str = "all",
-    completion_only_loss: bool = True,
-    assistant_only_loss: bool = True,
+    **options: Any,
 ) -> dict[str, Any]:
     """Return the tokens of a row and their labels: by default, the answers are trained on."""
     conversation = row_to_conversation(row, columns)
-    if learn == "last":
-        conversation = conversation.with_last_answer_only()
-    answers_only = completion_only_loss if conversation.is_pair else assistant_only_loss
-    return tokenize_conversation(row, conversation, template, max_length, answers_only)
+    return tokenize_conversation(row, conversation, template, max_length, **options)
 
 
 def load_data(args: Arguments, tokenizer: Any) -> tuple[Rows, Rows | None]:
@@ -205,7 +179,7 @@ def train(args: Arguments, run: Run) -> None:
     if args.packing:
         lines = sorted(pack(lengths, args.max_length), key=min)  # by their first rows
     plan = Plan(args, layout, len(lines or lengths), lengths)
-    run.check_plan(plan.total_steps, plan.rows_per_step, train_rows, eval_rows)
+    run.check_plan(plan, train_rows, eval_rows)
     # The collator makes batches of rows, for evaluation always. The packer makes those to train on:
     # with --packing their lines are all --max_length wide.
     collator = TokenCollator(
@@ -235,13 +209,9 @@ def train(args: Arguments, run: Run) -> None:
     notes = describe_rows(train_rows, eval_rows)
     if predictor is not None:
         notes["predictions"] = str(predictor)
-    notes["batch"] = describe_batch(
-        args, plan.layout, "lines" if lines else "rows", lengths.sum() / plan.num_lines
-    )
+    notes["batch"] = plan.describe_batch()
     notes["loss"] = str(token_loss)
     notes["sample"] = show_trained_tokens(train_rows.dataset[0], tokenizer)
-    if lines is not None:
-        notes["packing"] = describe_packing(lines, lengths, args.max_length)
     run.summarize(model, notes)
     optimizer, schedule = make_optimizer(model, args, accelerator, plan.total_steps)
     model, optimizer = accelerator.prepare(model, optimizer)
@@ -283,13 +253,8 @@ def train(args: Arguments, run: Run) -> None:
             measure(eval_loader)
 
     # ---- Save ----
-    save_model(
-        accelerator,
-        model,
-        tokenizer,
-        args.output_dir,
-        stop_tokens=ChatTemplate(tokenizer).stop_tokens(),
-    )
+    stop_tokens = ChatTemplate(tokenizer).stop_tokens()
+    save_model(accelerator, model, tokenizer, args.output_dir, stop_tokens)
     run.finish(f'Ask it: python scripts/generate.py {args.output_dir} --prompt "..."')
 
 

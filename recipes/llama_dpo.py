@@ -16,13 +16,12 @@ newest checkpoint. Exit codes: core/exits.py. To make it yours:
 python scripts/copy_recipe.py llama_dpo my_project, then look for EDIT.
 """
 
-import copy
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, Literal
 
 import torch
 from accelerate.utils import set_seed
@@ -41,9 +40,8 @@ from core.arguments import (
     LossInHeadArguments,
     MixtureArguments,
     RowArguments,
-    SamplingArguments,
 )
-from core.batches import Plan, describe_batch, takes_one_line
+from core.batches import Plan, takes_one_line
 from core.chat import ChatTemplate, find_tools
 from core.cli import POSITIVE, arg, free, parse
 from core.data import (
@@ -71,7 +69,6 @@ from tasks.pairs import (
     join_splits,
     read_pair,
     show_pair,
-    split_shared_prompt,
     tokenize_message_pair,
     tokenize_text_pair,
 )
@@ -95,25 +92,19 @@ class Arguments(
     MixtureArguments,
     LengthArguments,
     RowArguments,
-    SamplingArguments,
     ChatArguments,
 ):
     """Preference tuning."""
 
-    EXTRAS: ClassVar[tuple[str, ...]] = ("configs", "hosts", "object_store", "mesh", "varlen")
-    LOSS_UNIT: ClassVar[str] = "per pair"
-    MESH: ClassVar[Sequence[str]] = ("tp", "cp", "sp")
+    EXTRAS = ("configs", "hosts", "object_store", "mesh", "varlen")
+    LOSS_UNIT = "per pair"
+    MESH = ("tp", "cp", "sp")
     model_name_or_path: str = "Qwen/Qwen2.5-0.5B-Instruct"  # Apache-2.0
     # EDIT: your data set. Default: about 62,100 rows of UltraFeedback (MIT license); some of
     # its prompts are too long, so use --skip_bad_rows
     dataset_name: list[str] = arg(["trl-lib/ultrafeedback_binarized"])
     output_dir: str = "runs/llama_dpo"
-    COLUMN_ROLES: ClassVar[Sequence[str]] = ("prompt", "chosen", "rejected", "tools")
-    columns: list[str] = arg(
-        [],
-        "your columns as ROLE=COLUMN, as in chosen=better rejected=worse; roles are prompt, "
-        "chosen, rejected and tools",
-    )
+    COLUMN_ROLES = ("prompt", "chosen", "rejected", "tools")
     max_length: int = arg(1024, "tokens of a prompt with one answer; longer ones lose their end")
     learning_rate: float = 1e-6
     loss_type: Literal["sigmoid", "sigmoid_norm", "ipo", "hinge", "orpo"] = arg(
@@ -129,26 +120,8 @@ class Arguments(
         "run the reference once before training, not in each step; always so without adapters",
     )
 
-    @property
-    def runs_reference_before_training(self) -> bool:
-        """Whether the log-probabilities of the reference are computed once, for all rows."""
-        if self.loss_type == "orpo":
-            return False
-        return self.precompute_ref_log_probs or not self.use_peft
-
 
 # ---- Data ----
-def row_to_pair(row: Mapping[str, Any]) -> tuple[Any, Any, Any]:
-    """Return a row's prompt, chosen and rejected answer; a ValueError says what is wrong.
-
-    All three are texts, or all are lists of messages. EDIT: your columns.
-    """
-    prompt, chosen, rejected = read_pair(row)
-    if type(prompt) is type(chosen):
-        return prompt, chosen, rejected
-    return split_shared_prompt(chosen, rejected)
-
-
 def tokenize_answers(
     row: Mapping[str, Any],
     template: ChatTemplate,
@@ -157,11 +130,14 @@ def tokenize_answers(
 ) -> dict[str, Any]:
     """Return the tokens of a row's prompt and of both answers, cut to --max_length.
 
+    A ValueError says what is wrong with the row. EDIT: your columns, from which `read_pair` takes
+    prompt, chosen and rejected answer, all texts or all lists of messages.
+
     Args:
         columns: {role: name of its column}, from --columns.
     """
     named = rename_columns(row, columns or {})
-    prompt, chosen, rejected = row_to_pair(named)
+    prompt, chosen, rejected = read_pair(named)
     if isinstance(prompt, str):
         return tokenize_text_pair(prompt, chosen, rejected, template.tokenizer, max_length)
     tools = find_tools(named)
@@ -187,29 +163,20 @@ def load_data(args: Arguments, tokenizer: Any) -> tuple[Rows, Rows | None]:
 def load_model(args: Arguments, layout: Layout) -> torch.nn.Module:
     """Return the model without dropout, quantized and with adapters if the arguments request it.
 
-    Adapters keep their --lora_dropout.
+    Adapters keep their --lora_dropout. The saved config has no dropout either.
     """
     model, _ = load_pretrained(AutoModelForCausalLM, args, layout)
     set_up_layers(model, args)
-    turn_off_dropout(model)
+    for holder in (model.config, model.config.get_text_config(), *model.modules()):
+        turn_off_dropout(holder)
     return add_adapters(model, args, layout, task_type="CAUSAL_LM")
 
 
-def turn_off_dropout(model: torch.nn.Module) -> None:
-    """Turn off all that is random, so that only training separates model and reference.
+def turn_off_dropout(holder: Any) -> None:
+    """Set the rates of dropout, of left-out layers (LayerDrop) and of a router's noise to 0.
 
-    Layers that read the config while they run get a copy of it; the model saves its own.
+    Only training is to separate model and reference.
     """
-    copies: dict[int, Any] = {}
-    for module in model.modules():
-        set_rates_to_0(module)
-        if module is not model and "config" in vars(module):
-            module.config = copy.deepcopy(module.config, copies)
-            set_rates_to_0(module.config)
-
-
-def set_rates_to_0(holder: Any) -> None:
-    """Set the rates of dropout, of left-out layers (LayerDrop) and of a router's noise to 0."""
     for name, value in vars(holder).items():
         is_rate = name == "p" or "drop" in name or "jitter" in name
         if is_rate and isinstance(value, float):
@@ -217,21 +184,6 @@ def set_rates_to_0(holder: Any) -> None:
 
 
 # ---- Loss ----
-class PairSums(NamedTuple):
-    """Sums over the pairs of a batch, in fp32.
-
-    Attributes:
-        loss: the losses of `preference_losses`.
-        chosen_nll: the negative log-likelihood of all tokens of chosen lines, which orpo adds to
-            its loss; 0 for the other losses.
-        metrics: METRICS in their order, [6], without a gradient.
-    """
-
-    loss: torch.Tensor
-    chosen_nll: torch.Tensor
-    metrics: torch.Tensor
-
-
 def answer_logps(
     layout: Layout,
     model: torch.nn.Module,
@@ -249,34 +201,17 @@ def answer_logps(
         only orpo does; in nats and fp32.
     """
     losses, _ = token_loss.losses(model, batch)
-    sums = sum_answers(place_in_lines(-losses, batch), batch)
-    by_pair, prompts = (layout.sum_over_parts(value, is_training) for value in sums)
-    return by_pair, prompts
-
-
-def place_in_lines(logps: torch.Tensor, batch: Mapping[str, Any]) -> torch.Tensor:
-    """Return the log-probabilities of tokens at their places in the padded lines, [lines, tokens].
-
-    Padding, and prompts that are not trained on, have 0.
-    """
+    # At their places in padded lines; padding, and prompts that are not trained on, have 0
     shape = len(batch["starts"]), batch["longest"]
-    flat = torch.zeros(math.prod(shape), device=logps.device)
-    return flat.index_put((batch["cells"],), logps).view(shape)
-
-
-def sum_answers(logps: torch.Tensor, batch: Mapping[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the sum over each answer, [2, pairs], and the sum over all prompts.
-
-    Args:
-        logps: log-probabilities as `place_in_lines` returns them.
-    """
-    places = torch.arange(logps.shape[1], device=logps.device)
+    flat = torch.zeros(math.prod(shape), device=losses.device)
+    logps = flat.index_put((batch["cells"],), -losses).view(shape)
+    places = torch.arange(batch["longest"], device=losses.device)
     is_answer = places >= batch["starts"][:, None]
-    answers = (logps * is_answer).sum(1)
     # A rank without pairs still has one line, a dummy that keeps it in step with the others
     num_pairs = len(batch["pairs"])
-    by_pair = answers[: 2 * num_pairs].view(2, num_pairs)
-    return by_pair, (logps * ~is_answer).sum()
+    answers = (logps * is_answer).sum(1)[: 2 * num_pairs].view(2, num_pairs)
+    prompts = (logps * ~is_answer).sum()
+    return layout.sum_over_parts(answers, is_training), layout.sum_over_parts(prompts, is_training)
 
 
 def preference_losses(
@@ -310,13 +245,17 @@ def compare_answers(
     reference_logps: torch.Tensor | None,
     args: Arguments,
     is_training: bool = True,
-) -> PairSums:
-    """Return the loss and the metrics of a batch's pairs.
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return three sums over a batch's pairs, in fp32.
 
     Args:
         batch: this rank's part of a batch; ranks that share it get the same.
         reference_logps: log-probabilities of all rows under the reference, [rows, 2]; None runs
             the model without its adapters as the reference, except for orpo, which has none.
+
+    Returns:
+        The losses of `preference_losses`; the negative log-likelihood of all tokens of chosen
+        lines, which orpo adds to its loss, 0 for the others; METRICS in their order, [6].
     """
     find_logps = partial(answer_logps, layout, model, token_loss, batch, is_training=is_training)
     if args.loss_type == "orpo":
@@ -334,61 +273,45 @@ def compare_answers(
         chosen_nll = logps.new_zeros(())
         scores = logps - reference
     losses = preference_losses(scores, batch["lengths"], args.loss_type, args.beta)
-    metrics = sum_metrics(scores.detach(), logps.detach(), args.beta)
-    return PairSums(losses.sum(), chosen_nll, metrics)
-
-
-def sum_metrics(scores: torch.Tensor, logps: torch.Tensor, beta: float) -> torch.Tensor:
-    """Return METRICS in their order, summed over pairs, [6].
-
-    Args:
-        scores: as `preference_losses` takes them.
-        logps: log-probabilities of chosen and rejected answers, [2, pairs].
-    """
-    rewards = beta * scores
+    rewards = args.beta * scores.detach()
     margins = rewards[0] - rewards[1]
-    is_right = margins > 0
-    return torch.stack(
-        [
-            *rewards.sum(1),
-            margins.sum(),
-            is_right.float().sum(),
-            *logps.sum(1),
-        ]
-    )
+    num_right = (margins > 0).float().sum()
+    sums = [*rewards.sum(1), margins.sum(), num_right, *logps.detach().sum(1)]
+    return losses.sum(), chosen_nll, torch.stack(sums)
+
+
+def runs_reference_before_training(args: Arguments) -> bool:
+    """Return whether the log-probabilities of the reference are computed once, for all rows."""
+    return args.loss_type != "orpo" and (args.precompute_ref_log_probs or not args.use_peft)
 
 
 @torch.no_grad()
-def run_reference(
+def find_reference(
+    run: Run,
     layout: Layout,
     model: torch.nn.Module,
     token_loss: LossInHead,
     loader: DataLoader,
+    file: Path,
     num_rows: int,
 ) -> torch.Tensor:
-    """Return the log-probabilities of all rows under the still untrained model, [rows, 2]."""
-    reference_logps = torch.zeros(num_rows, 2, device=layout.device)
+    """Return the log-probabilities of all rows under the still untrained model, [rows, 2].
+
+    A file keeps them, since under another strategy the last bits would differ. Every rank takes
+    part.
+    """
+    if run.step > 0 and file.is_file():
+        return load_file(file)["table"].to(layout.device)
+    table = torch.zeros(num_rows, 2, device=layout.device)
+    is_main_process = layout.accelerator.is_main_process
     model.eval()
-    for batch in tqdm(loader, "Reference", disable=not layout.accelerator.is_main_process):
+    for batch in tqdm(loader, "Reference", disable=not is_main_process):
         with layout.part_of(batch, is_training=False) as part:
             logps, _ = answer_logps(layout, model, token_loss, part, is_training=False)
-        reference_logps[batch["pairs"]] = logps.T
-    # Each row was on one rank, and is zero on all others
-    return layout.sum_over_rows(reference_logps)
-
-
-def compute_once(
-    path: Path, run: Run, layout: Layout, compute: Callable[[], torch.Tensor]
-) -> torch.Tensor:
-    """Return what `compute` returned when the run began, which a file in its folder keeps.
-
-    Under another strategy the last bits would differ. Every rank takes part.
-    """
-    if run.step > 0 and path.is_file():
-        return load_file(path)["table"].to(layout.device)
-    table = compute()
-    if layout.accelerator.is_main_process:
-        save_file({"table": table.cpu()}, path)
+        table[batch["pairs"]] = logps.T
+    table = layout.sum_over_rows(table)  # each row was on one rank, and is zero on all others
+    if is_main_process:
+        save_file({"table": table.cpu()}, file)
     return table
 
 
@@ -398,30 +321,26 @@ def evaluate(
     layout: Layout,
     model: torch.nn.Module,
     token_loss: LossInHead,
-    loader: DataLoader,
     reference_logps: torch.Tensor | None,
     args: Arguments,
+    loader: DataLoader,
 ) -> None:
     """Log the loss and METRICS of exactly the evaluation pairs, computed as in training."""
     model.eval()
     compared = []
     for batch in run.interruptible(loader):
         with layout.part_of(batch, is_training=False) as part:
-            sums = compare_answers(
+            loss, chosen_nll, sums = compare_answers(
                 layout, model, token_loss, part, reference_logps, args, is_training=False
             )
-        losses = torch.stack([sums.loss, sums.chosen_nll])
-        num_pairs_and_tokens = batch["counts"][:2]
-        compared.append(torch.cat([losses, sums.metrics, num_pairs_and_tokens]))
+        compared.append(torch.cat([torch.stack([loss, chosen_nll]), sums, batch["counts"][:2]]))
     model.train()
     totals = layout.sum_over_rows(sum(compared)).tolist()  # one reduction for all sums
     preference_loss, chosen_nll, *metric_sums, num_pairs, num_trained_on = totals
-    loss = preference_loss / num_pairs + chosen_nll / num_trained_on
-    metrics = {"eval_loss": loss}
+    metrics = {"eval_loss": preference_loss / num_pairs + chosen_nll / num_trained_on}
     for name, value in zip(METRICS, metric_sums, strict=True):
         metrics[f"eval_{name}"] = value / num_pairs
-    accuracy = metrics["eval_rewards/accuracies"]
-    run.log_evaluation(metrics, f"loss {loss:.4f}, accuracy {accuracy:.3f} on held-out pairs")
+    run.log_evaluation(metrics)
 
 
 def mean_metrics(
@@ -430,11 +349,10 @@ def mean_metrics(
     metric_sums: Sequence[torch.Tensor],
     num_pairs: torch.Tensor,
 ) -> dict[str, float]:
-    """Return the loss of a step, and METRICS per pair.
+    """Return the loss of a step and METRICS per pair, of which ranks that share rows have the same.
 
     Args:
-        losses: those of this rank's micro-batches, of which ranks that share rows have the same.
-        metric_sums: those of `PairSums` of this rank's micro-batches.
+        losses, metric_sums: of this rank's micro-batches.
         num_pairs: of the step, on all ranks.
     """
     loss = layout.sum_over_rows(sum(losses)).item()
@@ -453,7 +371,7 @@ def train(args: Arguments, run: Run) -> None:
         train_rows, eval_rows = load_data(args, tokenizer)
     lengths = train_rows.lengths
     plan = Plan(args, layout, len(train_rows), lengths)
-    run.check_plan(plan.total_steps, plan.rows_per_step, train_rows, eval_rows)
+    run.check_plan(plan, train_rows, eval_rows)
     collator = PairCollator(
         pad_token_id=tokenizer.pad_token_id,
         learn_prompts=args.loss_type == "orpo",
@@ -476,32 +394,22 @@ def train(args: Arguments, run: Run) -> None:
         gives_ends=collator.one_line,
     )
     notes = describe_rows(train_rows, eval_rows)
-    notes["batch"] = describe_batch(args, plan.layout, "pairs", 2 * lengths.mean())
+    notes["batch"] = plan.describe_batch("pairs", 2 * lengths.mean())
     notes["loss"] = str(token_loss)
     notes["sample"] = show_pair(train_rows.dataset[0], tokenizer)
     run.summarize(model, notes)
     optimizer, schedule = make_optimizer(model, args, accelerator, plan.total_steps)
     model, optimizer = accelerator.prepare(model, optimizer)
     reference_logps = None  # compare_answers then runs it in each step
-    if args.runs_reference_before_training:  # while the model has its original weights
-        reference_logps = compute_once(
-            Path(args.output_dir, f"reference-{both.fingerprint}.table"),
-            run,
-            layout,
-            partial(run_reference, layout, model, token_loss, whole_loader, len(both)),
+    if runs_reference_before_training(args):  # while the model has its original weights
+        file = Path(args.output_dir, f"reference-{both.fingerprint}.table")
+        reference_logps = find_reference(
+            run, layout, model, token_loss, whole_loader, file, len(both)
         )
     run.resume(model, optimizer, schedule)
 
     # ---- Train ----
-    measure = partial(
-        evaluate,
-        run,
-        layout,
-        model,
-        token_loss,
-        reference_logps=reference_logps,
-        args=args,
-    )
+    measure = partial(evaluate, run, layout, model, token_loss, reference_logps, args)
     if eval_loader and run.owes_evaluation(plan.evaluate_after):
         measure(eval_loader)
     model.train()
@@ -518,9 +426,11 @@ def train(args: Arguments, run: Run) -> None:
         grad_norm = None
         for batch in micro_batches:
             with accelerator.accumulate(model), layout.part_of(batch) as part:
-                sums = compare_answers(layout, model, token_loss, part, reference_logps, args)
-                metric_sums.append(sums.metrics)
-                loss = sums.loss / num_pairs + sums.chosen_nll / num_trained_on
+                preference_loss, chosen_nll, sums = compare_answers(
+                    layout, model, token_loss, part, reference_logps, args
+                )
+                metric_sums.append(sums)
+                loss = preference_loss / num_pairs + chosen_nll / num_trained_on
                 losses.append(loss.detach())
                 # Backward, without the division by ranks and micro-batches that engines add
                 backward_of_sum(layout, loss)
@@ -545,13 +455,8 @@ def train(args: Arguments, run: Run) -> None:
             measure(eval_loader)
 
     # ---- Save ----
-    save_model(
-        accelerator,
-        model,
-        tokenizer,
-        args.output_dir,
-        stop_tokens=ChatTemplate(tokenizer).stop_tokens(),
-    )
+    stop_tokens = ChatTemplate(tokenizer).stop_tokens()
+    save_model(accelerator, model, tokenizer, args.output_dir, stop_tokens)
     run.finish(f'Ask it: python scripts/generate.py {args.output_dir} --prompt "..."')
 
 

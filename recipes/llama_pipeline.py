@@ -23,7 +23,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from accelerate.utils import set_seed
@@ -36,12 +36,11 @@ from core.arguments import (
     LossInHeadArguments,
     MixtureArguments,
     RowArguments,
-    SamplingArguments,
 )
-from core.batches import Plan, TokenCollator, describe_batch, describe_packing, pack
+from core.batches import Plan, TokenCollator, pack
 from core.chat import (
+    CHAT_COLUMNS,
     ChatTemplate,
-    Conversation,
     read_conversation,
     show_trained_tokens,
     tokenize_conversation,
@@ -50,7 +49,7 @@ from core.cli import arg, parse
 from core.data import Rows, describe_rows, hold_out_and_mix, read_rows
 from core.engine import Layout, make_accelerator
 from core.export import save_model
-from core.loss import log_perplexity
+from core.loss import perplexity_of
 from core.model import (
     add_neftune,
     check_model,
@@ -84,31 +83,17 @@ class Arguments(
     MixtureArguments,
     LengthArguments,
     RowArguments,
-    SamplingArguments,
     ChatArguments,
     InstructionTuningArguments,
 ):
     """Instruction tuning over a pipeline."""
 
-    EXTRAS: ClassVar[tuple[str, ...]] = ("configs", "hosts", "object_store", "pipeline", "varlen")
+    EXTRAS = ("configs", "hosts", "object_store", "pipeline", "varlen")
     model_name_or_path: str = "HuggingFaceTB/SmolLM2-135M"
     # EDIT: your data set. Default: 2,260 rows (Apache-2.0 license)
     dataset_name: list[str] = arg(["HuggingFaceTB/smoltalk"])
     output_dir: str = "runs/llama_pipeline"
-    COLUMN_ROLES: ClassVar[Sequence[str]] = (
-        "messages",
-        *PROMPT_AND_ANSWER,
-        *PROMPT_AND_ANSWER.values(),
-        "input",
-        "system",
-        "tools",
-    )
-    columns: list[str] = arg(
-        [],
-        "your columns as ROLE=COLUMN, as in prompt=question completion=answer; roles are "
-        "messages, or prompt and completion, or instruction, input and output, or question and "
-        "answer; with any of these, system and tools",
-    )
+    COLUMN_ROLES = (*CHAT_COLUMNS, *PROMPT_AND_ANSWER, *PROMPT_AND_ANSWER.values())
     packing: bool = arg(
         False,
         "pack whole rows into sequences of --max_length tokens, without attention between rows; "
@@ -134,32 +119,19 @@ class Arguments(
 
 
 # ---- Data ----
-def row_to_conversation(
-    row: Mapping[str, Any], columns: Mapping[str, str] | None = None
-) -> Conversation:
-    """Return a row as a conversation; a ValueError says why it is not one. EDIT: your columns.
-
-    Args:
-        columns: {role: name of its column}, from --columns.
-    """
-    return read_conversation(row, PROMPT_AND_ANSWER, columns)
-
-
 def tokenize_row(
     row: Mapping[str, Any],
     template: ChatTemplate,
     max_length: int,
     columns: Mapping[str, str] | None = None,
-    learn: str = "all",
-    completion_only_loss: bool = True,
-    assistant_only_loss: bool = True,
+    **options: Any,
 ) -> dict[str, Any]:
-    """Return the tokens of a row and their labels: by default, the answers are trained on."""
-    conversation = row_to_conversation(row, columns)
-    if learn == "last":
-        conversation = conversation.with_last_answer_only()
-    answers_only = completion_only_loss if conversation.is_pair else assistant_only_loss
-    return tokenize_conversation(row, conversation, template, max_length, answers_only)
+    """Return the tokens of a row and their labels; a ValueError says what is wrong with the row.
+
+    EDIT: your columns, from which `read_conversation` makes a conversation.
+    """
+    conversation = read_conversation(row, PROMPT_AND_ANSWER, columns)
+    return tokenize_conversation(row, conversation, template, max_length, **options)
 
 
 def load_data(args: Arguments, tokenizer: Any) -> tuple[Rows, Rows | None]:
@@ -221,7 +193,8 @@ def evaluate(
     pipeline.train()
     loss = layout.sum_over_tokens(loss)  # 0 on ranks without the last stage
     num_trained_on = layout.sum_over_rows(num_trained_on)
-    log_perplexity(run, loss.item() / num_trained_on.item())
+    mean = loss.item() / num_trained_on.item()
+    run.log_evaluation({"eval_loss": mean, "eval_perplexity": perplexity_of(mean)})
 
 
 def train(args: Arguments, run: Run) -> None:
@@ -238,7 +211,7 @@ def train(args: Arguments, run: Run) -> None:
     # In the order of their first rows
     lines = sorted(pack(lengths, args.max_length), key=min) if args.packing else None
     plan = Plan(args, layout, len(lines or lengths), lengths)
-    run.check_plan(plan.total_steps, plan.rows_per_step, train_rows, eval_rows)
+    run.check_plan(plan, train_rows, eval_rows)
     train_collator, eval_collator = make_collators(args, tokenizer.pad_token_id)
     train_loader = plan.training_loader(
         train_rows, train_collator, first_step=run.step, lines=lines
@@ -254,13 +227,9 @@ def train(args: Arguments, run: Run) -> None:
         shares_lines=args.packing,
     )
     notes = describe_rows(train_rows, eval_rows)
-    notes["batch"] = describe_batch(
-        args, plan.layout, "lines" if lines else "rows", lengths.sum() / plan.num_lines
-    )
+    notes["batch"] = plan.describe_batch()
     notes["pipeline"] = describe_pipeline(args, stages)
     notes["sample"] = show_trained_tokens(train_rows.dataset[0], tokenizer)
-    if lines is not None:
-        notes["packing"] = describe_packing(lines, lengths, args.max_length)
     run.summarize(outline, notes)
 
     own_stages = stages_of_rank(args, layout, stages)
@@ -307,13 +276,8 @@ def train(args: Arguments, run: Run) -> None:
             measure(eval_loader)
 
     # ---- Save ----
-    save_model(
-        accelerator,
-        model,
-        tokenizer,
-        args.output_dir,
-        stop_tokens=ChatTemplate(tokenizer).stop_tokens(),
-    )
+    stop_tokens = ChatTemplate(tokenizer).stop_tokens()
+    save_model(accelerator, model, tokenizer, args.output_dir, stop_tokens)
     run.finish(f'Ask it: python scripts/generate.py {args.output_dir} --prompt "..."')
 
 

@@ -21,25 +21,23 @@ To make it yours: python scripts/copy_recipe.py mistral_pretrain my_project, the
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import torch
 from accelerate.utils import send_to_device, set_seed
-from datasets import Dataset
 from transformers import AutoModelForCausalLM
 
 from core.arguments import (
     CommonArguments,
     DenseModelArguments,
-    EvalOnStartArguments,
     LengthArguments,
     LigerArguments,
     LossInHeadArguments,
 )
-from core.batches import describe_batch, evaluation_steps, takes_one_line
+from core.batches import Plan, starts_of_batches, takes_one_line
 from core.cli import NOT_NEGATIVE, POSITIVE, arg, free, parse
 from core.engine import Layout, backward_of_sum, make_accelerator
 from core.exits import Exit, fail
@@ -61,7 +59,6 @@ from tasks.stream import (
     Documents,
     count_tokens,
     cut_blocks,
-    deal_blocks,
     first_blocks,
     open_documents,
     read_documents,
@@ -77,12 +74,11 @@ class Arguments(
     LossInHeadArguments,
     LigerArguments,
     LengthArguments,
-    EvalOnStartArguments,
 ):
     """Continued pretraining."""
 
-    EXTRAS: ClassVar[tuple[str, ...]] = ("configs", "hosts", "object_store", "mesh", "varlen")
-    MESH: ClassVar[Sequence[str]] = ("tp", "cp", "sp")
+    EXTRAS = ("configs", "hosts", "object_store", "mesh", "varlen")
+    MESH = ("tp", "cp", "sp")
     model_name_or_path: str = "HuggingFaceTB/SmolLM2-135M"
     # EDIT: your data set. Default: 100,000 synthetic texts without a test split (Apache-2.0
     # license on its hub page)
@@ -91,11 +87,7 @@ class Arguments(
         "hub id, folder, or .txt (one document per file), .jsonl, .json, .csv or .parquet file",
     )
     output_dir: str = "runs/mistral_pretrain"
-    COLUMN_ARGUMENTS: ClassVar[Mapping[str, str]] = {"text": "text_column"}
-    columns: list[str] = arg(
-        [],
-        "your columns as ROLE=COLUMN, as in text=body, the same as --text_column body",
-    )
+    COLUMN_ARGUMENTS = {"text": "text_column"}
     text_column: str = arg("text", "column of the text; .txt files have none")
     streaming: bool = arg(
         False,
@@ -153,9 +145,9 @@ class Corpus:
 
     Attributes:
         documents: those to train on.
-        first_block: the first block that is trained on.
+        first_block: the first block that is trained on, [3, max_length + 1].
         passes: how often the documents are read at most; math.inf under a budget of tokens.
-        num_tokens: tokens of these passes but the first; 0 under a budget, where none is counted.
+        num_tokens: those that are trained on: of all passes, or the budget.
         eval_documents: those to evaluate on, or None.
         eval_blocks: the first blocks of their text.
     """
@@ -163,27 +155,9 @@ class Corpus:
     documents: Documents
     first_block: torch.Tensor
     passes: float
-    num_tokens: int
+    num_tokens: float
     eval_documents: Documents | None
     eval_blocks: list[torch.Tensor]
-
-    def largest_token(self, tokenizer: Any) -> int:
-        """Return the largest token id of the blocks read so far, and of the pad token."""
-        blocks = [self.first_block, *self.eval_blocks]
-        return max(tokenizer.pad_token_id, *(int(block[0].max()) for block in blocks))
-
-    def notes(self) -> dict[str, str]:
-        """Return what the start summary says of the text."""
-        number = "a stream of"
-        if isinstance(self.documents.dataset, Dataset):
-            number = str(len(self.documents.dataset))
-        how_often = f"passes: {self.passes}"
-        if self.passes == math.inf:
-            how_often = "repeated in a new order until the budget is spent"
-        return {
-            "train text": f"{number} documents; {how_often}",
-            "eval text": f"{len(self.eval_blocks)} blocks",
-        }
 
 
 def load_data(args: Arguments, tokenizer: Any) -> Corpus:
@@ -192,42 +166,26 @@ def load_data(args: Arguments, tokenizer: Any) -> Corpus:
     Ends with 65 if a document cannot be used, or none has text.
     """
     documents, eval_documents = open_documents(args)
-    num_eval_blocks = math.ceil(args.max_eval_tokens / args.max_length)
+    passes = math.inf
+    num_tokens = args.max_train_tokens
+    eval_blocks = []
     try:
-        eval_blocks = []
         if eval_documents is not None:
-            eval_blocks = first_blocks(eval_documents, tokenizer, args.max_length, num_eval_blocks)
-        blocks = first_pass(documents, args, tokenizer)
+            number = math.ceil(args.max_eval_tokens / args.max_length)
+            eval_blocks = first_blocks(eval_documents, tokenizer, args.max_length, number)
+        ordered = read_documents(documents, START, 1, args.seed, args.shuffle_buffer_size)
+        placed = cut_blocks(ordered, documents, tokenizer, args.max_length)
+        blocks = (block for block, _ in placed)
         first_block = next(blocks, None)
         if first_block is None:
             fail(Exit.DATA, f"{args.dataset_name}: no text in any document")
-        passes = math.inf
-        num_tokens = 0
         if args.num_train_epochs and args.max_steps <= 0:
             passes = args.num_train_epochs
             tokens_per_pass = count_tokens(first_block) + sum(map(count_tokens, blocks))
             num_tokens = passes * tokens_per_pass - 1  # Nothing predicts the first token of all
-            if num_tokens == 0:
-                fail(Exit.DATA, f"{args.dataset_name}: has one token, and nothing to predict")
     except ValueError as error:
         fail(Exit.DATA, str(error))
     return Corpus(documents, first_block, passes, num_tokens, eval_documents, eval_blocks)
-
-
-def first_pass(documents: Documents, args: Arguments, tokenizer: Any) -> Iterator[torch.Tensor]:
-    """Yield the blocks of the first pass over the documents, in the order of training."""
-    numbered = read_documents(
-        documents, START, passes=1, seed=args.seed, buffer_size=args.shuffle_buffer_size
-    )
-    for block, _ in cut_blocks(numbered, documents, tokenizer, args.max_length):
-        yield block
-
-
-def count_steps(args: Arguments, corpus: Corpus, tokens_per_step: int) -> int:
-    """Return --max_steps, or the number of steps that the passes or the budget of tokens take."""
-    if args.max_steps > 0:
-        return args.max_steps
-    return math.ceil((corpus.num_tokens or args.max_train_tokens) / tokens_per_step)
 
 
 def make_batch(
@@ -320,45 +278,48 @@ def train(args: Arguments, run: Run) -> None:
     tokenizer = load_tokenizer(args)
     with accelerator.local_main_process_first():  # the other ranks read its cache
         corpus = load_data(args, tokenizer)
-    batches_per_step = args.gradient_accumulation_steps * layout.data_ranks
-    rows_per_step = args.per_device_train_batch_size * batches_per_step
-    total_steps = count_steps(args, corpus, rows_per_step * args.max_length)
-    evaluate_after = evaluation_steps(args, total_steps, total_steps)
-    run.check_plan(total_steps, rows_per_step, corpus.documents, corpus.eval_documents)
-    stream = BlockStream(corpus.documents, tokenizer, args, layout, corpus.passes, rows_per_step)
+    # All blocks of the run are one pass, since the stream itself begins anew
+    num_blocks = math.ceil(corpus.num_tokens / args.max_length)
+    plan = Plan(replace(args, num_train_epochs=1), layout, num_blocks)
+    run.check_plan(plan, corpus.documents, corpus.eval_documents)
+    stream = BlockStream(corpus.documents, tokenizer, plan, corpus.passes)
     one_line = takes_one_line(args.attn_implementation)
     to_batch = partial(make_batch, max_length=args.max_length, one_line=one_line, layout=layout)
-    eval_parts = deal_blocks(corpus.eval_blocks, args.per_device_eval_batch_size, layout)
-    eval_batches = [send_to_device(to_batch(part), accelerator.device) for part in eval_parts]
+    size = args.per_device_eval_batch_size
+    eval_batches = []
+    for start in starts_of_batches(len(corpus.eval_blocks), size, layout):
+        batch = to_batch(corpus.eval_blocks[start : start + size])
+        eval_batches.append(send_to_device(batch, accelerator.device))
 
     # ---- Model, optimizer, schedule ----
     model = load_model(args, layout)
     # EDIT: another loss of a token is one line of token_losses in core/loss.py, as in
     #     cross_entropy(logits, targets, reduction="none", label_smoothing=0.1)
     token_loss = LossInHead(model, args.max_logits_mib, accelerator.device)
-    check_model(
-        model,
-        corpus.largest_token(tokenizer),
-        shares_lines=True,
-        gives_ends=one_line,
-    )
-    notes = corpus.notes()
-    notes["batch"] = describe_batch(args, layout, "blocks", args.max_length)
-    notes["loss"] = str(token_loss)
+    # The first block, since the whole text may be too much to be read before training
+    largest_token = max(tokenizer.pad_token_id, int(corpus.first_block[0].max()))
+    check_model(model, largest_token, shares_lines=True, gives_ends=one_line)
+    passes = "until the budget is spent" if corpus.passes == math.inf else f"{corpus.passes} times"
+    notes = {
+        "train text": f"{corpus.documents.size or 'a stream of'} documents, {passes}",
+        "eval text": f"{len(corpus.eval_blocks)} blocks",
+        "batch": plan.describe_batch("blocks", args.max_length),
+        "loss": str(token_loss),
+    }
     notes["sample"] = tokenizer.decode(corpus.first_block[0, :SHOWN_TOKENS].tolist())
     run.summarize(model, notes)
-    optimizer, schedule = make_optimizer(model, args, accelerator, total_steps)
+    optimizer, schedule = make_optimizer(model, args, accelerator, plan.total_steps)
     model, optimizer = accelerator.prepare(model, optimizer)
     run.resume(model, optimizer, schedule, stream=stream)
 
     # ---- Train ----
     measure = partial(evaluate_perplexity, run, layout, model, token_loss, eval_batches)
-    if eval_batches and run.owes_evaluation(evaluate_after):
+    if eval_batches and run.owes_evaluation(plan.evaluate_after):
         measure()
     model.train()
     for step in run.steps():
         try:
-            blocks = stream.next_step(is_last=step == total_steps)
+            blocks = stream.next_step(is_last=step == plan.total_steps)
         except ValueError as error:
             run.save_and_end(Exit.DATA, str(error))
         micro_batches = [
@@ -388,17 +349,12 @@ def train(args: Arguments, run: Run) -> None:
                 schedule.step()
                 optimizer.zero_grad()
         run.finish_step(losses, grad_norm, num_tokens, epoch=stream.epoch)
-        if eval_batches and step in evaluate_after:
+        if eval_batches and step in plan.evaluate_after:
             measure()
 
     # ---- Save ----
-    save_model(
-        accelerator,
-        model,
-        tokenizer,
-        args.output_dir,
-        stop_tokens=stop_tokens_of_texts(tokenizer),
-    )
+    stop_tokens = stop_tokens_of_texts(tokenizer)
+    save_model(accelerator, model, tokenizer, args.output_dir, stop_tokens)
     accelerator.print(stream.describe())
     run.finish(f'Try it: python scripts/generate.py {args.output_dir} --raw --prompt "..."')
 

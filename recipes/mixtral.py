@@ -15,11 +15,10 @@ python scripts/copy_recipe.py mixtral my_project, then look for EDIT.
 """
 
 import math
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from accelerate.utils import set_seed
@@ -35,12 +34,11 @@ from core.arguments import (
     LossInHeadArguments,
     MixtureArguments,
     RowArguments,
-    SamplingArguments,
 )
-from core.batches import Line, Plan, TokenCollator, describe_batch, takes_one_line
+from core.batches import Line, Plan, TokenCollator, takes_one_line
 from core.chat import (
+    CHAT_COLUMNS,
     ChatTemplate,
-    Conversation,
     read_conversation,
     show_trained_tokens,
     tokenize_conversation,
@@ -48,7 +46,6 @@ from core.chat import (
 from core.cli import NOT_NEGATIVE, arg, parse
 from core.data import Rows, describe_rows, hold_out_and_mix, read_rows
 from core.engine import Layout, backward_of_sum, make_accelerator
-from core.exits import Exit, fail
 from core.export import save_model
 from core.loss import LossInHead, perplexity_of
 from core.model import (
@@ -74,39 +71,18 @@ class Arguments(
     MixtureArguments,
     LengthArguments,
     RowArguments,
-    SamplingArguments,
     ChatArguments,
     InstructionTuningArguments,
 ):
     """Instruction tuning of mixtures of experts."""
 
-    EXTRAS: ClassVar[tuple[str, ...]] = (
-        "configs",
-        "hosts",
-        "object_store",
-        "mesh",
-        "experts",
-        "varlen",
-    )
-    MESH: ClassVar[Sequence[str]] = ("tp", "cp", "sp")
+    EXTRAS = ("configs", "hosts", "object_store", "mesh", "experts", "varlen")
+    MESH = ("tp", "cp", "sp")
     model_name_or_path: str = "allenai/OLMoE-1B-7B-0924"  # Apache-2.0
     # EDIT: your data set. Default: 2,260 rows (Apache-2.0 license)
     dataset_name: list[str] = arg(["HuggingFaceTB/smoltalk"])
     output_dir: str = "runs/mixtral"
-    COLUMN_ROLES: ClassVar[Sequence[str]] = (
-        "messages",
-        *PROMPT_AND_ANSWER,
-        *PROMPT_AND_ANSWER.values(),
-        "input",
-        "system",
-        "tools",
-    )
-    columns: list[str] = arg(
-        [],
-        "your columns as ROLE=COLUMN, as in prompt=question completion=answer; roles are "
-        "messages, or prompt and completion, or instruction, input and output, or question and "
-        "answer; with any of these, system and tools",
-    )
+    COLUMN_ROLES = (*CHAT_COLUMNS, *PROMPT_AND_ANSWER, *PROMPT_AND_ANSWER.values())
     # Experts are parameters of a mixture and not layers
     lora_target_parameters: list[str] = arg(
         ["experts.gate_up_proj", "experts.down_proj"],
@@ -127,32 +103,19 @@ class Arguments(
 
 
 # ---- Data ----
-def row_to_conversation(
-    row: Mapping[str, Any], columns: Mapping[str, str] | None = None
-) -> Conversation:
-    """Return a row as a conversation; a ValueError says why it is not one. EDIT: your columns.
-
-    Args:
-        columns: {role: name of its column}, from --columns.
-    """
-    return read_conversation(row, PROMPT_AND_ANSWER, columns)
-
-
 def tokenize_row(
     row: Mapping[str, Any],
     template: ChatTemplate,
     max_length: int,
     columns: Mapping[str, str] | None = None,
-    learn: str = "all",
-    completion_only_loss: bool = True,
-    assistant_only_loss: bool = True,
+    **options: Any,
 ) -> dict[str, Any]:
-    """Return the tokens of a row and their labels: by default, the answers are trained on."""
-    conversation = row_to_conversation(row, columns)
-    if learn == "last":
-        conversation = conversation.with_last_answer_only()
-    answers_only = completion_only_loss if conversation.is_pair else assistant_only_loss
-    return tokenize_conversation(row, conversation, template, max_length, answers_only)
+    """Return the tokens of a row and their labels; a ValueError says what is wrong with the row.
+
+    EDIT: your columns, from which `read_conversation` makes a conversation.
+    """
+    conversation = read_conversation(row, PROMPT_AND_ANSWER, columns)
+    return tokenize_conversation(row, conversation, template, max_length, **options)
 
 
 def load_data(args: Arguments, tokenizer: Any) -> tuple[Rows, Rows | None]:
@@ -217,18 +180,8 @@ def routed_of_part(part: Mapping[str, Any]) -> dict[str, torch.Tensor]:
 
 # ---- Model ----
 def load_model(args: Arguments, layout: Layout) -> torch.nn.Module:
-    """Return the mixture, with adapters if requested; end with 64 if it has no router loss."""
+    """Return the mixture, with adapters if requested."""
     model, _ = load_pretrained(AutoModelForCausalLM, args, layout)
-    # router_loss is the per-row form of this function
-    has_loss = hasattr(sys.modules[type(model).__module__], "load_balancing_loss_func")
-    has_experts = any(".experts." in name for name, _ in model.named_parameters())
-    has_factor = hasattr(model.config.get_text_config(), "router_aux_loss_coef")
-    if not (has_loss and has_experts and has_factor):
-        fail(
-            Exit.USAGE,
-            f"{type(model).__name__} has no router loss in transformers: train it with "
-            "recipes/llama.py",
-        )
     set_up_layers(model, args)
     model = add_adapters(
         model,
@@ -262,23 +215,6 @@ def router_loss_factor(model: Any, args: Arguments) -> float:
     if args.router_aux_loss_coef is not None:
         return args.router_aux_loss_coef
     return model.config.get_text_config().router_aux_loss_coef
-
-
-def describe_experts(model: torch.nn.Module, top_k: int, factor: float) -> str:
-    """Return how many experts a token uses, and how much of experts and router is trained."""
-    total = trained = 0
-    router = "frozen"
-    for name, weight in model.named_parameters():
-        if ".experts." in name:
-            size = getattr(weight, "ds_numel", weight.numel())  # ds_numel: split by ZeRO-3
-            total += size
-            trained += size if weight.requires_grad else 0
-        if weight.requires_grad and (".gate." in name or ".router." in name):
-            router = "trained"
-    return (
-        f"{top_k} per token; {trained:,} of {total:,} parameters trained; router {router}, "
-        f"{factor:g} x its loss is added"
-    )
 
 
 # ---- Loss ----
@@ -393,10 +329,7 @@ def evaluate(
     means = mean_losses(layout, sums, load, counts, is_training=False)
     metrics = {f"eval_{name}": mean for name, mean in means.items()}
     metrics["eval_perplexity"] = perplexity_of(means["loss"])
-    run.log_evaluation(
-        metrics,
-        f"loss {means['loss']:.4f}, perplexity {metrics['eval_perplexity']:.2f} on held-out rows",
-    )
+    run.log_evaluation(metrics)
 
 
 def train(args: Arguments, run: Run) -> None:
@@ -410,7 +343,7 @@ def train(args: Arguments, run: Run) -> None:
         train_rows, eval_rows = load_data(args, tokenizer)
     lengths = train_rows.lengths
     plan = Plan(args, layout, len(train_rows), lengths)
-    run.check_plan(plan.total_steps, plan.rows_per_step, train_rows, eval_rows)
+    run.check_plan(plan, train_rows, eval_rows)
     collator = RoutedCollator(
         pad_token_id=tokenizer.pad_token_id,
         one_line=takes_one_line(args.attn_implementation),
@@ -426,15 +359,12 @@ def train(args: Arguments, run: Run) -> None:
     # EDIT: another loss of a token is one line of token_losses in core/loss.py, as in
     #     cross_entropy(logits, targets, reduction="none", label_smoothing=0.1)
     token_loss = LossInHead(model, args.max_logits_mib, accelerator.device)
-    check_model(
-        model,
-        train_rows.largest_token(tokenizer),
-        shares_lines=collator.one_line,
-        gives_ends=collator.one_line,
-    )
+    one_line = collator.one_line
+    largest_token = train_rows.largest_token(tokenizer)
+    check_model(model, largest_token, shares_lines=one_line, gives_ends=one_line)
     notes = describe_rows(train_rows, eval_rows)
-    notes["batch"] = describe_batch(args, plan.layout, "rows", lengths.mean())
-    notes["experts"] = describe_experts(model, top_k, factor)
+    notes["batch"] = plan.describe_batch()
+    notes["experts"] = f"{top_k} per token; {factor:g} x the router's loss is added"
     notes["loss"] = str(token_loss)
     notes["sample"] = show_trained_tokens(train_rows.dataset[0], tokenizer)
     run.summarize(model, notes)
@@ -491,13 +421,8 @@ def train(args: Arguments, run: Run) -> None:
             measure(eval_loader)
 
     # ---- Save ----
-    save_model(
-        accelerator,
-        model,
-        tokenizer,
-        args.output_dir,
-        stop_tokens=ChatTemplate(tokenizer).stop_tokens(),
-    )
+    stop_tokens = ChatTemplate(tokenizer).stop_tokens()
+    save_model(accelerator, model, tokenizer, args.output_dir, stop_tokens)
     run.finish(f'Ask it: python scripts/generate.py {args.output_dir} --prompt "..."')
 
 

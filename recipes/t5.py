@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import sacrebleu
@@ -38,12 +38,10 @@ from transformers import AutoModelForSeq2SeqLM
 from core.arguments import (
     CommonArguments,
     DenseModelArguments,
-    EvalOnStartArguments,
     MixtureArguments,
     RowArguments,
-    SamplingArguments,
 )
-from core.batches import Plan, describe_batch
+from core.batches import Plan
 from core.cli import POSITIVE, arg, free, parse
 from core.data import (
     MAX_SHOWN,
@@ -102,26 +100,19 @@ class Arguments(
     DenseModelArguments,
     MixtureArguments,
     RowArguments,
-    SamplingArguments,
-    EvalOnStartArguments,
 ):
     """Sequence to sequence."""
 
-    EXTRAS: ClassVar[tuple[str, ...]] = ("configs", "hosts", "object_store", "mesh")
+    EXTRAS = ("configs", "hosts", "object_store", "mesh")
     model_name_or_path: str = "google/flan-t5-small"  # Apache-2.0
     # EDIT: your data set. Default: 18,949 bills of the US Congress and their summaries (CC0
     # license)
     dataset_name: list[str] = arg(["FiscalNote/billsum"])
     output_dir: str = "runs/t5"
-    COLUMN_ARGUMENTS: ClassVar[Mapping[str, str]] = {
+    COLUMN_ARGUMENTS = {
         "source": "source_column",
         "target": "target_column",
     }
-    columns: list[str] = arg(
-        [],
-        "your columns as ROLE=COLUMN, as in source=body target=title, the same as "
-        "--source_column and --target_column",
-    )
     learning_rate: float = arg(
         1e-4, "peak of the learning rate; BART needs less, 3e-5; adapters need ten times more"
     )
@@ -383,8 +374,7 @@ def evaluate(
     written = sorted(layout.gather(written))
     if written and accelerator.is_main_process:
         metrics |= keep_predictions(written, rows, tokenizer, args.output_dir)
-    listed = [f"{name.removeprefix('eval_')} {value:.4f}" for name, value in metrics.items()]
-    run.log_evaluation(metrics, f"{', '.join(listed)} on held-out rows")
+    run.log_evaluation(metrics)
 
 
 def train(args: Arguments, run: Run) -> None:
@@ -401,7 +391,7 @@ def train(args: Arguments, run: Run) -> None:
         train_rows, eval_rows = load_data(args, tokenizer)
     lengths = train_rows.lengths
     plan = Plan(args, layout, len(train_rows), lengths)
-    run.check_plan(plan.total_steps, plan.rows_per_step, train_rows, eval_rows)
+    run.check_plan(plan, train_rows, eval_rows)
     collator = Seq2SeqCollator(tokenizer.pad_token_id)
     train_loader = plan.training_loader(train_rows, collator, first_step=run.step)
     eval_loader = plan.evaluation_loader(eval_rows, collator)
@@ -411,7 +401,7 @@ def train(args: Arguments, run: Run) -> None:
     first = train_rows.dataset[0]
     check_model(model, train_rows.largest_token(tokenizer))
     notes = describe_rows(train_rows, eval_rows)
-    notes["batch"] = describe_batch(args, plan.layout, "rows", lengths.mean())
+    notes["batch"] = plan.describe_batch()
     notes["length"] = (
         f"at most {args.max_source_length:,} tokens of a source (--max_source_length), "
         f"{args.max_target_length:,} of a target (--max_target_length)"
@@ -458,13 +448,8 @@ def train(args: Arguments, run: Run) -> None:
             measure(eval_rows, eval_loader)
 
     # ---- Save ----
-    save_model(
-        accelerator,
-        model,
-        tokenizer,
-        args.output_dir,
-        stop_tokens=stop_tokens_of_texts(tokenizer),
-    )
+    stop_tokens = stop_tokens_of_texts(tokenizer)
+    save_model(accelerator, model, tokenizer, args.output_dir, stop_tokens)
     run.finish(f"Its curve: python scripts/plot_loss.py {args.output_dir}")
 
 

@@ -34,10 +34,9 @@ from transformers import AutoImageProcessor, AutoModelForImageClassification
 from core.arguments import (
     CommonArguments,
     DenseModelArguments,
-    EvalOnStartArguments,
     RowArguments,
 )
-from core.batches import Line, Plan, describe_batch, rows_of_lines
+from core.batches import Line, Plan, rows_of_lines
 from core.cli import NOT_NEGATIVE, arg, free, parse
 from core.data import (
     Rows,
@@ -83,13 +82,11 @@ FP32_BYTES = 4
 
 
 @dataclass(kw_only=True)
-class Arguments(
-    CommonArguments, DenseModelArguments, LabelArguments, RowArguments, EvalOnStartArguments
-):
+class Arguments(CommonArguments, DenseModelArguments, LabelArguments, RowArguments):
     """Image classification."""
 
-    EXTRAS: ClassVar[tuple[str, ...]] = ("configs", "hosts", "object_store", "mesh")
-    LOSS_UNIT: ClassVar[str] = "nats per image"
+    EXTRAS = ("configs", "hosts", "object_store", "mesh")
+    LOSS_UNIT = "nats per image"
     model_name_or_path: str = "google/vit-base-patch16-224-in21k"  # Apache-2.0
     # EDIT: your data set. Default: 1,034 photos of leaves, 3 classes (MIT license)
     dataset_name: str = arg(
@@ -97,15 +94,10 @@ class Arguments(
         "hub id, .parquet file, or folder of CLASS/IMAGE, which may be inside train/ and test/",
     )
     output_dir: str = "runs/vit"
-    COLUMN_ARGUMENTS: ClassVar[Mapping[str, str]] = {
+    COLUMN_ARGUMENTS = {
         "image": "image_column_name",
         "label": "label_column_name",
     }
-    columns: list[str] = arg(
-        [],
-        "your columns as ROLE=COLUMN, as in image=photo label=species, the same as "
-        "--image_column_name and --label_column_name",
-    )
     image_column_name: str = arg("image", "column of the image; folders of images have none")
     label_column_name: str | None = arg(
         None,
@@ -332,7 +324,7 @@ def train(args: Arguments, run: Run) -> None:
         layout,
         len(train_rows),
     )
-    run.check_plan(plan.total_steps, plan.rows_per_step, train_rows, eval_rows)
+    run.check_plan(plan, train_rows, eval_rows)
     train_loader = plan.training_loader(
         train_rows,
         ImageCollator(encoded, processor, size, args.augmentation, args.seed),
@@ -354,7 +346,7 @@ def train(args: Arguments, run: Run) -> None:
     path = encoded[int(first["row"]) - 1]["image"]["path"]
     notes["labels"] = classes.describe()
     notes["workers"] = f"{num_workers} processes per rank decode images"
-    notes["batch"] = describe_batch(args, plan.layout, "rows")
+    notes["batch"] = plan.describe_batch()
     notes["sample"] = f"{path} -> {first['label_text']}"
     run.summarize(model, notes)
     optimizer, schedule = make_optimizer(model, args, accelerator, plan.total_steps)
@@ -397,7 +389,7 @@ def train(args: Arguments, run: Run) -> None:
             measure(eval_loader)
 
     # ---- Save ----
-    save_model(accelerator, model, processor, args.output_dir, config)
+    save_model(accelerator, model, processor, args.output_dir, config=config)
     run.finish(f"Its curve: python scripts/plot_loss.py {args.output_dir}")
 
 

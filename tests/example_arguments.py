@@ -10,7 +10,7 @@ from core.arguments import (
     LengthArguments,
     LigerArguments,
     LossInHeadArguments,
-    SamplingArguments,
+    RowArguments,
 )
 from core.cli import arg, parse
 
@@ -20,7 +20,7 @@ class LanguageModelArguments(
     CommonArguments,
     DenseModelArguments,
     LengthArguments,
-    SamplingArguments,
+    RowArguments,
     LigerArguments,
     LossInHeadArguments,
 ):

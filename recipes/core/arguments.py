@@ -169,7 +169,7 @@ class DataArguments:
         NOT_NEGATIVE,
     )
     columns: list[str] = arg(
-        [], "names of your columns as ROLE=COLUMN, where they differ from those of the recipe"
+        [], "your columns as ROLE=COLUMN, where their names differ from their roles"
     )
     skip_bad_rows: bool = arg(False, "leave out the rows that cannot be used, and count them")
 
@@ -225,16 +225,10 @@ class LengthArguments:
 
 @dataclass(kw_only=True)
 class RowArguments:
-    """Processes that prepare rows before training, and read them in training."""
+    """The order of the rows, and the processes that prepare and read them."""
 
     dataset_num_proc: int | None = free(None, "processes that prepare rows", POSITIVE)
     dataloader_num_workers: int = free(0, "processes per GPU that make batches", NOT_NEGATIVE)
-
-
-@dataclass(kw_only=True)
-class SamplingArguments:
-    """The order of the rows."""
-
     train_sampling_strategy: Literal["random", "sequential", "group_by_length"] = arg(
         "random", "order of the rows; group_by_length pads less"
     )
@@ -338,6 +332,7 @@ class EvaluationArguments:
         "epoch", "when to evaluate, besides after the last step"
     )
     eval_steps: int = free(500, "optimizer steps between evaluations", POSITIVE)
+    eval_on_start: bool = free(False, "also evaluate before the first step")
     load_best_model_at_end: bool = arg(
         False,
         "save the model of the best evaluation at the end, and keep its checkpoint until then",
@@ -362,13 +357,6 @@ class EvaluationArguments:
                 "--metric_for_best_model and --greater_is_better have no effect without "
                 "--load_best_model_at_end: add it"
             )
-
-
-@dataclass(kw_only=True)
-class EvalOnStartArguments:
-    """An evaluation before the first step."""
-
-    eval_on_start: bool = free(False, "also evaluate before the first step")
 
 
 # ---- The run ----

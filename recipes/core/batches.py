@@ -31,7 +31,7 @@ class Plan:
 
     Attributes:
         num_lines: lines in a pass over the data.
-        lengths: tokens of each line, [lines], for --train_sampling_strategy group_by_length.
+        lengths: tokens of each row; of each line, [lines], where lines are rows.
     """
 
     args: Any
@@ -59,17 +59,47 @@ class Plan:
 
     @cached_property
     def evaluate_after(self) -> frozenset[int]:
-        """The steps after which to evaluate; 0 means before the first."""
-        return evaluation_steps(self.args, self.steps_per_epoch, self.total_steps)
+        """The steps after which --eval_strategy evaluates; 0, before the first, --eval_on_start."""
+        if self.args.eval_strategy == "no":
+            return frozenset()
+        every = self.steps_per_epoch
+        if self.args.eval_strategy == "steps":
+            every = self.args.eval_steps
+        steps = {*range(every, self.total_steps + 1, every), self.total_steps}
+        if self.args.eval_on_start:
+            steps.add(0)
+        return frozenset(steps)
+
+    def describe_batch(self, unit: str = "rows", tokens_per_line: float = 0) -> str:
+        """Return how many rows, lines or pairs a step has, and about how many tokens.
+
+        Args:
+            unit: what a line is, if it is no packed one.
+            tokens_per_line: on average, if they are not those of `lengths`.
+        """
+        size = self.args.per_device_train_batch_size
+        accumulated = self.args.gradient_accumulation_steps
+        number = self.rows_per_step
+        packed = ""
+        if self.lengths is not None:
+            total = self.lengths.sum()
+            tokens_per_line = tokens_per_line or total / self.num_lines
+            if len(self.lengths) > self.num_lines:
+                unit = "lines"
+                full = total / (self.num_lines * self.args.max_length)
+                packed = f"; {len(self.lengths)} rows in {self.num_lines} lines, {full:.1%} full"
+        text = f"{size} {unit} x {accumulated} accumulated x {self.layout.data_ranks} in parallel"
+        text += f" = {number:,} {unit} per step"
+        if tokens_per_line:
+            text += f", about {tokens_per_line * number:,.0f} tokens"
+        return text + packed
 
     def order_of(self, epoch: int) -> np.ndarray:
         """Return the numbers of all lines in the order of an epoch, by --train_sampling_strategy.
 
         group_by_length sorts parts of the random order, each from its longest line to its shortest.
         """
-        strategy = "random"
-        if hasattr(self.args, "train_sampling_strategy"):
-            strategy = self.args.train_sampling_strategy
+        strategy = self.args.train_sampling_strategy
         if strategy == "sequential":
             return np.arange(self.num_lines)
         order = np.random.default_rng((self.args.seed, epoch)).permutation(self.num_lines)
@@ -183,29 +213,6 @@ def rows_of_lines(source: Any, lines: Sequence[Line]) -> list[Any]:
     return source.__getitems__(numbers) if numbers else []
 
 
-def evaluation_steps(args: Any, steps_per_epoch: int, total_steps: int) -> frozenset[int]:
-    """Return the steps after which --eval_strategy and --eval_on_start evaluate."""
-    if args.eval_strategy == "no":
-        return frozenset()
-    every = args.eval_steps if args.eval_strategy == "steps" else steps_per_epoch
-    steps = {*range(every, total_steps + 1, every), total_steps}
-    if getattr(args, "eval_on_start", False):
-        steps.add(0)
-    return frozenset(steps)
-
-
-def describe_batch(args: Any, layout: Layout, unit: str, tokens_per_line: float = 0) -> str:
-    """Return how many rows, lines or pairs (`unit`) a step has, and about how many tokens."""
-    size = args.per_device_train_batch_size
-    accumulated = args.gradient_accumulation_steps
-    number = size * accumulated * layout.data_ranks
-    text = f"{size} {unit} x {accumulated} accumulated x {layout.data_ranks} in parallel"
-    text += f" = {number:,} {unit} per step"
-    if tokens_per_line:
-        text += f", about {tokens_per_line * number:,.0f} tokens"
-    return text
-
-
 # ---- Packing ----
 def pack(lengths: Sequence[int] | np.ndarray, capacity: int) -> list[Line]:
     """Return lines of at most `capacity` tokens by best-fit decreasing (arXiv 2404.10830).
@@ -239,12 +246,6 @@ def pack(lengths: Sequence[int] | np.ndarray, capacity: int) -> list[Line]:
                 insort(rooms, room)
             heappush(with_room[room], number)
     return lines
-
-
-def describe_packing(lines: Sequence[Line], lengths: np.ndarray, capacity: int) -> str:
-    """Return how full the packed sequences are, for the summary."""
-    full = lengths.sum() / (len(lines) * capacity)
-    return f"{len(lengths)} rows in {len(lines)} lines of {capacity} tokens, {full:.1%} full"
 
 
 # ---- Batches of tokens ----
@@ -296,7 +297,10 @@ class TokenCollator:
 
     def __call__(self, source: Any, lines: Sequence[Line]) -> dict[str, Any]:
         """Return a batch of the rows of `source` whose numbers are in `lines`, which may be []."""
-        rows = rows_of_lines(source, lines)
+        return self.make_batch(rows_of_lines(source, lines), lines)
+
+    def make_batch(self, rows: Sequence[Any], lines: Sequence[Line]) -> dict[str, Any]:
+        """Return a batch of rows: as many in each line as `lines` has numbers in it."""
         lengths = [len(row["input_ids"]) for row in rows]
         # A rank without rows runs the model on one token, so that collective calls still match
         nothing = {"input_ids": [self.pad_token_id], "labels": [IGNORED]}

@@ -43,6 +43,7 @@ SHAREGPT_ROLES = {  # {what ShareGPT and its kin call a speaker: role}
     **dict.fromkeys(("gpt", "chatgpt", "assistant", "model", "function_call"), "assistant"),
     **dict.fromkeys(("tool", "observation", "function_response", "function"), "tool"),
 }
+CHAT_COLUMNS = ("messages", "system", "tools", "input")  # beside those of questions and answers
 WEIGHTS = ("weight", "train", "loss")  # keys that say whether a message is trained on
 REASONING = ("reasoning_content", "thinking", "reasoning")  # the names that transformers knows
 ARGUMENTS = ("arguments", "parameters", "args", "input")  # of a call: OpenAI, Llama, Hermes, ...
@@ -578,23 +579,28 @@ def tokenize_conversation(
     conversation: Conversation,
     template: ChatTemplate,
     max_length: int,
-    answers_only: bool = True,
+    learn: str = "all",
+    completion_only_loss: bool = True,
+    assistant_only_loss: bool = True,
 ) -> dict[str, Any]:
     """Return the tokens of a conversation and their labels, at most max_length of each.
 
-    The assistant's tokens are trained on, including its end of turn. They are found by their place
-    in the text and not by their id, since the end of turn may also be the pad token
+    By default the assistant's tokens are trained on, including its end of turn. They are found by
+    their place in the text and not by their id, since the end of turn may also be the pad token
     (huggingface/trl#976).
 
     Args:
         row: where the conversation is from, in which keys that the template drops are noted.
-        answers_only: whether only the assistant's tokens are trained on, or all of them.
+        learn, completion_only_loss, assistant_only_loss: as in `InstructionTuningArguments`.
 
     Returns:
         input_ids and labels (IGNORED: not trained on); truncated, whether the end is missing;
         rewritten, the number of answers that `find_answers` leaves out; length, largest and hash of
         the tokens.
     """
+    if learn == "last":
+        conversation = conversation.with_last_answer_only()
+    answers_only = completion_only_loss if conversation.is_pair else assistant_only_loss
     if conversation.has_weight_0 and not answers_only:
         raise ValueError("has a message of weight 0, which would be trained on as all others are")
     conversation = fit_arguments(conversation, template)

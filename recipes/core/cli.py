@@ -137,6 +137,9 @@ class Parser(HfArgumentParser):
         """Add a flag for each field, in the group of the class that declares it first."""
         hints = typing.get_type_hints(dtype)
         settings = settings_of(dtype)
+        if "columns" in settings:
+            roles = ", ".join([*dtype.COLUMN_ROLES, *dtype.COLUMN_ARGUMENTS])
+            settings["columns"]["help"] += f": {roles}"
         fields = {field.name: field for field in dataclasses.fields(dtype)}
         # The groups come before the recipe, which has other defaults for some of their flags
         for owner in sorted(dtype.__mro__, key=lambda owner: len(owner.__mro__)):

@@ -41,8 +41,8 @@ def save_model(
     model: Any,
     processor: Any,
     output_dir: str,
-    config: Any = None,
     stop_tokens: Collection[int] = (),
+    config: Any = None,
 ) -> None:
     """Write the folder that `from_pretrained` loads: that of transformers, or peft's for adapters.
 
@@ -52,11 +52,11 @@ def save_model(
         model: as `prepare` returned it. It cannot be trained further on rank 0, where FSDP1's
             wrappers are removed from it if it has adapters.
         processor: the tokenizer or image processor that belongs to the model.
-        config: the model's config, which is written too. A folder of adapters has the names of
-            the classes only there.
         stop_tokens: those that the model was trained to end its texts with. The generation config
             of a whole model is to list them, so that each program which serves the folder stops
             there. A folder of adapters has none: what loads it adds them.
+        config: the model's config, which is written too. A folder of adapters has the names of
+            the classes only there.
     """
     unwrapped: Any = extract_model_from_parallel(model, keep_torch_compile=False)
     group = make_patient_group()

@@ -319,22 +319,8 @@ def evaluate_perplexity(
         answered = predictor.predict(model)
     model.train()
     loss = layout.sum_over_tokens(total[0], is_training=False).item()
-    num_trained_on = layout.sum_over_rows(total[1]).item()
-    log_perplexity(run, loss / num_trained_on, answered)
-
-
-def log_perplexity(run: Run, mean: float, answered: Mapping[str, float] | None = None) -> None:
-    """Log the loss of an evaluation, in nats per token trained on, and the perplexity.
-
-    Args:
-        answered: further metrics, of the answers to held-out rows.
-    """
-    others = answered or {}
-    perplexity = perplexity_of(mean)
-    text = f"loss {mean:.4f}, perplexity {perplexity:.2f} per token of held-out text"
-    for name, value in others.items():
-        text += f", {name.removeprefix('eval_').replace('_', ' ')} {value:.4f}"
-    run.log_evaluation({"eval_loss": mean, "eval_perplexity": perplexity, **others}, text)
+    mean = loss / layout.sum_over_rows(total[1]).item()
+    run.log_evaluation({"eval_loss": mean, "eval_perplexity": perplexity_of(mean), **answered})
 
 
 def perplexity_of(loss: float) -> float:

@@ -24,6 +24,7 @@ from torch.distributed.tensor import DTensor
 
 from core import checkpoint, workarounds
 from core.arguments import CommonArguments
+from core.batches import Plan
 from core.checkpoint import Checkpoints, gather, on_rank_0
 from core.cli import may_change
 from core.engine import Layout, zero_stage
@@ -115,23 +116,20 @@ class Run:
         )
         self._find_checkpoint()
 
-    def check_plan(
-        self, total_steps: int, rows_per_step: int, train_rows: Any, eval_rows: Any = None
-    ) -> None:
+    def check_plan(self, plan: Plan, train_rows: Any, eval_rows: Any = None) -> None:
         """Compare this run's plan with the run that wrote the checkpoint, or the result.
 
         Ends with 64 if that run had other rows, batches or arguments, or adapters of another base,
         or a best model has to be chosen without rows to evaluate on; and with 0, writing nothing,
-        if that run is done and none of `total_steps` is left.
+        if that run is done and no step of the plan is left.
 
         Args:
-            rows_per_step: rows of an optimizer step over all ranks.
             train_rows: whose `fingerprint` is that of the rows that are trained on.
             eval_rows: those that evaluations are made on, by which a best model is chosen.
         """
         args = self._args
-        self._total_steps = total_steps
-        self._identity: dict[str, Any] = {"rows_per_step": rows_per_step}
+        self._total_steps = plan.total_steps
+        self._identity: dict[str, Any] = {"rows_per_step": plan.rows_per_step}
         self._identity["data"] = train_rows.fingerprint
         if args.load_best_model_at_end:
             if eval_rows is None:
@@ -155,7 +153,7 @@ class Run:
             self._refuse_changes(run["arguments"] | run, may_differ)
         else:
             return
-        if is_done and (self._checkpoint is None or self.step >= total_steps):
+        if is_done and (self._checkpoint is None or self.step >= plan.total_steps):
             raise End(
                 Exit.DONE,
                 f"Nothing is left to do: the run is done, and the model is in {self._folder}. For "
@@ -338,10 +336,15 @@ class Run:
         self._metrics.write(line, self.step)
         self._metrics.bar.set_postfix(loss=f"{found['loss']:.4f}", refresh=False)
 
-    def log_evaluation(self, metrics: Mapping[str, float], text: str) -> None:
-        """Write the evaluation after the current step, and print `text` above the progress bar."""
+    def log_evaluation(self, metrics: Mapping[str, float]) -> None:
+        """Write the evaluation after the current step, and print it above the progress bar.
+
+        Args:
+            metrics: by names such as eval_loss.
+        """
         self._metrics.write({"step": self.step, **metrics}, self.step)
-        self._metrics.say(f"step {self.step}: {text}")
+        told = [f"{name.removeprefix('eval_')} {value:.4f}" for name, value in metrics.items()]
+        self._metrics.say(f"step {self.step}: {', '.join(told)} on held-out rows")
         self._evaluated = True
         if self._args.load_best_model_at_end:
             self._note_if_best(metrics)

@@ -392,8 +392,7 @@ def evaluate_classifier(
     loss, weight = layout.sum_over_rows(total).tolist()
     predicted, labels = torch.cat(layout.gather(pairs), dim=1)
     metrics = {"eval_loss": loss / weight, **label_metrics(predicted, labels)}
-    listed = [f"{name.removeprefix('eval_')} {value:.4f}" for name, value in metrics.items()]
-    run.log_evaluation(metrics, f"{', '.join(listed)} on held-out rows")
+    run.log_evaluation(metrics)
 
 
 def pad_texts(rows: Sequence[Mapping[str, Any]], tokenizer: Any) -> dict[str, Any]:

@@ -9,22 +9,17 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 from datasets import concatenate_datasets
-from torch.nn.functional import pad
-from torch.nn.utils.rnn import pad_sequence
 
-from core.batches import Line, ends_of_rows, rows_of_lines
+from core.batches import Line, TokenCollator, rows_of_lines
 from core.chat import (
     ChatTemplate,
     Conversation,
-    Message,
     check_nothing_is_lost,
-    check_roles,
     close_last_turn,
     fit_arguments,
-    read_message,
-    says_something,
+    make_conversation,
 )
-from core.data import Row, Rows, hash_of_row, missing_columns, tokenize_text
+from core.data import IGNORED, Row, Rows, hash_of_row, missing_columns, tokenize_text
 from core.workarounds import workaround
 
 BETWEEN_PARTS = -1  # In the hash of a pair, between its parts: no token has this number.
@@ -32,11 +27,9 @@ BETWEEN_PARTS = -1  # In the hash of a pair, between its parts: no token has thi
 
 # ---- Rows ----
 def read_pair(row: Row) -> tuple[Any, Any, Any]:
-    """Return prompt, chosen and rejected answer of a row if they can be compared.
+    """Return prompt, chosen and rejected answer of a row, all texts or all lists of messages.
 
-    Both answers are texts, or both are lists of messages, which are normalized. Either the prompt
-    is of the same kind, or both answers begin with it. In that case the returned prompt is None, or
-    a text to be ignored.
+    Where the prompt is not of the answers' kind, or missing, both answers begin with it.
     """
     prompt = row.get("prompt")
     chosen: Any = row.get("chosen")
@@ -49,50 +42,12 @@ def read_pair(row: Row) -> tuple[Any, Any, Any]:
             "kind, unless they begin with it"
         )
         raise ValueError(missing_columns(row, needed, "prompt", "chosen", "rejected"))
-    if are_texts:
-        for name, answer in (("chosen", chosen), ("rejected", rejected)):
-            if not answer.strip():
-                raise ValueError(f"has no text in {name}")
+    for name, answer in (("chosen", chosen), ("rejected", rejected)):
+        if not answer or (isinstance(answer, str) and not answer.strip()):
+            raise ValueError(f"has no text in {name}")
+    if type(prompt) is type(chosen):
         return prompt, chosen, rejected
-    asked = []
-    if isinstance(prompt, list):
-        asked = read_turns(prompt, first=1)
-        prompt = asked
-    return prompt, read_answer(asked, chosen, "chosen"), read_answer(asked, rejected, "rejected")
-
-
-def read_answer(asked: list[Message], answer: Sequence[Any], name: str) -> list[Message]:
-    """Return the normalized messages of an answer that is a conversation with those before it.
-
-    Args:
-        asked: the messages of the prompt, normalized.
-        name: of its column.
-    """
-    messages = read_turns(answer, first=len(asked) + 1)
-    if not messages or not says_something(messages[-1]):
-        raise ValueError(f"has no text in {name}")
-    check_roles(asked + messages)
-    return messages
-
-
-def read_turns(messages: Sequence[Any], first: int) -> list[Message]:
-    """Return messages of a pair, normalized; none of the assistant's can be left out of the loss.
-
-    Args:
-        first: the number of the first of them in the conversation.
-    """
-    read = []
-    for number, given in enumerate(messages, first):
-        message, weight = read_message(given, number)
-        by_assistant = message["role"] == "assistant"
-        if by_assistant and weight is False:
-            raise ValueError(
-                f"message {number} has weight 0, but answers are compared as a whole: remove it"
-            )
-        if by_assistant and not says_something(message):
-            raise ValueError(f"message {number} is empty: the model would learn to say nothing")
-        read.append(message)
-    return read
+    return split_shared_prompt(chosen, rejected)
 
 
 def split_shared_prompt(chosen: Any, rejected: Any) -> tuple[Any, Any, Any]:
@@ -138,9 +93,9 @@ def tokenize_text_pair(
 
 def tokenize_message_pair(
     row: Row,
-    prompt: list[Message],
-    chosen: list[Message],
-    rejected: list[Message],
+    prompt: Sequence[Any],
+    chosen: Sequence[Any],
+    rejected: Sequence[Any],
     tools: list[dict[str, Any]],
     template: ChatTemplate,
     max_length: int,
@@ -149,26 +104,28 @@ def tokenize_message_pair(
 
     Args:
         row: where the messages are from, in which keys that the template drops are noted.
-        prompt, chosen, rejected: normalized messages.
+        prompt, chosen, rejected: lists of messages.
         max_length: as in `tokenize_text_pair`.
 
     Raises:
         ValueError: if nothing is left to compare, or the template drops what was said.
     """
-    asked = fit_arguments(Conversation(prompt, tools), template)
-    texts = [template.render(asked, add_generation_prompt=True)]
+    texts = []
+    asked = Conversation([])
     for answer in (chosen, rejected):
-        messages = prompt + answer
-        by_assistant = [message["role"] == "assistant" for message in messages]
-        conversation = fit_arguments(Conversation(messages, tools, by_assistant), template)
+        read = make_conversation([*prompt, *answer], tools, num_asked=len(prompt))
+        if read.has_weight_0:
+            raise ValueError("has a message of weight 0, but answers are compared as a whole")
+        conversation = fit_arguments(read, template)
         text = template.render(conversation)
         # Templates may drop the reasoning of all messages but the last
-        check_nothing_is_lost(row, conversation, text, template, range(len(messages) - 1))
+        before_last = range(len(conversation.messages) - 1)
+        check_nothing_is_lost(row, conversation, text, template, before_last)
         texts.append(close_last_turn(text, template))
-    tokenizer = template.tokenizer
+        asked = conversation.up_to(len(prompt))
     encoded = []
-    for text in texts:
-        tokens = tokenizer(text, add_special_tokens=False, verbose=False)
+    for text in (template.render(asked, add_generation_prompt=True), *texts):
+        tokens = template.tokenizer(text, add_special_tokens=False, verbose=False)
         encoded.append(tokens["input_ids"])
     return split_pair(encoded, max_length)
 
@@ -218,17 +175,14 @@ def show_pair(row: Mapping[str, Any], tokenizer: Any) -> str:
 
 # ---- Batches ----
 @dataclass(frozen=True)
-class PairCollator:
+class PairCollator(TokenCollator):
     """Make a batch of n pairs, as 2 n lines: first the chosen, then the rejected ones.
 
-    A batch has:
-        inputs: the arguments of the model: input_ids, [lines, tokens], padded on the right, where
-            no token attends.
+    A batch has inputs, positions and targets as in TokenCollator, whose answers are trained on, and
         pairs: the numbers of the pairs, [n].
         row: their numbers in the file, from 1, on the host.
-        positions, targets: [m], in the flattened batch, as in TokenCollator.
-        cells: [m], where those targets are in the flattened padded lines.
-        longest: the number of tokens of the longest line, on the host.
+        cells: [m], where the targets are in the flattened lines if these are padded on the right.
+        longest: the number of tokens of a padded line, on the host.
         starts: the number of tokens of each line's prompt, [lines].
         lengths: the number of tokens of the answers, [2, n].
         counts: n, the number of tokens of chosen lines that are trained on, and the number of
@@ -236,86 +190,46 @@ class PairCollator:
 
     Attributes:
         learn_prompts: train on all tokens of chosen lines, as ORPO does.
-        one_line: put all lines into one without padding, for FlashAttention.
-        pad_to_multiple_of: the length of a line is a multiple of this.
     """
 
     columns: ClassVar[list[str]] = ["prompt_ids", "chosen_ids", "rejected_ids", "row"]
-    pad_token_id: int
-    learn_prompts: bool
-    one_line: bool = False
-    pad_to_multiple_of: int = 1
+    learn_prompts: bool = False
 
     def __call__(self, source: Any, lines: Sequence[Line]) -> dict[str, Any]:
         """Return a batch of the pairs of `source` whose numbers are in `lines`, which may be []."""
-        numbers = [number for line in lines for number in line]
-        rows = rows_of_lines(source, lines)
-        answers = self._read_answers(rows)
-        starts = torch.tensor([len(prompt) for prompt, _ in answers])
-        lengths = torch.tensor([len(answer) for _, answer in answers])
-        sequences = [torch.tensor([*prompt, *answer]) for prompt, answer in answers]
-        ids = pad_sequence(sequences, batch_first=True, padding_value=self.pad_token_id)
-        ids = pad(ids, (0, -ids.shape[1] % self.pad_to_multiple_of), value=self.pad_token_id)
-        token_indices = torch.arange(ids.shape[1])
-        is_filled = token_indices < (starts + lengths)[:, None]
-        first = self._first_trained_on(starts, len(rows))
-        is_trained_on = (token_indices >= first[:, None]) & is_filled
-        cells = is_trained_on.flatten().nonzero()[:, 0]
-        inputs: dict[str, Any] = {"input_ids": ids}
-        positions = cells - 1
-        if self.one_line:
-            inputs = put_into_one_line(ids, is_filled)
-            # The count of filled cells up to a target is one more than its position, which itself
-            # is one more than the position that predicts it.
-            positions = is_filled.flatten().cumsum(0)[cells] - 2
-        num_pairs = len(rows)
-        num_tokens = int(is_filled.sum()) if rows else 0
-        num_trained_on = int(is_trained_on[:num_pairs].sum())
-        row_numbers = [int(row["row"]) for row in rows]
-        return {
-            "inputs": inputs,
-            "positions": positions,
-            "targets": ids.flatten()[cells],
-            "cells": cells,
-            "longest": ids.shape[1],
-            "starts": starts,
-            "lengths": lengths[: 2 * num_pairs].view(2, -1),
-            "pairs": torch.tensor(numbers, dtype=torch.long),
-            "row": row_numbers,
-            "counts": torch.tensor([num_pairs, num_trained_on, num_tokens]),
-        }
-
-    def _read_answers(self, rows: Sequence[Mapping[str, Any]]) -> list[tuple[Any, Any]]:
-        """Return each prompt with its chosen answer, then each with its rejected one."""
-        answers = []
+        pairs = rows_of_lines(source, lines)
+        num_pairs = len(pairs)
+        rows = []
         for name in ("chosen_ids", "rejected_ids"):
-            for row in rows:
-                answers.append((row["prompt_ids"], row[name]))
-        if not answers:  # A rank without rows takes part with one token.
-            answers.append(([self.pad_token_id], []))
-        return answers
-
-    def _first_trained_on(self, starts: torch.Tensor, num_pairs: int) -> torch.Tensor:
-        """Return the index of each line's first token that is trained on, [lines]."""
-        if not self.learn_prompts:
-            return starts
-        first = starts.clone()
-        first[:num_pairs] = 1  # No token predicts the first one.
-        return first
-
-
-def put_into_one_line(ids: torch.Tensor, is_filled: torch.Tensor) -> dict[str, Any]:
-    """Return the model's arguments for padded lines, [lines, tokens], put into one without padding.
-
-    Args:
-        is_filled: whether a cell holds a token rather than padding, [lines, tokens].
-    """
-    token_indices = torch.arange(ids.shape[1])
-    positions = token_indices.expand_as(ids)
-    inputs: dict[str, Any] = ends_of_rows(is_filled.sum(1).tolist())
-    inputs["input_ids"] = ids[is_filled][None]
-    inputs["position_ids"] = positions[is_filled][None]
-    return inputs
+            for pair in pairs:
+                ids = [*pair["prompt_ids"], *pair[name]]
+                labels = [IGNORED] * len(pair["prompt_ids"]) + list(pair[name])
+                if self.learn_prompts and name == "chosen_ids":
+                    labels = ids
+                rows.append({"input_ids": ids, "labels": labels, "row": pair["row"]})
+        batch = self.make_batch(rows, [[number] for number in range(len(rows))])
+        starts = [len(pair["prompt_ids"]) for pair in pairs] * 2
+        lengths = torch.tensor(batch["lengths"], dtype=torch.long)
+        cells = batch["positions"] + 1
+        longest = batch["inputs"]["input_ids"].shape[1]
+        if self.one_line and rows:
+            longest = int(lengths.max())
+            lines_of_tokens = torch.repeat_interleave(torch.arange(len(rows)), lengths)
+            padding_before = torch.arange(len(rows)) * longest - lengths.cumsum(0) + lengths
+            cells = cells + padding_before[lines_of_tokens[cells]]
+        num_trained_on = int((cells < num_pairs * longest).sum())
+        answers = lengths - torch.tensor(starts, dtype=torch.long)
+        numbers = [number for line in lines for number in line]
+        return {
+            **batch,
+            "cells": cells,
+            "longest": longest,
+            "starts": torch.tensor(starts or [1]),  # without pairs, of a line of one token
+            "lengths": answers.view(2, num_pairs),
+            "pairs": torch.tensor(numbers, dtype=torch.long),
+            "row": [int(pair["row"]) for pair in pairs],
+            "counts": torch.tensor([num_pairs, num_trained_on, int(lengths.sum())]),
+        }
 
 
 @workaround("peft/peft_model.py, disable_adapter", seen="peft 0.21")

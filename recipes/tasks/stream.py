@@ -9,7 +9,7 @@ position is a few numbers, so that a resumed run skips what lies before it witho
 import dataclasses
 import json
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
@@ -22,7 +22,7 @@ import torch
 import xxhash
 from datasets import Dataset, IterableDataset
 
-from core.batches import starts_of_batches
+from core.batches import Plan, starts_of_batches
 from core.data import (
     FILE_TYPES,
     MAX_SHOWN,
@@ -36,9 +36,9 @@ from core.data import (
     open_sources,
     parse_line,
     tokenize_text,
+    without_lone_surrogates,
 )
-from core.engine import Layout, timeout_of_groups
-from core.exits import Exit, fail
+from core.engine import timeout_of_groups
 
 DOCUMENT_TYPES = (*FILE_TYPES, ".txt")  # each .txt file is one document
 TOKENS, PLACES, NUMBERS = range(3)  # the rows of a block
@@ -64,6 +64,11 @@ class Documents:
     num_before: int = 0
 
     @property
+    def size(self) -> int | None:
+        """The number of documents, None if they can only be read in order."""
+        return len(self.dataset) if isinstance(self.dataset, Dataset) else None
+
+    @property
     def fingerprint(self) -> str:
         """A hash of names and sizes, since the documents may be too many to be read for it."""
         known: object = [(file.name, file.stat().st_size) for file in self.source.files]
@@ -83,37 +88,29 @@ class Documents:
             number: the number of the document in the data set, from 1.
 
         Raises:
-            ValueError: if the document cannot be used, with its file and line, the cause and the
-                fix.
+            ValueError: if the document cannot be used, with its place, the cause and the fix.
         """
         try:
             return self._read(row)
         except ValueError as error:
             if self.skip_bad_rows:
                 return None
-            raise ValueError(
-                f"{self.place(number)}: {in_one_line(error)}: fix it, or leave such documents out "
-                "with --skip_bad_rows"
-            ) from None
+            advice = "fix it, or leave such documents out with --skip_bad_rows"
+            raise ValueError(f"{self.place(number)}: {in_one_line(error)}: {advice}") from None
 
     def place(self, number: int) -> str:
-        """Return where a document is: its file, and its line if the file has lines.
-
-        Args:
-            number: the number of the document in the data set, from 1.
-        """
+        """Return the file of a document, by its number from 1, and its line if that has lines."""
         files = self.source.files
         if self.source.file_type == ".txt":
             return str(files[number - 1])
-        if self.source.file_type != ".jsonl":
-            return f"{self.source.prefix} {number}"
-        for file in files:
-            with open(file, encoding="latin-1") as lines:
-                num_lines = sum(1 for _ in lines)
-            if number <= num_lines:
-                return f"{file}, line {number}"
-            number -= num_lines
-        raise IndexError(f"{self.source.name} has too few lines, by {number}")
+        if self.source.file_type == ".jsonl":
+            for file in files:
+                with open(file, encoding="latin-1") as lines:
+                    num_lines = sum(1 for _ in lines)
+                if number <= num_lines:
+                    return f"{file}, line {number}"
+                number -= num_lines
+        return f"{self.source.prefix} {number}"
 
     def _read(self, row: Row) -> str:
         """Return the text of a row, or raise a ValueError."""
@@ -130,8 +127,7 @@ class Documents:
         text = row[column]
         if not isinstance(text, str):
             raise ValueError(f"has no text in {column}: {str(text)[:MAX_SHOWN]}")
-        text.encode()  # tokenizers refuse lone surrogates
-        return text
+        return without_lone_surrogates(text)
 
 
 def open_documents(args: Any) -> tuple[Documents, Documents | None]:
@@ -176,14 +172,8 @@ def documents_of(source: Source, args: Any) -> Documents:
 
 
 def hold_out(documents: Documents, number: int) -> tuple[Documents, Documents]:
-    """Return the first documents and the remaining ones; end with 65 if none remain."""
+    """Return the first documents and the remaining ones."""
     dataset = documents.dataset
-    if isinstance(dataset, Dataset) and len(dataset) <= number:
-        fail(
-            Exit.DATA,
-            f"{documents.source.name}: {len(dataset)} documents, and "
-            f"--num_eval_documents {number} leaves none to train on",
-        )
     held_out = replace(documents, dataset=dataset.take(number))
     return held_out, replace(documents, dataset=dataset.skip(number), num_before=number)
 
@@ -206,18 +196,6 @@ class Position:
     token: int = 0
     reader: dict[str, Any] | None = None
     left_out: int = 0
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the position as a checkpoint stores it."""
-        state = dataclasses.asdict(self)
-        state["pass"] = state.pop("passes")
-        return state
-
-    @classmethod
-    def from_json(cls, state: dict[str, Any]) -> "Position":
-        """Return the position that `to_json` returned."""
-        state = dict(state)
-        return cls(passes=state.pop("pass"), **state)
 
 
 START = Position()
@@ -356,57 +334,53 @@ class BlockStream:
         self,
         documents: Documents,
         tokenizer: Any,
-        args: Any,
-        layout: Layout,
+        plan: Plan,
         passes: float,
-        blocks_per_step: int,
     ) -> None:
         """Read from the beginning.
 
         Args:
+            plan: of batches whose lines are blocks.
             passes: the number of passes over all documents; math.inf for no end.
         """
         self.position = START
         self._documents = documents
         self._tokenizer = tokenizer
-        self._args = args
-        self._layout = layout
+        self._args = plan.args
+        self._layout = plan.layout
         self._passes = passes
-        self._blocks_per_step = blocks_per_step
+        self._blocks_per_step = plan.rows_per_step
         self._blocks: Iterator[PlacedBlock] | None = None
         self._ahead: Future | None = None
         self._thread: ThreadPoolExecutor | None = None
         self._group: Any = None
-        if layout.accelerator.is_main_process:
+        if plan.layout.accelerator.is_main_process:
             self._thread = ThreadPoolExecutor(1)
-        if layout.accelerator.num_processes > 1:
+        if plan.layout.accelerator.num_processes > 1:
             # gloo uses TCP; GLOO_SOCKET_IFNAME names the interface between several hosts.
-            timeout = timeout_of_groups(args.ddp_timeout)
+            timeout = timeout_of_groups(plan.args.ddp_timeout)
             self._group = torch.distributed.new_group(backend="gloo", timeout=timeout)
 
     @property
     def epoch(self) -> float:
         """The number of complete passes, plus the share of this one if it is known."""
-        if not isinstance(self._documents.dataset, Dataset):
+        if self._documents.size is None:
             return float(self.position.passes)
-        return self.position.passes + self.position.document / len(self._documents.dataset)
+        return self.position.passes + self.position.document / self._documents.size
 
     def describe(self) -> str:
         """Return how much of the data was read, and how much of it could not be used."""
         position = self.position
-        return (
-            f"Completed passes: {position.passes}; documents in the current pass: "
-            f"{position.document}; documents left out because they could not be used: "
-            f"{position.left_out}"
-        )
+        read = f"{position.passes} whole passes and {position.document} documents"
+        return f"Read {read}; {position.left_out} documents could not be used and were left out"
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position, as JSON."""
-        return self.position.to_json()
+        return dataclasses.asdict(self.position)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from a position. Call it before the first step."""
-        self.position = Position.from_json(state)
+        self.position = Position(**state)
 
     def next_step(self, is_last: bool) -> list[list[torch.Tensor]]:
         """Return the blocks of this rank's micro-batches. Every rank takes part.
@@ -474,14 +448,3 @@ def first_blocks(
     numbered = ((place, row, START) for place, row in enumerate(documents.dataset, 1))
     blocks = cut_blocks(numbered, documents, tokenizer, max_length)
     return [block for block, _ in islice(blocks, number)]
-
-
-def deal_blocks(
-    blocks: Sequence[torch.Tensor], size: int, layout: Layout
-) -> list[Sequence[torch.Tensor]]:
-    """Return this rank's batches of up to `size` blocks, of which every rank has the same number.
-
-    The last batches may be empty.
-    """
-    starts = starts_of_batches(len(blocks), size, layout)
-    return [blocks[start : start + size] for start in starts]

@@ -324,5 +324,4 @@ def evaluate_tags(
     whole = layout.sum_over_rows(whole).tolist()
     metrics = {"eval_loss": loss / num_labeled}
     metrics |= tag_metrics(whole, has_entities)
-    listed = [f"{name.removeprefix('eval_')} {value:.4f}" for name, value in metrics.items()]
-    run.log_evaluation(metrics, f"{', '.join(listed)} on held-out rows")
+    run.log_evaluation(metrics)

@@ -119,7 +119,7 @@ def with_extras(text: str, extras: tuple[str, ...]) -> str:
     listed = "".join(f'"{name}", ' for name in extras).rstrip()
     if len(extras) > 1:
         listed = listed.removesuffix(",")
-    return re.sub(r"(\bEXTRAS: [^=]*= )\([^)]*\)", rf"\g<1>({listed})", text)
+    return re.sub(r"(\bEXTRAS = )\([^)]*\)", rf"\g<1>({listed})", text)
 
 
 def unknown_extras(root: Path, wish: Wish) -> list[str]:

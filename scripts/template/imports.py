@@ -37,8 +37,8 @@ def modules_needed(program: Path, extras: Sequence[str] | None = None) -> list[P
 def extras_of(program: Path) -> tuple[str, ...]:
     """Return the names in EXTRAS of the arguments of a recipe; () for another program."""
     for node in ast.walk(ast.parse(program.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.AnnAssign) and ast.unparse(node.target) == "EXTRAS":
-            return ast.literal_eval(node.value) if node.value else ()
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "EXTRAS":
+            return ast.literal_eval(node.value)
     return ()
 
 

@@ -26,7 +26,7 @@ def test_ranks_end_with_the_last_token_of_the_last_pass(net_tiny, tmp_path):
         Cell("ddp", recipe=RECIPE, flags=flags, ranks=2),
     ):
         done = net.launch(cell, tiny, tmp_path / cell.config).expect(0)
-        assert "passes: 2; documents in the current pass: 0;" in done.output, done.output[-3000:]
+        assert "Read 2 whole passes and 0 documents" in done.output, done.output[-3000:]
         found.append(net.figures(done.folder))
     seen = [line["num_input_tokens_seen"] for line in found[0] if "loss" in line]
     assert seen[-1] - seen[-2] < 12 * 80  # The last step is a shorter one

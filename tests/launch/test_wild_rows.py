@@ -426,7 +426,7 @@ def test_the_last_step_has_a_finite_loss_on_several_ranks(tiny_of, tmp_path):
     assert done.returncode == 0, done.output[-3000:]
     steps = read_metrics(tmp_path / "run")[0]
     assert len(steps) == 2 and all(math.isfinite(step["loss"]) for step in steps)
-    assert steps[-1]["epoch"] == 1 and "Completed passes: 1;" in done.output
+    assert steps[-1]["epoch"] == 1 and "Read 1 whole passes" in done.output
 
 
 # ---- Images ----

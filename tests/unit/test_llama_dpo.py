@@ -53,6 +53,8 @@ class TestRows:
         [
             # What else a pair must be: core/test_conversations.py
             (EXPLICIT | {"rejected": [BAD | {"reasoning_content": "hm"}]}, "reasoning_content"),
+            (EXPLICIT | {"rejected": [BAD | {"weight": 0}]}, "weight 0"),
+            (EXPLICIT | {"chosen": [GOOD | {"content": ""}]}, "no answer"),
             ({"prompt": "", "chosen": "b", "rejected": "c"}, "no prompt"),
             (EXPLICIT | {"rejected": [GOOD]}, "no two different"),
             ({"prompt": "x" * 200, "chosen": "b", "rejected": "c"}, "--max_length 100"),
@@ -71,7 +73,7 @@ PAIRS = [
 
 
 def batch_of(numbers, learn_prompts=False, one_line=False):
-    collate = llama_dpo.PairCollator(0, learn_prompts, one_line)
+    collate = llama_dpo.PairCollator(0, one_line=one_line, learn_prompts=learn_prompts)
     return collate(Dataset.from_list(PAIRS), [[number] for number in numbers])
 
 
@@ -115,15 +117,15 @@ class TestLogps:
 
     @pytest.mark.parametrize("learn_prompts", [False, True])
     def test_those_of_the_parts_of_a_row_add_up_to_the_row(self, learn_prompts):
-        collate = llama_dpo.PairCollator(0, learn_prompts, pad_to_multiple_of=2)
+        collate = llama_dpo.PairCollator(0, learn_prompts=learn_prompts, pad_to_multiple_of=2)
         batch = collate(Dataset.from_list(PAIRS), [[0], [1]])
-        logps = -batch["targets"] / 10  # those of a token are the same on any rank
-        whole = llama_dpo.sum_answers(llama_dpo.place_in_lines(logps, batch), batch)
+        # The loss of a token is the same on any rank
+        token_loss = Namespace(losses=lambda _, part: (part["targets"] / 10, None))
+        whole = llama_dpo.answer_logps(ONE_PROCESS, None, token_loss, batch)
         by_pair, prompts = torch.zeros(2, 2), torch.zeros(())
         for rank in range(2):
             with sharing_rows(2, rank).part_of(batch) as part:
-                placed = llama_dpo.place_in_lines(-part["targets"] / 10, part)
-                sums = llama_dpo.sum_answers(placed, part)
+                sums = llama_dpo.answer_logps(ONE_PROCESS, None, token_loss, part)
             assert len(part["targets"]) < len(batch["targets"])
             by_pair, prompts = by_pair + sums[0], prompts + sums[1]
         torch.testing.assert_close((by_pair, prompts), whole)
@@ -134,8 +136,8 @@ class TestLogps:
             sums = llama_dpo.compare_answers(
                 ONE_PROCESS, model, token_loss, batch_of([]), torch.zeros(2, 2), args
             )
-            sums.loss.backward()
-        assert sums.loss == 0 and sums.chosen_nll == 0 and not sums.metrics.any()
+            sums[0].backward()
+        assert sums[0] == 0 and sums[1] == 0 and not sums[2].any()
         assert all(
             weight.grad is not None and not weight.grad.any() for weight in model.parameters()
         )
@@ -155,7 +157,7 @@ class TestLogps:
         changed = llama_dpo.answer_logps(ONE_PROCESS, model, token_loss, batch)[0]
         assert (changed - before).abs().min() > 0.01
         sums = llama_dpo.compare_answers(ONE_PROCESS, model, token_loss, batch, None, args)
-        torch.testing.assert_close(sums.metrics[:2], 0.5 * (changed - before).sum(1))
+        torch.testing.assert_close(sums[2][:2], 0.5 * (changed - before).sum(1))
         torch.testing.assert_close(
             sums, llama_dpo.compare_answers(ONE_PROCESS, model, token_loss, batch, before.T, args)
         )

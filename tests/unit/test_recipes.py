@@ -53,10 +53,10 @@ COLLECTIVES = set(
     accumulate answer_logps _any_rank_must_stop backward backward_of_sum make_layout
     group_of_this_rank broadcast_object_list self._nonfinite.check check_plan clip_grad_norm_
     clip_gradients full_tensor reduce_gradients all_reduce sum_over_rows sum_over_tokens
-    sum_over_stages compare_answers compute_once evaluate evaluate_classifier evaluate_perplexity
+    sum_over_stages compare_answers evaluate evaluate_classifier evaluate_perplexity
     evaluate_tags evaluation_loader find_cause finish finish_step gather gather_object generate
     interruptible self._watch.vote load_on_rank_0 losses mean_losses mean_metrics measure new_group
-    next_step predict prepare reduce resume run_reference save_and_end save_model share_new_modules
+    next_step predict prepare reduce resume find_reference save_and_end save_model share_new_modules
     skip_if_not_finite run.start start_trackers steps summarize summed_losses summed_tag_loss
     summed_target_loss token_loss training_loader weighted_row_losses adapter_weights _between_steps
     _check_nonfinite _end _find_checkpoint _find_damage _on_rank_0 _load_best _note_if_best

@@ -148,7 +148,7 @@ def test_an_answer_cut_to_nothing_is_a_problem_and_one_cut_to_a_token_is_not(tok
 @pytest.mark.parametrize("name", TURNS)
 def test_on_request_every_token_is_trained_on(name, tokenizer):
     plain = tokenize(name, tokenizer)
-    whole = tokenize_messages(messages_of(name), tokenizer, answers_only=False)
+    whole = tokenize_messages(messages_of(name), tokenizer, assistant_only_loss=False)
     assert whole["labels"] == whole["input_ids"] == plain["input_ids"] != plain["labels"]
 
 

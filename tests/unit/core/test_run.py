@@ -23,6 +23,10 @@ FACTS = {"rows_per_step": 8, "data": "abc"}
 ROWS = SimpleNamespace(fingerprint="abc")
 
 
+def plan_of(total_steps, rows_per_step):
+    return SimpleNamespace(total_steps=total_steps, rows_per_step=rows_per_step)
+
+
 @pytest.fixture
 def resumed(start_run, arguments, tmp_path):
     """A function from step, arguments of the checkpoint's run, and ranks to a resumed run."""
@@ -45,10 +49,10 @@ class TestChanges:
     def test_what_changes_the_run_is_refused(self, name, arguments, resumed):
         run = resumed(3, vars(arguments) | FACTS | {name: "another"})
         with pytest.raises(SystemExit, match="64") as ended:
-            run.check_plan(9, 8, ROWS)
+            run.check_plan(plan_of(9, 8), ROWS)
         assert f"--allow_change {name}" in ended.value.why
         arguments.allow_change = [name]
-        run.check_plan(9, 8, ROWS)
+        run.check_plan(plan_of(9, 8), ROWS)
 
     def test_adapters_of_another_base_are_refused(self, arguments, resumed, tiny, tmp_path):
         base = shutil.copytree(tiny / "model", tmp_path / "base")
@@ -56,33 +60,33 @@ class TestChanges:
         arguments.model_name_or_path = str(base)
         recorded = fingerprint_of_weights(str(tiny / "model"), "main")
         run = resumed(3, vars(arguments) | FACTS | {"base_weights": recorded})
-        run.check_plan(9, 8, ROWS)  # a copy is the same
+        run.check_plan(plan_of(9, 8), ROWS)  # a copy is the same
         (base / "model.safetensors").write_bytes(b"other weights")
         with pytest.raises(SystemExit, match="64") as ended:
-            run.check_plan(9, 8, ROWS)
+            run.check_plan(plan_of(9, 8), ROWS)
         assert "base_weights" in ended.value.why
 
     def test_another_number_of_rows_a_step_is_refused(self, arguments, resumed):
         run = resumed(3, vars(arguments) | {"rows_per_step": 24, "data": "abc"})
         with pytest.raises(SystemExit, match="64") as ended:
-            run.check_plan(9, 7, ROWS)
+            run.check_plan(plan_of(9, 7), ROWS)
         assert "24" in ended.value.why
 
     def test_a_best_model_is_not_chosen_by_evaluations_of_other_rows(self, arguments, resumed):
         arguments.load_best_model_at_end = True
         run = resumed(3, vars(arguments) | FACTS | {"eval_data": "before"})
         with pytest.raises(SystemExit, match="64") as ended:
-            run.check_plan(9, 8, ROWS, ROWS)
+            run.check_plan(plan_of(9, 8), ROWS, ROWS)
         assert "--allow_change eval_data" in ended.value.why
 
     def test_arguments_that_an_older_recipe_had_not_are_no_change(self, arguments, resumed):
         before = vars(arguments) | FACTS
         del before["use_dora"]
-        resumed(3, before).check_plan(9, 8, ROWS)
+        resumed(3, before).check_plan(plan_of(9, 8), ROWS)
 
     def test_the_rest_may_change(self, arguments, resumed):
         before = vars(arguments) | FACTS | dict.fromkeys(may_change(type(arguments)), "another")
-        resumed(3, before).check_plan(9, 8, ROWS)
+        resumed(3, before).check_plan(plan_of(9, 8), ROWS)
 
 
 def test_a_run_none_of_whose_checkpoints_is_whole_does_not_start_over(arguments, resumed, tmp_path):
@@ -123,7 +127,7 @@ class TestFinishedRun:
         (folder / "model.safetensors").touch()
         (folder / "run.json").write_text("{}")
         with pytest.raises(SystemExit) as ended:
-            resumed(9, vars(arguments) | FACTS).check_plan(9, 8, ROWS)
+            resumed(9, vars(arguments) | FACTS).check_plan(plan_of(9, 8), ROWS)
         assert not ended.value.code and "Nothing is left to do" in ended.value.why
         assert read_json(folder / "status.json") == self.DONE
 
@@ -132,14 +136,14 @@ class TestFinishedRun:
         run = resumed(9, vars(arguments) | FACTS)
         (folder / "config.json").touch()
         (folder / "model.safetensors.index.json").write_text('{"weight_map": ')
-        run.check_plan(9, 8, ROWS)  # a damaged index is written again
+        run.check_plan(plan_of(9, 8), ROWS)  # a damaged index is written again
         (folder / "model.safetensors.index.json").write_text(
             '{"weight_map": {"a": "model-1.safetensors"}}'
         )
-        run.check_plan(9, 8, ROWS)  # its weights are gone
+        run.check_plan(plan_of(9, 8), ROWS)  # its weights are gone
         (folder / "model-1.safetensors").touch()
-        run.check_plan(10, 8, ROWS)
+        run.check_plan(plan_of(10, 8), ROWS)
         (folder / "status.json").write_text(
             '{"state": "running"}'
         )  # killed while it wrote the model
-        run.check_plan(9, 8, ROWS)
+        run.check_plan(plan_of(9, 8), ROWS)

@@ -10,7 +10,7 @@ from row_files import TURNS_OF_A_PAIR
 from tasks.pairs import PairCollator, read_pair, shared_length, split_shared_prompt
 
 QUESTION = "Spell the word lamp."
-MESSAGES = [{"role": "user", "content": QUESTION}, {"role": "assistant", "content": "l-a-m-p"}]
+TURNS = [{"role": "user", "content": QUESTION}, {"role": "assistant", "content": "l-a-m-p"}]
 
 PAIRS = [
     {"prompt_ids": [5, 6], "chosen_ids": [7, 8, 9], "rejected_ids": [10], "row": 3},
@@ -19,24 +19,23 @@ PAIRS = [
 
 
 def batch_of(numbers, learn_prompts=False, one_line=False):
-    collate = PairCollator(0, learn_prompts, one_line)
+    collate = PairCollator(0, one_line=one_line, learn_prompts=learn_prompts)
     return collate(Dataset.from_list(PAIRS), [[number] for number in numbers])
 
 
 # ---- Rows ----
 @pytest.mark.parametrize(
-    "row",
+    ("row", "wanted"),
     [
-        {"prompt": "1 + 1 =", "chosen": " 2", "rejected": " 3"},
-        {"chosen": "1 + 1 = 2", "rejected": "1 + 1 = 3"},
-        TURNS_OF_A_PAIR,
-        {"chosen": MESSAGES, "rejected": MESSAGES},
-        {"prompt": QUESTION, "chosen": MESSAGES, "rejected": MESSAGES},
+        ({"prompt": "1 + 1 =", "chosen": " 2", "rejected": " 3"}, ("1 + 1 =", " 2", " 3")),
+        ({"chosen": "1 + 1 = 2", "rejected": "1 + 1 = 3"}, ("1 + 1 =", " 2", " 3")),
+        (TURNS_OF_A_PAIR, tuple(TURNS_OF_A_PAIR.values())),
+        ({"prompt": QUESTION, "chosen": TURNS, "rejected": TURNS}, (TURNS[:1], *[TURNS[1:]] * 2)),
     ],
-    ids=["texts", "texts with the prompt", "messages", "messages with the prompt", "both"],
+    ids=["texts", "texts with the prompt", "messages", "messages with the prompt"],
 )
-def test_pairs_of_one_kind_are_returned(row):
-    assert read_pair(row) == (row.get("prompt"), row["chosen"], row["rejected"])
+def test_a_pair_is_a_prompt_and_two_answers_of_one_kind(row, wanted):
+    assert read_pair(row) == wanted
 
 
 @pytest.mark.parametrize(
@@ -44,16 +43,13 @@ def test_pairs_of_one_kind_are_returned(row):
     [
         ({"prompt": "a", "chosen": "b"}, "rejected"),
         (TURNS_OF_A_PAIR | {"rejected": "b"}, "both"),
-        ({"prompt": MESSAGES[:1], "chosen": "a", "rejected": "b"}, "prompt"),
+        ({"prompt": TURNS[:1], "chosen": "a", "rejected": "b"}, "prompt"),
         ({"prompt": "a", "chosen": "b", "rejected": " "}, "rejected"),
-        (TURNS_OF_A_PAIR | {"chosen": [{"role": "assistant", "content": ""}]}, "message 2"),
-        (TURNS_OF_A_PAIR | {"chosen": MESSAGES[:1]}, "no answer"),
-        ({"prompt": MESSAGES, "chosen": [], "rejected": []}, "chosen"),
-        (TURNS_OF_A_PAIR | {"rejected": [MESSAGES[1] | {"weight": 0}]}, "weight 0"),
+        ({"prompt": TURNS, "chosen": [], "rejected": []}, "chosen"),
     ],
     ids=json.dumps,
 )
-def test_pairs_that_cannot_be_compared_say_why(row, word):
+def test_what_is_no_pair_says_why(row, word):
     with pytest.raises(ValueError, match=word):
         read_pair(row)
 

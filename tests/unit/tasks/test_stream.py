@@ -2,7 +2,7 @@
 """Documents are cut into blocks with nothing lost or doubled, and found again after a stop."""
 
 import json
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from itertools import islice
 
 import numpy as np
@@ -69,7 +69,7 @@ def read(documents, args, position=START, passes=1):
 
 def blocks_from(documents, args, position=START, passes=1):
     """Blocks from a position on, each with the position behind it, as from a checkpoint."""
-    position = Position.from_json(json.loads(json.dumps(position.to_json())))
+    position = Position(**json.loads(json.dumps(asdict(position))))
     numbered = read(documents, args, position, passes)
     return cut_blocks(numbered, documents, Tokenizer(), args.max_length)
 
