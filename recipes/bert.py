@@ -25,43 +25,34 @@ import torch
 from accelerate.utils import set_seed
 from transformers import AutoModelForSequenceClassification
 
-from core.arguments import (
-    CommonArguments,
-    DenseModelArguments,
-    LengthArguments,
-    RowArguments,
-)
+from core.arguments import CommonArguments, DenseModelArguments, LengthArguments, RowArguments
 from core.batches import Line, Plan, rows_of_lines
 from core.cli import arg, parse
 from core.data import (
+    MAX_SHOWN,
     Rows,
     describe_rows,
     hash_of_row,
     hold_out_and_mix,
+    missing_columns,
     read_rows,
+    shorten,
     without_lone_surrogates,
 )
 from core.engine import backward_of_sum, make_accelerator
 from core.export import save_model
-from core.model import (
-    base_model_of,
-    check_model,
-    load_tokenizer,
-    make_optimizer,
-    read_config,
-)
+from core.model import base_model_of, check_model, load_tokenizer, make_optimizer, read_config
 from core.run import Run
 from tasks.labels import (
-    Classes,
     LabelArguments,
     add_labels,
+    describe_classes,
     evaluate_classifier,
     find_classes,
     label_tensors,
     load_classifier,
     pad_texts,
     read_label,
-    validate_texts,
     weighted_row_losses,
 )
 
@@ -130,10 +121,18 @@ def tokenize_text(
     Args:
         columns: of the text, or of the pair; None for the first entry of TEXT_COLUMNS found.
     """
-    columns = columns or find_text_columns(row)
-    validate_texts(row, columns, label_column)
+    fitting = [entry for entry in TEXT_COLUMNS if set(entry) <= set(row)]
+    columns = columns or [*fitting, ["text"]][0]
+    needed = [*columns, label_column]
+    if not set(needed) <= set(row):
+        roles = ["text", "text_pair"][: len(columns)]
+        raise ValueError(missing_columns(row, ", ".join(needed), *roles, "label"))
+    texts = [row[name] for name in columns]
+    if not all(isinstance(text, str) for text in texts) or not "".join(texts).strip():
+        values = ", ".join(map(shorten, texts))
+        raise ValueError(f"has no text in {' and '.join(columns)}: {values[:MAX_SHOWN]}")
+    texts = [without_lone_surrogates(text) for text in texts]
     label = read_label(row[label_column], label_column)
-    texts = [without_lone_surrogates(row[name]) for name in columns]
     encoded = tokenizer(*texts, truncation=True, max_length=max_length)
     tokens = np.array(encoded["input_ids"], dtype=np.int32)
     was_cut = bool(encoded.encodings and encoded.encodings[0].overflowing)
@@ -149,15 +148,7 @@ def tokenize_text(
     }
 
 
-def find_text_columns(row: Mapping[str, Any]) -> list[str]:
-    """Return the first entry of TEXT_COLUMNS that a row has, or simply its one text."""
-    for columns in TEXT_COLUMNS:
-        if set(columns) <= set(row):
-            return columns
-    return ["text"]
-
-
-def load_data(args: Arguments, tokenizer: Any) -> tuple[Rows, Rows | None, Classes]:
+def load_data(args: Arguments, tokenizer: Any) -> tuple[Rows, Rows | None, dict[str, int]]:
     """Return the rows to train on, those to evaluate on, and the classes. EDIT: add filters."""
     known = [name for columns in TEXT_COLUMNS for name in columns]
     prepare = partial(
@@ -171,8 +162,7 @@ def load_data(args: Arguments, tokenizer: Any) -> tuple[Rows, Rows | None, Class
     # EDIT: to filter rows, change them here, as in
     #     dataset = rows.dataset.filter(lambda row: row["length"] >= 8)
     #     rows = dataclasses.replace(rows, dataset=dataset)
-    classes = find_classes(rows, args, args.label_column)
-    classes = classes.in_order_of(read_config(args))
+    classes = find_classes(rows, args, args.label_column, read_config(args))
     rows = add_labels(rows, classes, args)
     if eval_rows is not None:
         eval_rows = add_labels(eval_rows, classes, args)
@@ -223,14 +213,14 @@ def train(args: Arguments, run: Run) -> None:
 
     # ---- Model, optimizer, schedule ----
     model, of_head = load_classifier(
-        AutoModelForSequenceClassification, args, classes.names, layout, task_type="SEQ_CLS"
+        AutoModelForSequenceClassification, args, list(classes), layout, task_type="SEQ_CLS"
     )
     config = base_model_of(model).config
     config.pad_token_id = tokenizer.pad_token_id  # decoders classify at the last token before it
     check_model(model, train_rows.largest_token(tokenizer))
     notes = describe_rows(train_rows, eval_rows) | of_head
     first = train_rows.dataset[0]
-    notes["labels"] = classes.describe()
+    notes["labels"] = describe_classes(classes)
     notes["batch"] = plan.describe_batch()
     notes["sample"] = f"{tokenizer.decode(first['input_ids'])} -> {first['label_text']}"
     run.summarize(model, notes)

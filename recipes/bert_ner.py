@@ -23,33 +23,15 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 from accelerate.utils import set_seed
-from transformers import AutoConfig, AutoModelForTokenClassification
+from transformers import AutoModelForTokenClassification
 
-from core.arguments import (
-    CommonArguments,
-    DenseModelArguments,
-    LengthArguments,
-    RowArguments,
-)
+from core.arguments import CommonArguments, DenseModelArguments, LengthArguments, RowArguments
 from core.batches import Line, Plan, rows_of_lines
 from core.cli import POSITIVE, arg, parse
-from core.data import (
-    IGNORED,
-    Rows,
-    describe_rows,
-    hash_of_row,
-    hold_out_and_mix,
-    read_rows,
-)
+from core.data import IGNORED, Rows, describe_rows, hash_of_row, hold_out_and_mix, read_rows
 from core.engine import backward_of_sum, make_accelerator
 from core.export import save_model
-from core.model import (
-    base_model_of,
-    check_model,
-    load_tokenizer,
-    loading,
-    make_optimizer,
-)
+from core.model import base_model_of, check_model, load_tokenizer, make_optimizer, read_config
 from core.run import Run
 from tasks.labels import load_classifier, pad_texts
 from tasks.tags import (
@@ -86,10 +68,7 @@ class Arguments(
     # EDIT: your data set. Default: 14,041 sentences, 4 kinds of entities (for research only)
     dataset_name: str = "lhoestq/conll2003"
     output_dir: str = "runs/bert_ner"
-    COLUMN_ARGUMENTS = {
-        "tokens": "text_column_name",
-        "tags": "label_column_name",
-    }
+    COLUMN_ARGUMENTS = {"tokens": "text_column_name", "tags": "label_column_name"}
     max_length: int = arg(
         512, "tokens per row; longer rows cannot be used, since their tags would be lost", POSITIVE
     )
@@ -149,21 +128,12 @@ def tokenize_words(
     }
 
 
-def tag_columns(args: Arguments) -> list[str]:
-    """Return the columns that may hold the tags."""
-    if args.label_column_name is not None:
-        return [args.label_column_name]
-    return TAG_COLUMNS
-
-
 def load_data(args: Arguments, tokenizer: Any) -> tuple[Rows, Rows | None, dict[str, int]]:
     """Return rows to train on, rows to evaluate on, and the id of each tag. EDIT: filters."""
-    with loading("model", args.model_name_or_path):
-        config = AutoConfig.from_pretrained(
-            args.model_name_or_path, revision=args.model_revision, trust_remote_code=False
-        )
-    model_names = names_in_config(config)
-    columns = tag_columns(args)
+    model_names = names_in_config(read_config(args))
+    columns = TAG_COLUMNS
+    if args.label_column_name is not None:
+        columns = [args.label_column_name]
     prepare = partial(
         tokenize_words,
         tokenizer=tokenizer,

@@ -44,13 +44,7 @@ from core.arguments import (
 from core.batches import Plan, takes_one_line
 from core.chat import ChatTemplate, find_tools
 from core.cli import POSITIVE, arg, free, parse
-from core.data import (
-    Rows,
-    describe_rows,
-    hold_out_and_mix,
-    read_rows,
-    rename_columns,
-)
+from core.data import Rows, describe_rows, hold_out_and_mix, read_rows, rename_columns
 from core.engine import Layout, backward_of_sum, make_accelerator
 from core.export import save_model
 from core.loss import LossInHead

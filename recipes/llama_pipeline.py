@@ -221,11 +221,7 @@ def train(args: Arguments, run: Run) -> None:
     # ---- Model, optimizer, schedule ----
     outline = outline_of(args)  # the whole model without its weights
     stages = check_stages(args, outline)
-    check_model(
-        outline,
-        train_rows.largest_token(tokenizer),
-        shares_lines=args.packing,
-    )
+    check_model(outline, train_rows.largest_token(tokenizer), shares_lines=args.packing)
     notes = describe_rows(train_rows, eval_rows)
     notes["batch"] = plan.describe_batch()
     notes["pipeline"] = describe_pipeline(args, stages)

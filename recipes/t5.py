@@ -21,7 +21,6 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -35,12 +34,7 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader
 from transformers import AutoModelForSeq2SeqLM
 
-from core.arguments import (
-    CommonArguments,
-    DenseModelArguments,
-    MixtureArguments,
-    RowArguments,
-)
+from core.arguments import CommonArguments, DenseModelArguments, MixtureArguments, RowArguments
 from core.batches import Plan
 from core.cli import POSITIVE, arg, free, parse
 from core.data import (
@@ -54,7 +48,6 @@ from core.data import (
     without_lone_surrogates,
 )
 from core.engine import Layout, backward_of_sum, make_accelerator
-from core.exits import Exit, fail
 from core.export import save_model
 from core.generation import (
     NUM_SHOWN,
@@ -74,12 +67,7 @@ from core.model import (
     set_up_layers,
 )
 from core.run import Run
-from tasks.seq2seq import (
-    Seq2SeqCollator,
-    cut_tokens,
-    share_embedding_modules,
-    turn_off_layerdrop,
-)
+from tasks.seq2seq import Seq2SeqCollator, cut_tokens, share_embedding_modules, turn_off_layerdrop
 
 # EDIT: your columns, {source: target}; a column named translation needs --source_lang instead
 SOURCE_AND_TARGET = {
@@ -109,10 +97,7 @@ class Arguments(
     # license)
     dataset_name: list[str] = arg(["FiscalNote/billsum"])
     output_dir: str = "runs/t5"
-    COLUMN_ARGUMENTS = {
-        "source": "source_column",
-        "target": "target_column",
-    }
+    COLUMN_ARGUMENTS = {"source": "source_column", "target": "target_column"}
     learning_rate: float = arg(
         1e-4, "peak of the learning rate; BART needs less, 3e-5; adapters need ten times more"
     )
@@ -173,7 +158,7 @@ def source_and_target(
     """Return the texts of a row, the one to read and the one to write. EDIT: your columns.
 
     Args:
-        columns: of source and target; None for those of SOURCE_AND_TARGET.
+        columns: of source and target; None for the first pair of SOURCE_AND_TARGET in the row.
         languages: of source and target; None without --source_lang and --target_lang.
 
     Raises:
@@ -184,27 +169,18 @@ def source_and_target(
         # mBART's name of a language is en_XX, the key in the row is en
         keys = [language.split("_")[0] for language in languages if language]
     else:
-        keys = known_columns(row)
+        pairs = list(SOURCE_AND_TARGET.items())
+        keys = next((pair for pair in pairs if set(pair) <= set(row)), pairs[-1])
     chosen = [column or key for column, key in zip(columns, keys, strict=True)]
     if not set(chosen) <= set(row):
         problem = missing_columns(row, " and ".join(chosen), "source", "target")
         if isinstance(row.get("translation"), dict):
             problem += ", or give --source_lang and --target_lang"
         raise ValueError(problem)
-    for what, column in zip(("source", "target"), chosen, strict=True):
+    for column in chosen:
         if not isinstance(row[column], str) or not row[column].strip():
-            found = str(row[column])[:MAX_SHOWN]
-            raise ValueError(f"has no {what} text in {column}: {found}")
+            raise ValueError(f"has no text in {column}: {str(row[column])[:MAX_SHOWN]}")
     return [without_lone_surrogates(row[column]) for column in chosen]
-
-
-def known_columns(row: Mapping[str, Any]) -> list[str]:
-    """Return the first pair of SOURCE_AND_TARGET that a row has, or else its last pair."""
-    pairs = list(SOURCE_AND_TARGET.items())
-    for source, target in pairs:
-        if source in row and target in row:
-            return [source, target]
-    return list(pairs[-1])
 
 
 def tokenize_pair(
@@ -262,19 +238,12 @@ def load_model(args: Arguments, layout: Layout, tokenizer: Any) -> torch.nn.Modu
     """Return the model, quantized and with adapters if the arguments request it."""
     model, _ = load_pretrained(AutoModelForSeq2SeqLM, args, layout)
     if args.forced_bos_token:  # saved with a whole model, not with adapters
-        model.generation_config.forced_bos_token_id = find_token(tokenizer, args.forced_bos_token)
+        token = tokenizer.get_vocab()[args.forced_bos_token]
+        model.generation_config.forced_bos_token_id = token
     turn_off_layerdrop(model)
     share_embedding_modules(model)
     set_up_layers(model, args)
     return add_adapters(model, args, layout, task_type="SEQ_2_SEQ_LM")
-
-
-def find_token(tokenizer: Any, token: str) -> int:
-    """Return the id of --forced_bos_token; end with 64 if there is no such token."""
-    vocabulary = tokenizer.get_vocab()
-    if token not in vocabulary:
-        fail(Exit.USAGE, f"--forced_bos_token {token}: no such token")
-    return vocabulary[token]
 
 
 def summed_target_loss(
@@ -334,10 +303,9 @@ def keep_predictions(
     for (number, _), source, text, target in zip(written, sources, texts, targets, strict=True):
         line = {"row": number, "source": source, "prediction": text, "target": target}
         predictions.append(line)
+        if len(predictions) <= NUM_SHOWN:
+            show_prediction(source[:SHOWN_LETTERS], text, target)
     write_predictions(predictions, Path(output_dir, "predictions.jsonl"))
-    shown = zip(sources, texts, targets, strict=True)
-    for source, text, target in islice(shown, NUM_SHOWN):
-        show_prediction(source[:SHOWN_LETTERS], text, target)
     return text_metrics(texts, targets)
 
 
@@ -346,10 +314,10 @@ def evaluate(
     run: Run,
     layout: Layout,
     model: torch.nn.Module,
-    rows: Rows,
-    loader: DataLoader,
     tokenizer: Any,
     args: Arguments,
+    rows: Rows | None,
+    loader: DataLoader,
 ) -> None:
     """Log the loss, in nats per target token, and the text metrics of exactly these rows."""
     model.eval()
@@ -372,7 +340,7 @@ def evaluate(
     loss, num_targets = layout.sum_over_rows(total).tolist()
     metrics = {"eval_loss": loss / num_targets}
     written = sorted(layout.gather(written))
-    if written and accelerator.is_main_process:
+    if written and rows is not None and accelerator.is_main_process:
         metrics |= keep_predictions(written, rows, tokenizer, args.output_dir)
     run.log_evaluation(metrics)
 
@@ -398,24 +366,21 @@ def train(args: Arguments, run: Run) -> None:
 
     # ---- Model, optimizer, schedule ----
     model = load_model(args, layout, tokenizer)
-    first = train_rows.dataset[0]
     check_model(model, train_rows.largest_token(tokenizer))
     notes = describe_rows(train_rows, eval_rows)
     notes["batch"] = plan.describe_batch()
-    notes["length"] = (
-        f"at most {args.max_source_length:,} tokens of a source (--max_source_length), "
-        f"{args.max_target_length:,} of a target (--max_target_length)"
-    )
-    notes["sample"] = " -> ".join(tokenizer.decode(first[name]) for name in ("input_ids", "labels"))
+    first = train_rows.dataset[0]
+    source, target = tokenizer.batch_decode([first["input_ids"], first["labels"]])
+    notes["sample"] = f"{source} -> {target}"
     run.summarize(model, notes)
     optimizer, schedule = make_optimizer(model, args, accelerator, plan.total_steps)
     model, optimizer = accelerator.prepare(model, optimizer)
     run.resume(model, optimizer, schedule)
 
     # ---- Train ----
-    measure = partial(evaluate, run, layout, model, tokenizer=tokenizer, args=args)
-    if eval_rows and eval_loader and run.owes_evaluation(plan.evaluate_after):
-        measure(eval_rows, eval_loader)
+    measure = partial(evaluate, run, layout, model, tokenizer, args, eval_rows)
+    if eval_loader and run.owes_evaluation(plan.evaluate_after):
+        measure(eval_loader)
     model.train()
     batches = iter(train_loader)
     for step in run.steps():
@@ -444,8 +409,8 @@ def train(args: Arguments, run: Run) -> None:
                 schedule.step()
                 optimizer.zero_grad()
         run.finish_step(losses, grad_norm, num_tokens, epoch=step / plan.steps_per_epoch)
-        if eval_rows and eval_loader and step in plan.evaluate_after:
-            measure(eval_rows, eval_loader)
+        if eval_loader and step in plan.evaluate_after:
+            measure(eval_loader)
 
     # ---- Save ----
     stop_tokens = stop_tokens_of_texts(tokenizer)

@@ -17,7 +17,6 @@ EDIT.
 
 import math
 import os
-import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -31,11 +30,7 @@ from PIL import Image, ImageOps
 from torch.nn.modules.batchnorm import _NormBase
 from transformers import AutoImageProcessor, AutoModelForImageClassification
 
-from core.arguments import (
-    CommonArguments,
-    DenseModelArguments,
-    RowArguments,
-)
+from core.arguments import CommonArguments, DenseModelArguments, RowArguments
 from core.batches import Line, Plan, rows_of_lines
 from core.cli import NOT_NEGATIVE, arg, free, parse
 from core.data import (
@@ -49,36 +44,22 @@ from core.data import (
 from core.engine import Layout, backward_of_sum, is_sharded, make_accelerator
 from core.exits import Exit, fail
 from core.export import save_model
-from core.model import (
-    base_model_of,
-    loading,
-    make_optimizer,
-    read_config,
-)
+from core.model import base_model_of, loading, make_optimizer, read_config
 from core.run import Run
-from tasks.images import (
-    cast_pixels,
-    check_image,
-    decode_image,
-    hash_of_image,
-    open_images,
-)
+from tasks.images import cast_pixels, check_image, decode_image, hash_of_image, open_images
 from tasks.labels import (
-    Classes,
     LabelArguments,
     add_labels,
+    describe_classes,
     evaluate_classifier,
     find_classes,
-    label_as_number,
-    label_as_text,
     label_tensors,
     load_classifier,
+    read_label,
     weighted_row_losses,
 )
 
 MOST_WORKERS = 16
-BATCHES_PER_WORKER = 3  # two are ready at most, and a third is being made
-FP32_BYTES = 4
 
 
 @dataclass(kw_only=True)
@@ -94,10 +75,7 @@ class Arguments(CommonArguments, DenseModelArguments, LabelArguments, RowArgumen
         "hub id, .parquet file, or folder of CLASS/IMAGE, which may be inside train/ and test/",
     )
     output_dir: str = "runs/vit"
-    COLUMN_ARGUMENTS = {
-        "image": "image_column_name",
-        "label": "label_column_name",
-    }
+    COLUMN_ARGUMENTS = {"image": "image_column_name", "label": "label_column_name"}
     image_column_name: str = arg("image", "column of the image; folders of images have none")
     label_column_name: str | None = arg(
         None,
@@ -108,10 +86,12 @@ class Arguments(CommonArguments, DenseModelArguments, LabelArguments, RowArgumen
         "crop_flip",
         "random resized crop and horizontal flip of training images, different in each epoch",
     )
+    # pyrefly: ignore[bad-override-mutable-attribute]  # images have no lengths
+    train_sampling_strategy: Literal["random", "sequential"] = arg("random", "order of the images")
     # pyrefly: ignore[bad-override-mutable-attribute]  # wider: only this recipe reads it
     dataloader_num_workers: int | None = free(
         None,
-        "processes per GPU that decode images [what the cores and the shared memory allow]",
+        "processes per GPU that decode images [one per core of the GPU]",
         NOT_NEGATIVE,
     )
 
@@ -133,14 +113,10 @@ def label_image(
         raise ValueError(missing_columns(row, needed, "image", "label"))
     label = row[found[0]]
     check_image(row[image_column], label)
-    return {
-        "label_text": label_as_text(label),
-        "number": label_as_number(label),
-        "hash": hash_of_image(row[image_column], label),
-    }
+    return {**read_label(label, found[0]), "hash": hash_of_image(row[image_column], label)}
 
 
-def load_data(args: Arguments) -> tuple[Rows, Rows | None, Classes]:
+def load_data(args: Arguments) -> tuple[Rows, Rows | None, dict[str, int]]:
     """Return the images to train on, those to evaluate on, and the classes. EDIT: add filters.
 
     The rows are their labels; the images stay where they are, in `sources` of the rows.
@@ -155,8 +131,7 @@ def load_data(args: Arguments) -> tuple[Rows, Rows | None, Classes]:
     #     dataset = rows.dataset.filter(lambda row: row["label_text"] != "unclear")
     #     rows = dataclasses.replace(rows, dataset=dataset)
     found = [name for name in label_columns if name in train[0].dataset.column_names]
-    classes = find_classes(rows, args, found[0])
-    classes = classes.in_order_of(read_config(args))
+    classes = find_classes(rows, args, found[0], read_config(args))
     rows = add_labels(rows, classes, args)
     eval_rows = add_labels(prepare_rows(test, label, args), classes, args) if test else None
     return *hold_out_and_mix(args, rows, eval_rows), classes
@@ -245,45 +220,32 @@ class ImageCollator:
         return augment(picture, self.size, self.augmentation, rng)
 
 
-def load_processor(name: str, revision: str) -> tuple[Any, tuple[int, int]]:
+def load_processor(args: Arguments) -> tuple[Any, tuple[int, int]]:
     """Return the image processor, and the (height, width) of its output."""
-    with loading("image processor", name):
+    with loading("image processor", args.model_name_or_path):
         # Pillow, so that pixels are the same with and without torchvision
         processor = AutoImageProcessor.from_pretrained(
-            name, revision=revision, backend="pil", trust_remote_code=False
+            args.model_name_or_path,
+            revision=args.model_revision,
+            backend="pil",
+            trust_remote_code=False,
         )
-    sizes = set()
-    for shape in ((64, 64), (64, 96), (96, 64)):
-        pixels = processor(Image.new("RGB", shape), return_tensors="pt")["pixel_values"]
-        sizes.add(tuple(pixels.shape[-2:]))
-    if len(sizes) > 1:
-        problem = f"{name}: its processor keeps the shape of images, which then form no batch: set"
-        fail(Exit.USAGE, f"{problem} do_center_crop, or size, in its preprocessor_config.json")
-    return processor, sizes.pop()
+    pixels = processor(Image.new("RGB", (64, 64)), return_tensors="pt")["pixel_values"]
+    return processor, tuple(pixels.shape[-2:])
 
 
-def choose_num_workers(args: Arguments, accelerator: Accelerator, size: tuple[int, int]) -> int:
-    """Return how many processes decode images for each rank.
+def choose_num_workers(args: Arguments, accelerator: Accelerator) -> int:
+    """Return how many processes decode images for each rank; images do not depend on it.
 
-    --dataloader_num_workers decides. Without it: one per core of the rank, at most 16, and none
-    where the cores train the model. Images do not depend on the number. Workers pass batches on in
-    shared memory, of which a container has 64 MiB by default. A worker that finds none left dies of
-    a bus error, so there are no more workers than there is room for.
+    Without --dataloader_num_workers it is one per core of the rank, at most 16, and none where the
+    cores train the model.
     """
     if args.dataloader_num_workers is not None:
         return args.dataloader_num_workers
     if accelerator.device.type == "cpu":
         return 0
-    gpus = max(torch.cuda.device_count(), 1)
-    ranks_here = int(os.environ.get("LOCAL_WORLD_SIZE", min(accelerator.num_processes, gpus)))
-    workers = min(MOST_WORKERS, len(os.sched_getaffinity(0)) // ranks_here)
-    if os.path.isdir("/dev/shm"):
-        rows = max(args.per_device_train_batch_size, args.per_device_eval_batch_size)
-        batch_bytes = rows * 3 * size[0] * size[1] * FP32_BYTES  # three colors
-        # The other half is for the workers of an evaluation
-        room = shutil.disk_usage("/dev/shm").free // ranks_here // 2
-        workers = min(workers, room // (BATCHES_PER_WORKER * batch_bytes))
-    return workers
+    ranks_here = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
+    return min(MOST_WORKERS, len(os.sched_getaffinity(0)) // ranks_here)
 
 
 def settle_statistics(model: Any, args: Arguments, layout: Layout) -> None:
@@ -314,37 +276,29 @@ def train(args: Arguments, run: Run) -> None:
     set_seed(args.seed)
 
     # ---- Data ----
-    processor, size = load_processor(args.model_name_or_path, args.model_revision)
+    processor, size = load_processor(args)
     with accelerator.local_main_process_first():  # the other ranks read its cache
         train_rows, eval_rows, classes = load_data(args)
     encoded = images_of(train_rows, args)
-    num_workers = choose_num_workers(args, accelerator, size)
-    plan = Plan(
-        replace(args, dataloader_num_workers=num_workers),
-        layout,
-        len(train_rows),
-    )
+    num_workers = choose_num_workers(args, accelerator)
+    plan = Plan(replace(args, dataloader_num_workers=num_workers), layout, len(train_rows))
     run.check_plan(plan, train_rows, eval_rows)
-    train_loader = plan.training_loader(
-        train_rows,
-        ImageCollator(encoded, processor, size, args.augmentation, args.seed),
-        first_step=run.step,
-        counts_on=True,
-    )
+    collator = ImageCollator(encoded, processor, size, args.augmentation, args.seed)
+    train_loader = plan.training_loader(train_rows, collator, first_step=run.step, counts_on=True)
     eval_loader = None
     if eval_rows is not None:
         collator = ImageCollator(images_of(eval_rows, args), processor, size)
         eval_loader = plan.evaluation_loader(eval_rows, collator)
 
     # ---- Model, optimizer, schedule ----
-    model, of_head = load_classifier(AutoModelForImageClassification, args, classes.names, layout)
+    model, of_head = load_classifier(AutoModelForImageClassification, args, list(classes), layout)
     config = model.config
     cast_pixels(model)
     settle_statistics(model, args, layout)
     notes = describe_rows(train_rows, eval_rows) | of_head
     first = train_rows.dataset[0]
     path = encoded[int(first["row"]) - 1]["image"]["path"]
-    notes["labels"] = classes.describe()
+    notes["labels"] = describe_classes(classes)
     notes["workers"] = f"{num_workers} processes per rank decode images"
     notes["batch"] = plan.describe_batch()
     notes["sample"] = f"{path} -> {first['label_text']}"

@@ -20,16 +20,10 @@ from torch.utils.data import DataLoader
 from core import workarounds
 from core.arguments import CommonArguments
 from core.cli import arg
-from core.data import MAX_SHOWN, NUM_NAMED, Row, Rows, missing_columns, shorten
+from core.data import MAX_SHOWN, NUM_NAMED, Rows
 from core.engine import Layout
 from core.exits import Exit, fail
-from core.model import (
-    add_adapters,
-    is_of_body,
-    load_pretrained,
-    read_config,
-    set_up_layers,
-)
+from core.model import add_adapters, is_of_body, load_pretrained, read_config, set_up_layers
 from core.run import Run
 
 NO_LABELS = ("", "nan", "inf", "-inf")
@@ -48,51 +42,21 @@ class LabelArguments:
     )
 
 
-# ---- One label ----
-def validate_texts(row: Row, text_columns: Sequence[str], label_column: str) -> None:
-    """Check that a row has these columns, and that the text columns hold text.
-
-    Raises:
-        ValueError: what is wrong with the row, and what names the columns.
-    """
-    needed = [*text_columns, label_column]
-    missing = set(needed).difference(row)
-    if missing:
-        roles = ["text", "text_pair"][: len(text_columns)]
-        raise ValueError(missing_columns(row, ", ".join(needed), *roles, "label"))
-    texts = [row[name] for name in text_columns]
-    are_texts = all(isinstance(text, str) for text in texts)
-    if not are_texts or not "".join(texts).strip():
-        values = ", ".join(map(shorten, texts))
-        raise ValueError(f"has no text in {' and '.join(text_columns)}: {values[:MAX_SHOWN]}")
-
-
-def label_as_text(label: Any) -> str:
-    """Return a label, the name of a class or a number, as text."""
-    text = str(label).strip()
-    if isinstance(label, float):  # Readers turn 2 into 2.0 if a number is missing elsewhere.
-        return text.removesuffix(".0")
-    return text
-
-
-def label_as_number(value: Any) -> float:
-    """Return a label as a number, or infinity if it is text."""
-    return math.inf if isinstance(value, str) else float(value)
-
-
+# ---- Rows ----
 def read_label(value: Any, column: str) -> dict[str, Any]:
-    """Return the columns `label_text` and `number` of a row.
+    """Return the columns `label_text` and `number`, which is infinite of a text, of a row.
 
     Raises:
         ValueError: if there is no label in the column.
     """
-    text = label_as_text(value)
+    text = str(value).strip()
+    if isinstance(value, float):  # Readers turn 2 into 2.0 if a number is missing elsewhere.
+        text = text.removesuffix(".0")
     if not isinstance(value, str | int | float) or text in NO_LABELS:
         raise ValueError(f"has no label in {column}: {str(value)[:MAX_SHOWN]}")
-    return {"label_text": text, "number": label_as_number(value)}
+    return {"label_text": text, "number": math.inf if isinstance(value, str) else float(value)}
 
 
-# ---- All labels ----
 def compared(name: Any) -> str:
     """Return the name of a class as it is compared: NEGATIVE is negative, and LABEL_1 is 1."""
     return str(name).strip().casefold().removeprefix("label_")
@@ -104,51 +68,17 @@ def names_of_head(config: Any) -> list[str]:
     return [compared(name) for _, name in sorted(names.items())]
 
 
-@dataclass(frozen=True)
-class Classes:
-    """The classes of the training rows, ordered by number, then alphabetically.
+def find_classes(rows: Rows, args: Any, column: str, config: Any) -> dict[str, int]:
+    """Return the classes that the labels of the training rows name, and how many rows have each.
 
-    Attributes:
-        num_rows: {name: number of training rows}; {} if the labels are regression targets.
-    """
-
-    num_rows: Mapping[str, int]
-
-    @property
-    def names(self) -> list[str]:
-        """The names of the classes, each at the index that is its number."""
-        return list(self.num_rows)
-
-    def in_order_of(self, config: Any) -> "Classes":
-        """Return the classes in the order of a model's head, if its config names the same ones."""
-        names = {compared(name): name for name in self.num_rows}
-        order = names_of_head(config)
-        if len(names) < len(self.num_rows) or sorted(order) != sorted(names):
-            return self
-        return Classes({names[name]: self.num_rows[names[name]] for name in order})
-
-    def describe(self) -> str:
-        """Return the classes and their rows, for the start summary."""
-        if not self.num_rows:
-            return "numbers"
-        listed = ", ".join(f"{name} {number}" for name, number in self.num_rows.items())
-        return f"{len(self.num_rows)} classes: {listed[:400]}"
-
-    def balanced_weights(self) -> np.ndarray:
-        """Return the weight of each class's rows, [classes], so that all classes count the same."""
-        total = sum(self.num_rows.values())
-        weights = [total / len(self.num_rows) / number for number in self.num_rows.values()]
-        return np.array(weights, dtype=np.float32)
-
-
-def find_classes(rows: Rows, args: LabelArguments, column: str) -> Classes:
-    """Return the classes that the labels of the training rows name.
-
-    There are none if the labels are regression targets: --problem_type decides, or a fraction among
-    them. Ends with 65 if all rows have the same label.
+    They are in the order of the base's head if that has the same ones, else in that of the data
+    set's own names, else by number and alphabet. There are none if the labels are
+    regression targets: --problem_type decides, or a fraction among them. Ends with 65 if all rows
+    have the same label.
 
     Args:
         column: of the labels.
+        config: of the base.
     """
     numbers = rows.column("number").tolist()
     texts = rows.column("label_text").tolist()
@@ -159,30 +89,45 @@ def find_classes(rows: Rows, args: LabelArguments, column: str) -> Classes:
         if args.class_weights == "balanced":
             problem = f"{column} has regression targets, not classes"
             fail(Exit.USAGE, f"--class_weights balanced: {problem}")
-        return Classes({})
+        return {}
     source = rows.sources[0]
     num_rows = Counter(texts)
-    # In the order of the data set's own names, or else of numbers and of the alphabet
+    if len(num_rows) == 1:
+        only = f"all rows have the label {texts[0]!r} in {column}: there is nothing to tell apart"
+        fail(Exit.DATA, f"{source.name}: {only}")
     ordered = [text for _, text in sorted(set(zip(numbers, texts, strict=True)))]
     ordered = [name for name in source.class_names.get(column, ordered) if name in num_rows]
-    if len(num_rows) == 1:
-        only = f"all rows have the label {ordered[0]!r} in {column}: there is nothing to tell apart"
-        fail(Exit.DATA, f"{source.name}: {only}")
-    return Classes({name: num_rows[name] for name in ordered})
+    of_head = names_of_head(config)
+    by_compared = {compared(name): name for name in ordered}
+    if sorted(of_head) == sorted(by_compared) and len(by_compared) == len(ordered):
+        ordered = [by_compared[name] for name in of_head]
+    return {name: num_rows[name] for name in ordered}
 
 
-def add_labels(rows: Rows, classes: Classes, args: Any) -> Rows:
+def describe_classes(classes: Mapping[str, int]) -> str:
+    """Return the classes and their rows, for the start summary."""
+    if not classes:
+        return "numbers"
+    listed = ", ".join(f"{name} {number}" for name, number in classes.items())
+    return f"{len(classes)} classes: {listed[:400]}"
+
+
+def add_labels(rows: Rows, classes: Mapping[str, int], args: Any) -> Rows:
     """Return the rows with the columns `labels` and `weights`, as the loss needs them.
 
-    Ends with 65 if a label occurs in no training row, or is not a number; with --skip_bad_rows
-    such rows are left out.
+    With --class_weights balanced, the rows of each class have the same total weight. Ends with 65
+    if a label occurs in no training row, or is not a number; with --skip_bad_rows such rows are
+    left out.
+
+    Args:
+        classes: as `find_classes` returns them.
     """
     texts = rows.column("label_text").tolist()
-    if classes.num_rows:
-        number_of = {label: number for number, label in enumerate(classes.names)}
+    if classes:
+        number_of = {label: number for number, label in enumerate(classes)}
         labels = np.array([number_of.get(text, -1) for text in texts])
         is_unfit = labels < 0
-        why = f"occurs in no training row: those have {', '.join(classes.names)[:200]}"
+        why = f"occurs in no training row: those have {', '.join(classes)[:200]}"
     else:
         labels = rows.column("number").astype(np.float32)
         is_unfit = ~np.isfinite(labels)
@@ -194,7 +139,9 @@ def add_labels(rows: Rows, classes: Classes, args: Any) -> Rows:
         labels = labels[~is_unfit]
     weights = np.ones(len(labels), dtype=np.float32)
     if args.class_weights == "balanced":
-        weights = classes.balanced_weights()[labels]
+        mean = sum(classes.values()) / len(classes)
+        of_class = [mean / number for number in classes.values()]
+        weights = np.array(of_class, dtype=np.float32)[labels]
     dataset = rows.dataset.add_column("labels", labels).add_column("weights", weights)
     return replace(rows, dataset=dataset.with_format("numpy"))
 
@@ -228,33 +175,20 @@ def label_tensors(rows: Sequence[Mapping[str, Any]], source: Any) -> dict[str, t
 
 
 def label_metrics(predicted: torch.Tensor, labels: torch.Tensor) -> dict[str, float]:
-    """Return the metrics of predicted classes, int64, or of predicted numbers, float32.
+    """Return accuracy and macro F1 of classes, or squared error and correlation of numbers.
+
+    The former is of int64, the latter of float32. Macro F1 is the mean of F1 over the classes that
+    occur or are predicted. Pearson's correlation is 0 if all predictions, or all labels, are equal.
 
     Args:
         predicted, labels: [rows] each.
     """
     if labels.is_floating_point():
-        return number_metrics(predicted, labels)
-    return class_metrics(predicted, labels)
-
-
-def number_metrics(predicted: torch.Tensor, labels: torch.Tensor) -> dict[str, float]:
-    """Return the mean squared error and Pearson's correlation of predicted numbers.
-
-    The correlation is 0 if all predictions, or all labels, are equal.
-    """
-    correlation = 0.0
-    if len(predicted.unique()) > 1 and len(labels.unique()) > 1:
-        correlation = float(np.corrcoef(predicted, labels)[0, 1])
-    error = (predicted - labels).square().mean().item()
-    return {"eval_mse": error, "eval_pearson": correlation}
-
-
-def class_metrics(predicted: torch.Tensor, labels: torch.Tensor) -> dict[str, float]:
-    """Return the accuracy of predicted classes, and their macro F1.
-
-    That is the mean of F1 over the classes that occur or are predicted.
-    """
+        correlation = 0.0
+        if len(predicted.unique()) > 1 and len(labels.unique()) > 1:
+            correlation = float(np.corrcoef(predicted, labels)[0, 1])
+        error = (predicted - labels).square().mean().item()
+        return {"eval_mse": error, "eval_pearson": correlation}
     num_classes = int(max(predicted.max(), labels.max())) + 1
     correct = labels[predicted == labels].bincount(minlength=num_classes)
     found = predicted.bincount(minlength=num_classes)
@@ -343,12 +277,10 @@ def find_new_modules(new_weights: Collection[str]) -> list[str]:
     """Return the names of the modules whose weights are new."""
     modules = set()
     for name in new_weights:
-        if name.startswith(
-            "classifier."
-        ):  # peft trains a classifier of several layers as one module
-            modules.add("classifier")
-        else:
-            modules.add(name.rpartition(".")[0])
+        module = name.rpartition(".")[0]
+        if name.startswith("classifier."):  # of several layers, which peft trains as one module
+            module = "classifier"
+        modules.add(module)
     return sorted(modules)
 
 

@@ -330,13 +330,7 @@ class BlockStream:
         position: the position after the blocks of the last step.
     """
 
-    def __init__(
-        self,
-        documents: Documents,
-        tokenizer: Any,
-        plan: Plan,
-        passes: float,
-    ) -> None:
+    def __init__(self, documents: Documents, tokenizer: Any, plan: Plan, passes: float) -> None:
         """Read from the beginning.
 
         Args:
@@ -346,11 +340,9 @@ class BlockStream:
         self.position = START
         self._documents = documents
         self._tokenizer = tokenizer
-        self._args = plan.args
-        self._layout = plan.layout
+        self._plan = plan
         self._passes = passes
-        self._blocks_per_step = plan.rows_per_step
-        self._blocks: Iterator[PlacedBlock] | None = None
+        self._blocks: Iterator[PlacedBlock] = iter(())
         self._ahead: Future | None = None
         self._thread: ThreadPoolExecutor | None = None
         self._group: Any = None
@@ -391,54 +383,41 @@ class BlockStream:
         Raises:
             ValueError: on every rank, if a document cannot be used.
         """
-        dealt = self._deal()
-        if not is_last:
-            self._read_ahead()
+        sent: list[Any] = [[], ""]
+        if self._thread is not None:
+            sent = self._read(self._thread, is_last)
+        if self._group is not None:
+            torch.distributed.broadcast_object_list(sent, group=self._group)
+        dealt, problem = sent
+        if problem:
+            raise ValueError(problem)
         _, self.position = dealt[-1]
         if is_last and self._passes < math.inf:  # The last token, already predicted, may be left
             self.position = Position(int(self._passes), left_out=self.position.left_out)
-        size = self._args.per_device_train_batch_size
-        starts = starts_of_batches(self._blocks_per_step, size, self._layout)
+        size = self._plan.args.per_device_train_batch_size
+        starts = starts_of_batches(self._plan.rows_per_step, size, self._plan.layout)
         return [[block for block, _ in dealt[start : start + size]] for start in starts]
 
-    def _deal(self) -> list[PlacedBlock]:
-        """Return the blocks of the next step on every rank.
-
-        Raises:
-            ValueError: on every rank, if a document cannot be used.
-        """
-        if self._thread is not None and self._ahead is None:
-            self._read_ahead()
-        blocks = []
-        problem = ""
-        if self._ahead is not None:
-            try:
-                blocks = self._ahead.result()
-            except ValueError as error:
-                problem = str(error)
-        sent: list[Any] = [blocks, problem]
-        if self._group is not None:
-            torch.distributed.broadcast_object_list(sent, group=self._group)
-        blocks, problem = sent
-        if problem:
-            raise ValueError(problem)
-        return blocks
-
-    def _read_ahead(self) -> None:
-        """Begin to read the blocks of the next step, on the rank that reads."""
-        if self._thread is None:
-            return
-        if self._blocks is None:
-            args = self._args
-            numbered = read_documents(
-                self._documents,
-                self.position,
-                self._passes,
-                args.seed,
-                args.shuffle_buffer_size,
+    def _read(self, thread: ThreadPoolExecutor, is_last: bool) -> list[Any]:
+        """Return the placed blocks of a step, or why there are none, and begin to read the next."""
+        args = self._plan.args
+        if self._ahead is None:
+            ordered = read_documents(
+                self._documents, self.position, self._passes, args.seed, args.shuffle_buffer_size
             )
-            self._blocks = cut_blocks(numbered, self._documents, self._tokenizer, args.max_length)
-        self._ahead = self._thread.submit(list, islice(self._blocks, self._blocks_per_step))
+            self._blocks = cut_blocks(ordered, self._documents, self._tokenizer, args.max_length)
+            self._ahead = thread.submit(self._take_step)
+        try:
+            blocks = self._ahead.result()
+        except ValueError as error:
+            return [[], str(error)]
+        if not is_last:
+            self._ahead = thread.submit(self._take_step)
+        return [blocks, ""]
+
+    def _take_step(self) -> list[PlacedBlock]:
+        """Return the blocks of the next step on all ranks; fewer at the end of the last pass."""
+        return list(islice(self._blocks, self._plan.rows_per_step))
 
 
 def first_blocks(

@@ -62,21 +62,17 @@ def read_tags(values: Any, names: Sequence[str] | None, column: str) -> list[str
     """
     if not isinstance(values, list):
         raise ValueError(f"has no list of tags in {column}: {str(values)[:MAX_SHOWN]}")
-    found = [read_tag(value, names or []) for value in values]
-    if None in found:
-        raise ValueError(
-            f"has a tag in {column} that has no name: {values[found.index(None)]!r}: write names, "
-            "or numbers that the data set or the model's config names"
-        )
+    by_number = dict(enumerate(names or []))
+    found = []
+    for value in values:
+        tag = value.strip() if isinstance(value, str) else by_number.get(value, "")
+        if not tag:
+            raise ValueError(
+                f"has a tag in {column} that has no name: {value!r}: write names, or numbers that "
+                "the data set or the model's config names"
+            )
+        found.append(tag)
     return found
-
-
-def read_tag(value: Any, names: Sequence[str]) -> Any:
-    """Return the name of a tag that may be numbered, None if it has none."""
-    if isinstance(value, str) and value.strip():
-        return value.strip()
-    is_number = isinstance(value, int) and not isinstance(value, bool)
-    return names[value] if is_number and 0 <= value < len(names) else None
 
 
 def label_tokens(
@@ -184,10 +180,8 @@ def describe_tags(counts: Counter[str], tag_ids: dict[str, int]) -> str:
     """Return the tags and the words that have them, for the start summary."""
     listed = ", ".join(f"{tag} {counts[tag]}" for tag in tag_ids)
     text = f"{len(tag_ids)} tags: {listed[:400]}"
-    others = [tag for tag in tag_ids if not are_of_entities([tag])]
-    if others:
-        text += f"; {others[0]} names no entity, so there is no precision, recall or F1: they need"
-        text += " tags of BIO, BIOES, BILOU or BMES, such as B-TYPE, I-TYPE and O"
+    if not are_of_entities(tag_ids):
+        text += "; not all are of entities (B-TYPE, I-TYPE, O), so only the accuracy is measured"
     return text
 
 
@@ -201,9 +195,8 @@ def without_unknown_tags(rows: Rows, tag_ids: dict[str, int], skip_bad_rows: boo
     problems = {}
     known = f"those have {', '.join(tag_ids)[:200]}"
     for index, tags in enumerate(rows.dataset.with_format(None)["tags"]):
-        unknown = sorted(set(tags) - set(tag_ids))
-        if unknown:
-            problems[index] = f"its tag {unknown[0]!r} occurs in no training row: {known}"
+        for tag in set(tags) - set(tag_ids):
+            problems[index] = f"its tag {tag!r} occurs in no training row: {known}"
     return leave_out(rows, problems, skip_bad_rows, reason="tags")
 
 
@@ -262,15 +255,13 @@ def tag_metrics(counts: Sequence[int], has_entities: bool = True) -> Mapping[str
         counts: the sum of what `count_matches` returned.
     """
     words, correct, true, predicted, found = counts
-    accuracy = {"eval_accuracy": correct / words}
-    if not has_entities:
-        return accuracy
-    precision = found / predicted if predicted else 0.0
-    recall = found / true if true else 0.0
-    f1 = 0.0
-    if found:
-        f1 = 2 * precision * recall / (precision + recall)
-    return {"eval_precision": precision, "eval_recall": recall, "eval_f1": f1, **accuracy}
+    metrics = {}
+    if has_entities:
+        precision = found / max(predicted, 1)
+        recall = found / max(true, 1)
+        f1 = 2 * precision * recall / (precision + recall) if found else 0.0
+        metrics = {"eval_precision": precision, "eval_recall": recall, "eval_f1": f1}
+    return {**metrics, "eval_accuracy": correct / words}
 
 
 # ---- Loss and metrics ----

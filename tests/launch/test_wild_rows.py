@@ -371,7 +371,7 @@ def test_tags_that_are_read_as_no_entities_are_named(tiny_of, tmp_path):
         row["ner_tags"] = [tag[2:] or tag for tag in row["ner_tags"]]
     file = write_rows(tmp_path / "plain.jsonl", rows)
     summary = plan("bert_ner", model, file, tmp_path / "run")
-    assert "LOC names no entity, so there is no precision, recall or F1" in summary
+    assert "so only the accuracy is measured" in summary
 
 
 # ---- Steps of pre-training ----
@@ -430,15 +430,14 @@ def test_the_last_step_has_a_finite_loss_on_several_ranks(tiny_of, tmp_path):
 
 
 # ---- Images ----
-@pytest.mark.parametrize("crops", [False, True])
-def test_a_processor_must_give_all_images_one_shape(crops, tiny_of, tmp_path):
+def test_a_processor_that_crops_gives_images_of_any_shape_one(tiny_of, tmp_path):
     tiny = tiny_of("vit")
     shutil.copytree(tiny / "model", tmp_path / "model")
     size = json.loads((tiny / "model" / "config.json").read_text())["image_size"]
     CLIPImageProcessor(
         size={"shortest_edge": size},
         crop_size={"height": size, "width": size},
-        do_center_crop=crops,
+        do_center_crop=True,
     ).save_pretrained(tmp_path / "model")
     pixels = np.zeros((40, 56, 3), dtype="uint8")
     for split in ("train", "test"):
@@ -449,10 +448,4 @@ def test_a_processor_must_give_all_images_one_shape(crops, tiny_of, tmp_path):
     words = ["--model_name_or_path", tmp_path / "model", "--dataset_name", tmp_path / "data"]
     words += ["--output_dir", tmp_path / "run", "--max_steps", 1]
     done = launch("vit", *words)
-    if crops:
-        assert done.returncode == 0, done.output[-3000:]
-        return
-    errors = [line for line in done.output.splitlines() if line.startswith("error: ")]
-    assert done.returncode == 64 and len(errors) == 1, done.output[-3000:]
-    for word in ("preprocessor_config.json", "do_center_crop", "size"):
-        assert word in errors[0]
+    assert done.returncode == 0, done.output[-3000:]

@@ -10,6 +10,7 @@ from transformers import AutoTokenizer
 import bert
 from core.cli import parse
 from core.data import describe_rows
+from tasks.labels import describe_classes
 
 TEXTS = {
     "one text": {"text": "the tea was good"},
@@ -42,6 +43,21 @@ def test_a_long_text_loses_its_end_and_says_so(tokenizer):
     assert row["input_ids"][-1] == tokenizer.sep_token_id
 
 
+@pytest.mark.parametrize(
+    ("row", "word"),
+    [
+        ({"text": "a"}, "label"),
+        ({"label": 1}, "text"),
+        ({"text": 5, "label": 1}, "5"),
+        ({"text": " ", "label": 1}, "text"),
+        ({"text": "a", "label": None}, "no label"),
+    ],
+)
+def test_texts_and_labels_have_to_be_there(row, word, tokenizer):
+    with pytest.raises(ValueError, match=word):
+        tokenize(row, tokenizer)
+
+
 # ---- Data sets ----
 def load(tokenizer, train, *flags):
     words = ["--model_name_or_path", tokenizer.name_or_path, "--dataset_name", str(train), *flags]
@@ -57,7 +73,7 @@ def test_rows_and_labels_that_do_not_fit_are_left_out_and_counted(tokenizer, tmp
     assert eval_rows.dataset["labels"][:].tolist() == [1, 0]
     notes = describe_rows(train_rows, eval_rows)
     assert "1 left out" in notes["train rows"] and "1 more for their label" in notes["eval rows"]
-    assert classes.describe() == "2 classes: a 1, b 1"
+    assert describe_classes(classes) == "2 classes: a 1, b 1"
 
 
 # ---- Batches ----
