@@ -152,7 +152,7 @@ class Typist:
         while self.process.poll() is None and time.monotonic() < deadline:
             self.type(key)
             with contextlib.suppress(subprocess.TimeoutExpired):
-                self.process.wait(5)
+                self.process.wait(20)
         code = self.process.poll()
         last = self.shown
         try:
