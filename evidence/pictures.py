@@ -128,10 +128,10 @@ LLAMA_8B = {
 }
 # What the planner tells apart, in five parts that a reader knows, with their colors
 PARTS = {
-    "parameters": ("blue", ("parameters", "unsharded", "working copies")),
+    "parameters": ("blue", ("parameters", "quantization", "unsharded")),
     "gradients": ("orange", ("gradients",)),
     "optimizer state": ("purple", ("optimizer", "master copies")),
-    "activations and buffers": ("sky", ("activations", "logits", "communication")),
+    "activations and buffers": ("sky", ("activations", "communication")),
     "CUDA context etc. (assumed)": ("gray", ("constants",)),
 }
 MEMORY_HEIGHT = 6.4  # inches
@@ -139,9 +139,9 @@ MEMORY_HEIGHT = 6.4  # inches
 
 def draw_memory() -> str:
     """Return the bars of all YAMLs, split into PARTS, the smallest peak first."""
-    from planner.cards import GIB, bytes_of_known
+    from planner.request import CARDS
 
-    card = bytes_of_known(CARD) / GIB
+    card = CARDS[CARD]
     peaks = planned_peaks()
     sizes = {name: sum(peak.values()) for name, peak in peaks.items()}
     order = sorted(sizes, key=lambda name: (sizes[name], name), reverse=True)
@@ -187,29 +187,36 @@ def planned_peaks() -> dict[str, dict[str, float]]:
     Raises KeyError if the planner has a category that PARTS does not have.
     """
     # Imported here, since it takes seconds and no other picture needs it.
+    from tempfile import TemporaryDirectory
+
     from transformers import AutoConfig
 
-    from planner import cards, recipe, yaml_files
-    from planner.closed_form import closed_form
+    import llama
+    from config_strategy import read, strategy_of
+    from core.cli import parse
+    from paths import CONFIGS, OF_EXPERTS, OF_PIPELINES, SAME_AS_FIRST_CHOICE
+    from planner.choose import Profiles
     from planner.plan import plan_of
-    from planner.request import Batch
+    from planner.request import CARDS, GIB, Batch, logits_mib_on, with_constants
 
-    args = recipe.parse_words([*FLAGS, "--gradient_checkpointing"])
-    logits_mib = recipe.logits_mib_on(cards.bytes_of_known(CARD))
-    args = recipe.with_values(args, max_logits_mib=logits_mib)
-    model = AutoConfig.for_model("llama", **LLAMA_8B)
     part_of = {category: part for part, (_, held) in PARTS.items() for category in held}
     peaks = {}
-    for path in yaml_files.shipped_files():
-        config = yaml_files.read(path)
-        ranks = 1 if path.stem == "single" else GPUS
-        if yaml_files.makes_sense_on(config, ranks, 1):
-            plan = plan_of(args, config, ranks, 1, "bf16")
-            device, _ = closed_form(plan, model, Batch(1, LENGTH, LENGTH))
+    profiles = Profiles()
+    with TemporaryDirectory() as model:
+        AutoConfig.for_model("llama", **LLAMA_8B).save_pretrained(model)
+        words = [*FLAGS, "--gradient_checkpointing", "--model_name_or_path", model]
+        words += ["--max_logits_mib", str(logits_mib_on(CARDS[CARD] * GIB))]
+        args = parse(llama.Arguments, words=words)
+        for path in sorted(set(CONFIGS.glob("*.yaml")) - {SAME_AS_FIRST_CHOICE, OF_PIPELINES}):
+            config = read(path)
+            strategy = strategy_of(config)
+            if path in OF_EXPERTS or strategy.ranks_per_row > 1 or strategy.groups_are_machines:
+                continue
+            ranks = 1 if path.stem == "single" else GPUS
+            held = profiles.held(plan_of(args, config, ranks, 1, "bf16"), Batch(1, LENGTH, LENGTH))
             peaks[path.stem] = dict.fromkeys(PARTS, 0.0)
-            for category, size in cards.with_constants(device, ranks).items():
-                if size:
-                    peaks[path.stem][part_of[category]] += size / cards.GIB
+            for category, size in with_constants(held.device, ranks).items():
+                peaks[path.stem][part_of[category]] += size / GIB
     return peaks
 
 

@@ -19,8 +19,9 @@ from transformers import AutoConfig
 
 import planner_jobs
 from job import CONFIGS, ROOT, data_of, make_model, output_of
+from planner.engines import saving_of
 from planner.plan import Plan
-from planner.saving import saving_of
+from planner.trace import profile_of
 from planner_jobs import Mesh
 from test_parity import EXPERTS, MESHES, configs, ranks_of
 from test_planner import SHAPES
@@ -158,12 +159,14 @@ def test_save(mesh, tiny, tmp_path, record):
 
 @pytest.mark.parametrize("ranks", [8, 64, 512])
 @pytest.mark.parametrize("shape", ["8B", "70B"])
-def test_save_on_paper(shape, ranks, record):
+def test_save_on_paper(shape, ranks, record, tmp_path):
     """What ranks on hosts of eight keep to save a Llama of a shape, in fp32 with AdamW."""
     how = {"engine": "fsdp2", "ranks": ranks, "shards": ranks, "machines": ranks // 8}
     config = AutoConfig.for_model(
         "llama", vocab_size=128256, num_key_value_heads=8, **SHAPES[shape]
     )
-    saving = saving_of(Plan(planner_jobs.training_arguments([]), **how), config)
+    config.save_pretrained(tmp_path)
+    plan = Plan(planner_jobs.training_arguments(tmp_path), **how)
+    saving = saving_of(plan, profile_of(plan, None).weights)
     record(model=shape, ranks=ranks, most=saving.most, **asdict(saving))
     assert saving.share <= saving.most <= saving.host

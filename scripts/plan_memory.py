@@ -13,9 +13,8 @@ recipe you can name a model: a hub id, a folder or a config.json. All other argu
 recipe's own. No weights are loaded.
 
 The plan covers the worst case: one optimizer step in which every row has --max_length tokens, all
-supervised (--longest and --supervised_share change that), and one batch of evaluation. --simulate
-traces the real model on fake tensors and fake ranks instead of counting op by op. docs/planning.md
-states the errors of both; scripts/planner/__init__.py explains how they work.
+supervised (--longest and --supervised_share change that), and one batch of evaluation. The real
+recipe's step runs on fake tensors; docs/planning.md states the errors.
 
 Exit codes: 0 planned; 1 with --gpu: does not fit; 64 usage; 69 no hub; 73 cannot write.
 """
@@ -23,16 +22,28 @@ Exit codes: 0 planned; 1 with --gpu: does not fit; 64 usage; 69 no hub; 73 canno
 import argparse
 import gc
 import sys
-from collections.abc import Callable
+from typing import Any
 
 from common import Parser, run_command
-from planner.errors import PlannerError
-from planner.request import SIZES, Request, without_launcher_options
-from planner.yaml_files import Config, read_without_faults
+
+# Options of `accelerate launch`, each with a value, that change no byte, and those without one
+LAUNCHER_OPTIONS = (
+    "--machine_rank",
+    "--main_process_ip",
+    "--main_process_port",
+    "--main_training_function",
+    "--gpu_ids",
+    "--rdzv_backend",
+    "--deepspeed_hostfile",
+    "--num_cpu_threads_per_process",
+)
+LAUNCHER_FLAGS = ("--multi_gpu", "--quiet")
+# Sizes of a mesh, which `accelerate launch` takes as --parallelism_config_KEY
+SIZES = ("dp_replicate_size", "dp_shard_size", "tp_size", "cp_size", "sp_size")
 
 
-def parse_args() -> Request:
-    """Return the request of the command line."""
+def parse_args() -> dict[str, Any]:
+    """Return the fields of the request (planner/request.py) that the command line makes."""
     parser = make_parser()
     options, words = parser.parse_known_args()
     sizes = {}
@@ -43,7 +54,21 @@ def parse_args() -> Request:
     words = without_launcher_options(words)
     if not words or words[0].startswith("--"):
         parser.error("name MODEL or recipes/llama.py before the recipe's own arguments")
-    return Request(model=words[0], words=words[1:], sizes=sizes, **vars(options))
+    return {"model": words[0], "words": words[1:], "sizes": sizes, **vars(options)}
+
+
+def without_launcher_options(words: list[str]) -> list[str]:
+    """Return the words of a launch command without those that only the launcher reads."""
+    kept = []
+    skips_value = False
+    for word in words:
+        if skips_value:
+            skips_value = False
+        elif word in LAUNCHER_OPTIONS:
+            skips_value = True
+        elif word not in LAUNCHER_FLAGS:
+            kept.append(word)
+    return kept
 
 
 def make_parser() -> Parser:
@@ -82,45 +107,27 @@ def make_parser() -> Parser:
         help="share of the tokens that are supervised and need logits [%(default)s]",
     )
     parser.add_argument(
-        "--simulate",
-        action="store_true",
-        help="trace the real model on fake tensors (not under FSDP1 and DeepSpeed)",
-    )
-    parser.add_argument(
-        "--plot",
-        metavar="PATH.png",
-        help="draw the peak of every strategy, and how it grows with the length of the rows",
-    )
-    parser.add_argument(
         "--json", metavar="PATH.json", help="write the plan here; -: to the terminal"
     )
     return parser
 
 
-def import_answer() -> Callable[[Request, Config | None], int]:
-    """Return the function that answers a request, once a wrong call has been refused.
+def main() -> int:
+    """Answer the request of the command line; return the exit code.
 
-    Its imports take seconds. A fifth of that time would go to garbage collection, which finds
-    nothing to collect, and what was imported stays until the end.
+    The imports take seconds. A fifth of that time would go to garbage collection, which finds
+    nothing to collect.
     """
+    request = parse_args()
     gc.disable()
     from planner.answer import answer
+    from planner.request import Request, UnplannableError
 
     gc.freeze()
     gc.enable()
-    return answer
-
-
-def main() -> int:
-    """Answer the request of the command line; return the exit code."""
-    request = parse_args()
     try:
-        request.check()
-        yaml = None
-        if request.config_file:
-            yaml = read_without_faults(request.config_file, request.sizes)
-        return import_answer()(request, yaml)
-    except PlannerError as error:
+        return answer(Request(**request))
+    except UnplannableError as error:
         print(f"plan_memory.py: {error}", file=sys.stderr)
         return error.code
 

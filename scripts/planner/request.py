@@ -1,33 +1,109 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A call of scripts/plan_memory.py, and the micro-batch that it asks about."""
+"""A call of scripts/plan_memory.py: which recipe trains what, its micro-batch, and the card."""
 
-import argparse
+import contextlib
+import dataclasses
+import importlib
+import io
+import re
+import sys
+from collections.abc import Generator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from types import ModuleType
+from typing import Any
 
-from .errors import UnplannableError
+from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig
 
-# Options of `accelerate launch`, each with a value, that change no byte.
-LAUNCHER_OPTIONS = (
-    "--machine_rank",
-    "--main_process_ip",
-    "--main_process_port",
-    "--main_training_function",
-    "--gpu_ids",
-    "--rdzv_backend",
-    "--deepspeed_hostfile",
-    "--num_cpu_threads_per_process",
-)
-# Sizes of a mesh, which `accelerate launch` takes as --parallelism_config_KEY
-SIZES = ("dp_replicate_size", "dp_shard_size", "tp_size", "cp_size", "sp_size")
-LAUNCHER_FLAGS = ("--multi_gpu", "--quiet")
-RECIPES = ("llama.py", "mixtral.py", "llama_pipeline.py")  # that can be planned
+from common import Exit, find_missing, first_line
+from core import loss
+from core.cli import Parser, parse, with_extras, with_files_read
+from core.exits import End
+
+# Recipes whose step is known here: causal language models, and pairs of their answers
+RECIPES = ("llama", "mixtral", "mistral_pretrain", "llama_dpo")
+GB = 10**9
+GIB = 2**30
+# GiB that torch reports as a card's total capacity in the out-of-memory messages of public issues,
+# which is less than what is printed on the box
+CARDS = {
+    "t4": 14.6,
+    "v100": 15.7,
+    "v100-32gb": 31.7,
+    "3090": 23.6,
+    "4090": 23.5,
+    "5090": 31.3,
+    "l4": 22.0,
+    "a10g": 22.0,
+    "a6000": 47.4,
+    "l40s": 44.4,
+    "a100-40gb": 39.4,
+    "a100": 79.1,
+    "h100": 79.1,
+    "h200": 139.8,
+    "b200": 178.3,
+    "mi300x": 191.6,
+}
+SLOW_IN_BF16 = ("t4", "v100", "v100-32gb")  # older than Ampere
+USUAL_CARD = 80 * GIB  # if none is named, the loss is computed in pieces as on this one
+# Memory that no tensor holds. Each number is an assumption, at the upper end of public reports.
+CONTEXT = 0.8 * GIB  # CUDA's context and the kernels that are loaded into it
+COMMUNICATOR = 0.5 * GIB  # NCCL's buffers, once there are several ranks
+ROUNDING = 0.05  # share of all tensors that the allocator rounds up or cannot reuse
+
+
+class UnplannableError(Exception):
+    """A request that cannot be planned, with the exit code of the command."""
+
+    def __init__(self, message: str, code: int = Exit.USAGE) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+@contextlib.contextmanager
+def refusing_as_the_recipe() -> Generator[None]:
+    """Turn what a recipe refuses, and what a model's class raises, into an UnplannableError."""
+    try:
+        with contextlib.redirect_stderr(io.StringIO()):
+            yield
+    except End as end:
+        raise UnplannableError(end.why, end.code) from None
+    except UnplannableError:
+        raise
+    except Exception as error:  # A model's own kernels may fail in any way on fake tensors
+        kind = type(error).__name__
+        raise UnplannableError(
+            f"cannot be traced, so rehearse it: {kind}: {first_line(error)}"
+        ) from None
+
+
+@dataclass(frozen=True)
+class Batch:
+    """A micro-batch of one rank, at its worst: all lines are as long as the longest.
+
+    Attributes:
+        lines: of one row each, unless they are packed; a pair has two.
+        length: tokens of a line.
+        supervised: tokens, of all lines together, that the loss counts.
+        is_packed: whether several rows, which must not see each other, share a line.
+    """
+
+    lines: int
+    length: int
+    supervised: int
+    is_packed: bool = False
+
+    def part(self, parts: int) -> "Batch":
+        """Return what the fullest of several ranks has that share each line."""
+        length = -(-self.length // parts)
+        return dataclasses.replace(
+            self, length=length, supervised=min(self.supervised, self.lines * length)
+        )
 
 
 @dataclass(frozen=True)
 class Request:
-    """What the user asks: a model or a recipe with its arguments, a config or none, and a card."""
+    """What the user asks; plan_memory.py explains each field."""
 
     model: str = ""  # recipes/llama.py, or in its place a hub id, a folder or a config.json
     words: list[str] = field(default_factory=list)  # the recipe's own arguments
@@ -36,18 +112,16 @@ class Request:
     num_processes: int | None = None
     num_machines: int | None = None
     mixed_precision: str | None = None
-    gpu: str | None = None  # a name or a size, as `cards.bytes_of` reads it
+    gpu: str | None = None  # a name or a size, as `bytes_of_card` reads it
     longest: int | None = None  # tokens of the longest row
     supervised_share: float = 1.0  # share of all tokens that are trained on
-    recipe_of_model: str = RECIPES[0]  # what trains it if no recipe is named
-    simulate: bool = False  # trace instead of the closed form
-    plot: str | None = None
     json: str | None = None
 
     @property
-    def machines(self) -> int:
-        """Hosts, with as many GPUs each."""
-        return self.num_machines or 1
+    def given(self) -> set[str]:
+        """The names of the recipe's arguments that the user gave."""
+        flags = [word.partition("=")[0] for word in self.words if word.startswith("--")]
+        return {flag.removeprefix("--").replace("-", "_") for flag in flags}
 
     def check(self) -> None:
         """Raise UnplannableError for options that are out of range or do not fit together."""
@@ -61,120 +135,153 @@ class Request:
         if self.longest is not None and self.longest < 1:
             raise UnplannableError(f"--longest {self.longest}: must be at least 1")
         if self.sizes and not self.config_file:
-            raise UnplannableError(
-                f"--parallelism_config_{next(iter(self.sizes))} changes the mesh of a YAML: add "
-                "its --config_file"
-            )
+            raise UnplannableError("--parallelism_config_...: changes the mesh of a --config_file")
         if not self.config_file and not self.gpu:
             raise UnplannableError(
                 "give --config_file to plan one strategy, or --gpu to choose among all strategies"
             )
 
-    @property
-    def given(self) -> set[str]:
-        """The names of the recipe's arguments that the user gave."""
-        return {
-            word.removeprefix("--").partition("=")[0].replace("-", "_")
-            for word in self.words
-            if word.startswith("--")
-        }
 
-    @property
-    def revision(self) -> str:
-        """The revision of MODEL that its arguments name."""
-        parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-        parser.add_argument("--model_revision", "--model-revision", default="main")
-        found, _ = parser.parse_known_args(self.words)
-        return found.model_revision
+# ---- What is trained ----
+def read_arguments(request: Request) -> tuple[ModuleType, Any, Request]:
+    """Return the recipe, its arguments, and the request with all words that they come from.
 
-    @property
-    def names_recipe(self) -> bool:
-        """Whether a recipe is named, which has the model among its arguments."""
-        return self.model.endswith(".py")
+    The words of a `--config` take its place. The recipe derives --max_logits_mib from the GPU that
+    it finds; here that is the card that is planned for.
 
-    @property
-    def recipe(self) -> str:
-        """The name of the recipe.
-
-        Raises UnplannableError for a recipe that cannot be planned.
-        """
-        if not self.names_recipe:
-            return self.recipe_of_model
-        name = Path(self.model).name
+    Raises:
+        UnplannableError, SystemExit: if the recipe or its arguments cannot be planned.
+    """
+    words = request.words
+    if request.model.endswith(".py"):
+        name = Path(request.model).stem
         if name not in RECIPES:
             raise UnplannableError(
-                f"{self.model}: only recipes/{', '.join(RECIPES)} can be planned, or any "
-                "decoder: give the model instead"
+                f"{request.model}: the step of this recipe is not traced, only those of "
+                f"{', '.join(RECIPES)}: rehearse it, its shard report has the bytes of each rank"
             )
-        return name
-
-    def recipe_words(self) -> list[str]:
-        """Return the words of the recipe's command line, the model among them.
-
-        Raises UnplannableError for a recipe that cannot be planned, and for two models.
-        """
-        if self.names_recipe:
-            return self.words
-        if "--model_name_or_path" in self.words:
+    else:
+        if "--model_name_or_path" in words:
             raise UnplannableError(
-                "--model_name_or_path: MODEL already names it; "
-                f"leave it out, or give recipes/{self.recipe} instead of MODEL"
+                "--model_name_or_path: MODEL already names it; leave it out, or give a recipe "
+                "instead of MODEL"
             )
-        return [*self.words, "--model_name_or_path", self.model]
+        words = [*words, "--model_name_or_path", request.model]
+        name = recipe_for(request)
+    recipe = importlib.import_module(name)
+    words = with_files_read(Parser(with_extras(recipe.Arguments)), words)
+    request = dataclasses.replace(request, words=words)
+    args = parse(recipe.Arguments, words=words)
+    read_config(args.model_name_or_path, args.model_revision)
+    if args.max_logits_mib is None:
+        card = bytes_of_card(request.gpu) or USUAL_CARD
+        args = dataclasses.replace(args, max_logits_mib=logits_mib_on(card))
+    return recipe, args, request
 
 
-def without_launcher_options(words: list[str]) -> list[str]:
-    """Return the words of a launch command without those that only the launcher reads."""
-    kept = []
-    skips_value = False
-    for word in words:
-        if skips_value:
-            skips_value = False
-        elif word in LAUNCHER_OPTIONS:
-            skips_value = True
-        elif word not in LAUNCHER_FLAGS:
-            kept.append(word)
-    return kept
+def logits_mib_on(card: float) -> float:
+    """Return how many MiB of fp32 logits a recipe computes at a time, by default, on a card."""
+    return loss.LOGITS_SHARE * card / 2**20
 
 
-@dataclass(frozen=True)
-class Batch:
-    """A micro-batch of one rank, at its worst: all sequences are as long as the longest."""
-
-    sequences: int
-    length: int  # tokens of a sequence
-    supervised: int  # tokens, of all sequences together, that the loss counts
-    packed: bool = False  # whether a sequence holds several rows, which must not see each other
-    # Under expert parallelism the lines (Mixture) that arrive at this rank in each layer; none
-    # stands for as many as it sends
-    arrived: tuple[int, ...] = ()
-
-
-class BatchArguments(Protocol):
-    """The recipe's arguments that determine a micro-batch."""
-
-    max_length: int
-    per_device_train_batch_size: int
-
-    @property
-    def packing(self) -> bool:
-        """Whether several rows share a sequence."""
-
-    @property
-    def padding_free(self) -> bool:
-        """Whether the rows of a micro-batch are one sequence."""
+def recipe_for(request: Request) -> str:
+    """Return the recipe that trains a model: of mixtures, the one with a loss of their routers."""
+    revision = "main"
+    if "--model_revision" in request.words[:-1]:
+        revision = request.words[request.words.index("--model_revision") + 1]
+    config = read_config(request.model, revision)
+    kind = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
+    has_loss = kind and hasattr(sys.modules[kind.__module__], "load_balancing_loss_func")
+    has_factor = hasattr(config.get_text_config(), "router_aux_loss_coef")
+    return "mixtral" if has_loss and has_factor else "llama"
 
 
-def batch_of(args: BatchArguments, request: Request) -> Batch:
-    """Return the largest micro-batch of the recipe's arguments.
+def read_config(name: str, revision: str) -> Any:
+    """Return the transformers config of a hub id, a folder or a config.json.
 
-    Raises UnplannableError for packed sequences that are not full.
+    Raises:
+        UnplannableError: with 69 if the hub cannot be reached, with 64 for what is no config.
     """
+    missing = find_missing(name)
+    if name.endswith(".json") and not Path(name).is_file():
+        missing = f"{name}: no such file"
+    if missing is not None:
+        raise UnplannableError(
+            f"{missing}; MODEL is a hub id, a folder with a config.json, or a config.json"
+        )
+    try:
+        return AutoConfig.from_pretrained(name, revision=revision, trust_remote_code=False)
+    except OSError as error:
+        code = Exit.USAGE if Path(name).exists() else Exit.NO_HUB
+        raise UnplannableError(
+            f"{name}: its config cannot be read: {first_line(error)}", code
+        ) from None
+    except Exception as error:  # Each config class checks its own fields in its own way.
+        raise UnplannableError(
+            f"{name}: not the config of a model that transformers knows: {first_line(error)}"
+        ) from None
+
+
+def batch_of(args: Any, request: Request) -> Batch:
+    """Return the largest micro-batch of a recipe's arguments.
+
+    Raises:
+        UnplannableError: for packed lines that are not full.
+    """
+    is_filled = getattr(args, "packing", False) or type(args).__module__ == "mistral_pretrain"
     length = args.max_length
     if request.longest is not None and request.longest < length:
-        if args.packing:
+        if is_filled:
             raise UnplannableError("--longest: packed sequences are filled to --max_length")
         length = request.longest
-    sequences = args.per_device_train_batch_size
-    supervised = max(round(sequences * length * request.supervised_share), 1)
-    return Batch(sequences, length, supervised, args.packing or args.padding_free)
+    lines = args.per_device_train_batch_size * (2 if hasattr(args, "beta") else 1)
+    supervised = max(round(lines * length * request.supervised_share), 1)
+    return Batch(lines, length, supervised, is_filled or getattr(args, "padding_free", False))
+
+
+# ---- Cards ----
+def bytes_of_card(card: str | None) -> int | None:
+    """Return the bytes of a card: a name of CARDS, or a size such as 24GB (10^9) or 24GiB (2^30).
+
+    Returns None for no card.
+
+    Raises:
+        UnplannableError: for anything else.
+    """
+    if card is None:
+        return None
+    name = known_name(card)
+    if name in CARDS:
+        return int(CARDS[name] * GIB)
+    size = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(gb|gib|g)?", name)
+    if size is None or float(size[1]) == 0:
+        raise UnplannableError(
+            f"--gpu {card}: neither a size such as 24GB nor one of {', '.join(CARDS)}"
+        )
+    unit = GB
+    if size[2] == "gib":
+        unit = GIB
+    return int(float(size[1]) * unit)
+
+
+def known_name(card: str) -> str:
+    """Return a card's name as CARDS has it, if it has it."""
+    return card.lower().replace("rtx", "").strip(" -_")
+
+
+def describe_card(card: str) -> str:
+    """Return a sentence on how many GiB of a card count, and why."""
+    counts = f"--gpu {card} counts as {(bytes_of_card(card) or 0) / GIB:.1f} GiB"
+    if known_name(card) in CARDS:
+        return f"{counts}, which torch reports as the capacity of this card."
+    unit = "1 GiB is 2^30 bytes" if card.lower().endswith("gib") else "1 GB is 10^9 bytes"
+    return f"{counts} ({unit}); the name of a card, as in --gpu 4090, counts what torch reports."
+
+
+def with_constants(device: Mapping[str, float], ranks: int) -> dict[str, int]:
+    """Return what a device holds, {category: bytes}, with "constants" for all but tensors."""
+    constants = CONTEXT + ROUNDING * sum(device.values())
+    if ranks > 1:
+        constants += COMMUNICATOR
+    held = {**device, "constants": constants}
+    return {category: round(size) for category, size in held.items()}

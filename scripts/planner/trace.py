@@ -1,227 +1,440 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Trace one optimizer step of the real model on fake tensors, which have shapes but no bytes.
+"""One micro-batch of a recipe on fake tensors, as a Profile: its phases and its weights.
 
-Under torch's FakeTensorMode tensors are allocated and freed as real ones are. The process group is
-torch's fake one, which allows any number of ranks. Model, optimizer and loss are the recipe's own,
-transformers splits the model over the ranks that share matrices or experts, torch's context
-parallelism sends keys and values around a ring, and accelerate's `fsdp2_prepare_model` shards.
+The recipe's own `load_model` makes the model from its config, and the recipe's own loss runs over
+it under torch's FakeTensorMode, where tensors are allocated and freed as real ones are. The pass is
+cut at the inputs of the decoder's layers. A phase is the forward or backward pass of a unit: the
+embedding (unit 0), each layer, and the tail (final norm, head and loss). Where all layers are
+alike, three are traced, and the middle one stands for all between the first and the last.
 
-FSDP1 and DeepSpeed cannot be traced, since they read the addresses of tensors, which fake ones do
-not have. Nor can bitsandbytes' kernels: `shapes.Quantized` stands in for them.
+Bytes of a phase are those of all tensors but weights and buffers of the model.
 """
 
+import contextlib
+import io
 import logging
-import math
 import warnings
-from collections.abc import Callable
-from dataclasses import dataclass
+import weakref
+from collections.abc import Callable, Generator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from accelerate import Accelerator
+import transformers
+from accelerate.big_modeling import _attach_context_parallel_hooks
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.nn.attention import SDPBackend, sdpa_kernel
-from transformers import PretrainedConfig, PreTrainedModel
+from torch.distributed.tensor import DTensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
-from . import recipe
-from .closed_form import part_of
-from .errors import UnplannableError, first_line
-from .fake_ranks import Buckets, cut_by_ring, fake_ranks, first_rank, make_fake, prepare
-from .ledger import Sizes
-from .mesh import misfits_of_model
-from .patches import even_routing, grouped_products, known_packing, real_meshes
-from .plan import DTYPES, Plan
-from .request import Batch
-from .shapes import build, quiet
-from .trackers import ShardTracker, WholeTracker, peak_of
+from core.loss import LossInHead
+from core.model import base_model_of
 
-CLIP = 1.0  # maximum gradient norm; clipping allocates the same for any value
-MakeBatch = Callable[[], dict[str, Any]]
+from .model import Quantized, layers_of, libraries_that_take_fakes, load, loss_of, make_fake
+from .plan import Plan, first_rank
+from .request import Batch, refusing_as_the_recipe
+
+WAIT = torch.ops._c10d_functional.wait_tensor.default
 
 
-def simulate(plan: Plan, config: PretrainedConfig, batch: Batch) -> Sizes:
-    """Return {category: bytes} of a rank's device at its peak, traced.
+@dataclass(frozen=True)
+class Weight:
+    """A parameter of the model, or what the first rank has of one that ranks split.
 
-    Raises UnplannableError for what cannot be traced.
+    Attributes:
+        numel: elements.
+        whole: elements on all ranks together.
+        rows: its first dimension, by which FSDP2 shards it.
+        itemsize: bytes per element in which the model computes with it.
+        loaded: bytes per element as the recipe loads it.
+        trains, is_embedding: whether it is trained, and whether it is an embedding's.
+        unit: the phase's unit that computes with it.
+        is_used: whether anything computes with it; not so the original of a copied module.
     """
-    refuse_untraceable(plan, config, batch)
+
+    numel: int
+    whole: int
+    rows: int
+    itemsize: int
+    loaded: int
+    trains: bool
+    is_embedding: bool
+    unit: int
+    is_used: bool = True
+
+
+@dataclass(frozen=True)
+class Phase:
+    """The forward or backward pass of a unit, in bytes.
+
+    Attributes:
+        start, end: held when it begins and ends, without the gradients that it finishes.
+        high: the most that is held, with these gradients; `lean` is without them.
+        early: the most before the first of them is finished; `late`, `lean_late`: after that.
+        gradients: of all gradients that it finishes.
+    """
+
+    unit: int
+    is_backward: bool
+    start: int
+    end: int = 0
+    high: int = 0
+    lean: int = 0
+    early: int = 0
+    late: int = 0
+    lean_late: int = 0
+    gradients: int = 0
+
+    def shifted(self, unit: int, shift: int) -> "Phase":
+        """Return the same phase of another unit, with `shift` more bytes held throughout."""
+        names = ["start", "end", "high", "lean", "early"]
+        names += ["late", "lean_late"] if self.gradients else []
+        return replace(self, unit=unit, **{name: getattr(self, name) + shift for name in names})
+
+
+@dataclass(frozen=True)
+class Profile:
+    """The phases of a micro-batch in their order, and the weights of the model.
+
+    Attributes:
+        scales: bytes that quantized weights have besides themselves.
+        units: number of units.
+        is_tied: whether the head has the embedding's weight, which is then the tail's.
+    """
+
+    phases: list[Phase]
+    weights: list[Weight]
+    scales: int
+    units: int
+    is_tied: bool
+
+
+# ---- Live bytes ----
+class Live(TorchDispatchMode):
+    """The bytes of all tensors that ops have returned and that are still referred to.
+
+    Attributes:
+        now: bytes that are held.
+        finished: bytes of finished gradients among them.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = self.finished = 0
+        self._high = self._lean = 0
+        self._sizes: dict[int, int] = {}
+
+    def see(self, tensor: torch.Tensor, counts: bool = True) -> None:
+        """Count a tensor's storage until it is freed. counts: whether its bytes do."""
+        tensor = getattr(tensor, "_local_tensor", tensor)
+        storage = tensor.untyped_storage()
+        key = storage._cdata
+        if tensor.device.type == "meta" or key in self._sizes:
+            return
+        self._sizes[key] = storage.nbytes() if counts else 0
+        self.now += self._sizes[key]
+        self._high = max(self._high, self.now)
+        self._lean = max(self._lean, self.now - self.finished)
+        weakref.finalize(storage, self._gone, key)
+
+    def _gone(self, key: int) -> None:
+        self.now -= self._sizes.pop(key, 0)
+
+    def lap(self) -> tuple[int, int]:
+        """Return the most bytes since the last call, and the most without finished gradients."""
+        found = self._high, self._lean
+        self._high = self.now
+        self._lean = self.now - self.finished
+        return found
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if any(issubclass(kind, DTensor) for kind in types):
+            return NotImplemented  # Its local tensors are seen.
+        if func is WAIT:
+            return args[0]  # The fake collective would return a second tensor.
+        out = func(*args, **(kwargs or {}))
+        for leaf in tree_leaves(out):
+            if isinstance(leaf, torch.Tensor):
+                self.see(leaf)
+        return out
+
+
+class Recorder:
+    """Cuts what runs within `recording` into phases.
+
+    Args:
+        model: on fake tensors.
+    """
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        self.phases: list[Phase] = []
+        self.live = Live()
+        self.parameters = list(model.parameters())
+        for tensor in [*self.parameters, *model.buffers()]:
+            self.live.see(tensor, counts=False)
+        for weight in self.parameters:
+            if weight.requires_grad:
+                weight.register_post_accumulate_grad_hook(self._arrived)
+        base = base_model_of(model)
+        base.get_input_embeddings().register_forward_pre_hook(self._embedding)
+        self.layers = list(layers_of(base))
+        for number, layer in enumerate(self.layers):
+            layer.register_forward_pre_hook(self._entering(number + 1), with_kwargs=True)
+        self.layers[-1].register_forward_hook(self._leaving)
+
+    def run(self, micro_batch: AbstractContextManager[torch.Tensor], trains: bool) -> list[Phase]:
+        """Return the phases of a forward pass and, if it trains, its backward pass."""
+        with self.live, torch.set_grad_enabled(trains):
+            self._begin(0, is_backward=False)
+            with micro_batch as loss:
+                if trains:
+                    self._begin(len(self.layers) + 1, is_backward=True)
+                    loss.backward()
+                self._end()
+        return self.phases
+
+    # ---- Cuts ----
+    def _begin(self, unit: int, is_backward: bool) -> None:
+        self._end()
+        self.phases.append(Phase(unit, is_backward, start=self.live.now))
+
+    def _end(self) -> None:
+        """Close the current phase, and take the gradients that it has finished."""
+        if not self.phases:
+            return
+        self._lap()
+        gradients = self.phases[-1].gradients
+        for weight in self.parameters:
+            if weight.grad is not None:
+                gradients += bytes_of(weight.grad)
+                weight.grad = None
+        self.live.finished = 0
+        self.phases[-1] = replace(self.phases[-1], end=self.live.now, gradients=gradients)
+        self.live.lap()
+
+    def _lap(self) -> None:
+        """Note what was held since the last lap, before or after the first finished gradient."""
+        phase = self.phases[-1]
+        high, lean = self.live.lap()
+        changes: dict[str, Any] = {"high": max(phase.high, high), "lean": max(phase.lean, lean)}
+        if self.live.finished:
+            changes |= {"late": max(phase.late, high), "lean_late": max(phase.lean_late, lean)}
+        else:
+            changes["early"] = high
+        self.phases[-1] = replace(phase, **changes)
+
+    def _arrived(self, weight: torch.nn.Parameter) -> None:
+        """Called when the gradient of a weight is finished."""
+        if not self.live.finished:
+            self._lap()
+        assert weight.grad is not None
+        self.live.finished += bytes_of(weight.grad)
+
+    def _embedding(self, module: torch.nn.Module, args: Any) -> None:
+        """Begin another forward pass, as that of a reference is."""
+        last = self.phases[-1]
+        if not last.is_backward and last.unit > 0:
+            self._begin(0, is_backward=False)
+
+    def _entering(self, unit: int) -> Callable[..., None]:
+        """Return a hook that begins the forward pass of a layer, and marks its input.
+
+        When the gradient of the input is there, the backward pass of the unit before begins.
+        """
+
+        def hook(module: torch.nn.Module, args: Any, kwargs: Any) -> None:
+            if self.phases[-1].is_backward:  # It is computed again.
+                return
+            self._begin(unit, is_backward=False)
+            hidden = first_tensor(args, kwargs)
+            if hidden.requires_grad:
+                hidden.register_hook(lambda gradient: self._begin(unit - 1, is_backward=True))
+
+        return hook
+
+    def _leaving(self, module: torch.nn.Module, args: Any, out: Any) -> None:
+        """Begin the tail once the last layer is computed."""
+        if self.phases[-1].is_backward:
+            return
+        last = len(self.layers)
+        self._begin(last + 1, is_backward=False)
+        hidden = first_tensor([out], {})
+        if hidden.requires_grad:
+            hidden.register_hook(lambda gradient: self._begin(last, is_backward=True))
+
+
+def bytes_of(tensor: torch.Tensor) -> int:
+    """Return the bytes of the storage of a tensor, of a DTensor that of this rank's part."""
+    return getattr(tensor, "_local_tensor", tensor).untyped_storage().nbytes()
+
+
+def first_tensor(args: Any, kwargs: Any) -> torch.Tensor:
+    """Return the first tensor of a module's input or output: its hidden states."""
+    return next(leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor))
+
+
+# ---- A micro-batch ----
+def profile_of(plan: Plan, batch: Batch | None, trains: bool = True) -> Profile:
+    """Return the profile of a micro-batch on the first rank.
+
+    Args:
+        batch: None leaves out the phases, which take most of the time.
+        trains: whether it is trained on, or only evaluated.
+
+    Raises:
+        UnplannableError: for what the recipe refuses, and for a model that takes no fake tensors.
+    """
     torch.set_num_threads(1)
-    # torch logs errors that it also raises.
+    with refusing_as_the_recipe(), quiet(), first_rank(plan) as layout:
+        model, left_out = load(plan, layout)
+        layers = layers_of(base_model_of(model))
+        weights, is_tied = weights_of(model, plan)
+        scales = scales_of(model)
+        if left_out:
+            scales += left_out * scales_of(layers[1])
+        phases = []
+        if batch is not None:
+            part = batch.part(plan.sp)
+            with libraries_that_take_fakes(plan, part), FakeTensorMode():
+                phases = phases_of(plan, make_fake(model, plan), layout, part, trains)
+    return Profile(
+        stretched_phases(phases, left_out),
+        stretched_weights(weights, left_out),
+        scales,
+        len(layers) + left_out + 2,
+        is_tied,
+    )
+
+
+def phases_of(plan: Plan, model: Any, layout: Any, batch: Batch, trains: bool) -> list[Phase]:
+    """Return the phases of a micro-batch. Call it under FakeTensorMode.
+
+    Args:
+        model: with what the recipe adds to it, on fake tensors.
+        layout: of the first rank.
+    """
+    token_loss = LossInHead(model, plan.args.max_logits_mib, layout.device)
+    if plan.cp > 1:
+        _attach_context_parallel_hooks(model)
+    model.train(trains)
+    micro_batch = loss_of(plan, model, token_loss, layout, batch)
+    return Recorder(model).run(micro_batch, trains)
+
+
+@contextlib.contextmanager
+def quiet() -> Generator[None]:
+    """Silence what libraries print and warn of, and what torch logs before it raises."""
+    level = transformers.logging.get_verbosity()
+    torch_level = logging.getLogger("torch").level
+    transformers.logging.set_verbosity_error()
     logging.getLogger("torch").setLevel(logging.CRITICAL)
-    with warnings.catch_warnings(), quiet(), fake_ranks(plan) as accelerator:
+    with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
         warnings.simplefilter("ignore")
         try:
-            model = build(plan.args, config, accelerator)
-            return traced(model, plan, batch, accelerator)
-        except UnplannableError:
-            raise
-        # A model's own kernels may fail in any way on fake tensors on a CPU.
-        except Exception as error:
-            raise UnplannableError(
-                f"--simulate: this model cannot be traced: {first_line(error)}"
-            ) from None
+            yield
+        finally:
+            transformers.logging.set_verbosity(level)
+            logging.getLogger("torch").setLevel(torch_level)
 
 
-def traced(model: PreTrainedModel, plan: Plan, batch: Batch, accelerator: Any) -> Sizes:
-    """Return what `simulate` does. model: on the meta device."""
-    with (
-        FakeTensorMode(),
-        known_packing(batch.packed),
-        real_meshes(),
-        grouped_products(),
-        even_routing(),
-        sdpa_kernel(SDPBackend.FLASH_ATTENTION),
-    ):
-        training = prepared(make_fake(model), plan, accelerator)
-        return tracked(training, lambda: tensors_of(batch, plan))
+def weights_of(model: Any, plan: Plan) -> tuple[list[Weight], bool]:
+    """Return the weights of a model as it is loaded, tied ones once, and whether its head is tied.
 
-
-def measure(plan: Plan, config: PretrainedConfig, batch: Batch) -> Sizes:
-    """Return what `simulate` returns, but measured with real tensors in one process on the CPU.
-
-    The planner is validated against it.
+    Args:
+        model: with what the recipe adds to it.
     """
-    torch.manual_seed(0)
-    accelerator = first_rank(plan)
-    model = build(plan.args, config, accelerator, "cpu")
-    with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
-        return tracked(prepared(model, plan, accelerator), lambda: tensors_of(batch, plan))
-
-
-def refuse_untraceable(plan: Plan, config: PretrainedConfig, batch: Batch) -> None:
-    """Raise UnplannableError for what fake tensors cannot show."""
-    misfits = misfits_of_model(config, plan.mesh)
-    if misfits:
-        raise UnplannableError("; ".join(misfits))
-    if plan.engine not in ("single", "ddp", "fsdp2"):
-        instead = "plan without --simulate"
-        if plan.sp > 1:
-            instead += ", or trace fsdp2_cp.yaml, under which ranks share rows too"
-        raise UnplannableError(
-            f"--simulate: {plan.name} reads the addresses of tensors, which fake tensors do not "
-            f"have: {instead}"
+    base = base_model_of(model)
+    layers = layers_of(base)
+    embedding = base.get_input_embeddings()
+    head = base.get_output_embeddings()
+    tail = len(layers) + 1
+    unit_of = dict.fromkeys(embedding.parameters(), 0)
+    is_tied = head is not None and any(weight in unit_of for weight in head.parameters())
+    if is_tied:
+        unit_of = {}
+    for number, layer in enumerate(layers):
+        unit_of |= dict.fromkeys(layer.parameters(), number + 1)
+    of_embeddings = set()
+    unused = set()
+    for module in model.modules():
+        if isinstance(module, torch.nn.Embedding):
+            of_embeddings.update(module.parameters(recurse=False))
+        if "original_module" in module._modules:  # peft made a copy of it
+            unused.update(module.original_module.parameters())
+    weights = []
+    for weight in model.parameters():
+        own = getattr(weight, "_local_tensor", weight)
+        loaded = weight.element_size()
+        is_cast = plan.casts and weight.dtype.is_floating_point
+        weights.append(
+            Weight(
+                numel=own.numel(),
+                whole=weight.numel(),
+                rows=own.shape[0] if own.dim() else 1,
+                itemsize=plan.low.itemsize if is_cast and plan.low else loaded,
+                loaded=loaded,
+                trains=weight.requires_grad,
+                is_embedding=weight in of_embeddings,
+                unit=unit_of.get(weight, tail),
+                is_used=weight not in unused,
+            )
         )
-    if plan.cp > 1 and recipe.has_router_loss(plan.args):
-        raise UnplannableError(
-            "--simulate: under context parallelism recipes/mixtral.py looks for padding by its "
-            "values, which fake tensors do not have: plan without --simulate"
-        )
-    if plan.offloads_parameters:
-        raise UnplannableError(
-            "--simulate: fake tensors are on one device, so that offload moves nothing: "
-            "plan without --simulate"
-        )
-    if plan.args.optim.endswith("bit"):
-        raise UnplannableError(
-            f"--simulate: bitsandbytes' {plan.args.optim} does not support fake tensors: "
-            "plan without --simulate"
-        )
-    if batch.packed and plan.args.attn_implementation not in (None, "eager", "sdpa"):
-        raise UnplannableError(
-            f"--simulate: traces sdpa, not {plan.args.attn_implementation}: plan without --simulate"
-        )
+    return weights, is_tied
 
 
-# ---- Model, optimizer and batch ----
-@dataclass(frozen=True)
-class Training:
-    """A model as `prepare` returns it to the recipe, its loss and its optimizer."""
-
-    plan: Plan
-    accelerator: Any  # the stand-in for rank 0's
-    model: torch.nn.Module
-    token_loss: recipe.LossInHead
-    optimizer: torch.optim.Optimizer
-    buckets: Buckets
+def scales_of(module: torch.nn.Module) -> int:
+    """Return the bytes that quantized weights in a module have besides themselves."""
+    quantized = [part for part in module.modules() if isinstance(part, Quantized)]
+    return sum(scale.nbytes for part in quantized for scale in part.buffers())
 
 
-def prepared(model: PreTrainedModel, plan: Plan, accelerator: Any) -> Training:
-    """Return what the recipe has after `prepare`."""
-    recipe.keep_split(model, accelerator)
-    token_loss = recipe.prepare_model(
-        model, plan.args, autocasts=plan.autocast_itemsize is not None
-    )
-    prepared_model = prepare(model, accelerator)
-    args = plan.args
-    if not args.optim.startswith("adamw_torch"):
-        args = recipe.with_values(args, optim="adamw_torch")
-    optimizer = recipe.make_optimizer(prepared_model, args)
-    buckets = Buckets(prepared_model if plan.engine == "ddp" else torch.nn.Module())
-    return Training(plan, accelerator, prepared_model, token_loss, optimizer, buckets)
+# ---- All layers ----
+MIDDLE = 2  # the unit of the middle one of three layers, which stands for those that are left out
 
 
-def tensors_of(batch: Batch, plan: Plan) -> dict[str, Any]:
-    """Return what the recipe's `collate` returns for a batch.
+def stretched_phases(traced: list[Phase], left_out: int) -> list[Phase]:
+    """Return the phases of a model with all its layers, of which `left_out` were not traced.
 
-    A sequence holds one row, or two if it is packed. Where ranks share the tokens of a row, the
-    tokens that are trained on are those of the fullest rank.
+    What a layer keeps is the difference between its input and that of the next one: in a forward
+    pass autocast's copies of weights are part of it, which the backward pass no longer has.
     """
-    multiple = plan.mesh.multiple_of
-    length = math.ceil(batch.length / multiple) * multiple
-    inputs = {"input_ids": torch.zeros(batch.sequences, length, dtype=torch.long)}
-    if batch.packed or plan.cp > 1:
-        rows = 2 if batch.packed else 1
-        positions = torch.arange(length) % math.ceil(length / rows)
-        inputs["position_ids"] = positions.repeat(batch.sequences, 1)
-    supervised = part_of(batch, plan.cp).supervised
-    trained = torch.zeros(supervised, dtype=torch.long)
-    tensors = {"inputs": inputs, "positions": trained, "targets": trained.clone()}
-    if recipe.has_router_loss(plan.args):
-        tensors["routed"] = {
-            "places": torch.arange(batch.sequences * length),
-            "row": torch.arange(batch.sequences).repeat_interleave(length),
-            "lengths": torch.full((batch.sequences,), length),
-        }
-    return tensors
+    phases: list[Phase] = []
+    for one_pass in passes_of(traced):
+        starts = {phase.unit: phase.start for phase in one_pass}
+        kept = starts[MIDDLE + 1] - starts[MIDDLE] if left_out else 0
+        for phase in one_pass:
+            if phase.unit < MIDDLE:
+                phases.append(phase)
+            elif phase.unit > MIDDLE:
+                phases.append(phase.shifted(phase.unit + left_out, left_out * kept))
+            else:
+                places = range(left_out + 1)
+                for place in reversed(places) if phase.is_backward else places:
+                    phases.append(phase.shifted(MIDDLE + place, place * kept))
+    return phases
 
 
-# ---- The step ----
-def tracked(training: Training, make_batch: MakeBatch) -> Sizes:
-    """Return the bytes at the peak of the second step.
-
-    The first step allocates what stays: optimizer state, and the trackers' own caches.
-    """
-    step(training, make_batch)
-    batch = make_batch()
-    if training.plan.engine == "fsdp2":
-        tracker = ShardTracker(training.model, training.optimizer)
-    else:
-        tracker = WholeTracker(training.model, training.optimizer, training.buckets.tensors)
-    with tracker:
-        step(training, lambda: batch, tracker.reset_mod_stats)
-    return peak_of(tracker)
+def stretched_weights(traced: list[Weight], left_out: int) -> list[Weight]:
+    """Return the weights of a model with all its layers."""
+    weights = []
+    for weight in traced:
+        if weight.unit == MIDDLE:
+            weights += [replace(weight, unit=MIDDLE + place) for place in range(left_out + 1)]
+        else:
+            more = left_out if weight.unit > MIDDLE else 0
+            weights.append(replace(weight, unit=weight.unit + more))
+    return weights
 
 
-def step(
-    training: Training, make_batch: MakeBatch, begin: Callable[[], None] = lambda: None
-) -> None:
-    """Run one optimizer step of the recipe: its loss, its clipping, its optimizer.
-
-    begin: called after each micro-batch is made.
-    """
-    number = training.plan.args.gradient_accumulation_steps
-    for index in range(number):
-        batch = make_batch()
-        begin()
-        training.buckets.reduces = index == number - 1
-        with cut_by_ring(batch["inputs"], training.accelerator) as inputs:
-            forward_and_backward(training, batch | {"inputs": inputs})
-        del batch, inputs
-        training.token_loss.return_logits()
-    trained = [weight for weight in training.model.parameters() if weight.requires_grad]
-    # It reads nothing of the Accelerator.
-    Accelerator._clip_grad_norm_dtensor_aware(training.accelerator, trained, CLIP)
-    training.optimizer.step()
-    training.optimizer.zero_grad()
-
-
-def forward_and_backward(training: Training, batch: dict[str, Any]) -> None:
-    """Run a micro-batch."""
-    plan = training.plan
-    autocasts = plan.autocast_itemsize is not None
-    low = getattr(torch, DTYPES[plan.mixed_precision]) if autocasts else None
-    with torch.autocast("cpu", low, enabled=autocasts):
-        loss = recipe.summed_loss(
-            plan.args, training.model, training.token_loss, batch, training.accelerator
-        )
-    loss.backward()
+def passes_of(phases: list[Phase]) -> list[list[Phase]]:
+    """Return the phases of each forward pass, and of the backward pass."""
+    passes: list[list[Phase]] = []
+    was_backward = False
+    for phase in phases:
+        begins = phase.is_backward and not was_backward
+        if begins or (phase.unit == 0 and not phase.is_backward):
+            passes.append([])
+        passes[-1].append(phase)
+        was_backward = phase.is_backward
+    return passes

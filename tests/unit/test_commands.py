@@ -15,7 +15,7 @@ import plan_memory
 import rehearse
 from core.cli import parse
 from launching import REPO
-from planner import answer
+from planner.request import Request
 
 PROGRAMS = [
     path
@@ -157,7 +157,7 @@ def test_the_command_is_accepted(command, monkeypatch):
             assert (REPO / args.config_file).is_file()
             parse_with(args.recipe, args.recipe_args, monkeypatch)
         if words[1] == "scripts/plan_memory.py":
-            answer.recipe_arguments(plan_memory.parse_args())
+            Request(**plan_memory.parse_args()).check()
     else:
         assert words[:2] == ["accelerate", "launch"]
         args = launch_command_parser().parse_args(words[2:])

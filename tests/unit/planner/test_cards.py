@@ -3,8 +3,14 @@
 
 import pytest
 
-from planner.cards import CARDS, GIB, bytes_of, describe, with_constants
-from planner.errors import UnplannableError
+from planner.request import (
+    CARDS,
+    GIB,
+    UnplannableError,
+    bytes_of_card,
+    describe_card,
+    with_constants,
+)
 
 SIZES = {
     "24GB": 24 * 10**9,
@@ -20,13 +26,13 @@ SIZES = {
 
 @pytest.mark.parametrize("card", SIZES)
 def test_a_card_is_a_name_or_a_size(card):
-    assert bytes_of(card) == SIZES[card]
+    assert bytes_of_card(card) == SIZES[card]
 
 
 @pytest.mark.parametrize("card", ["sheep", "0GB", "24TB", ""])
 def test_anything_else_is_refused_with_what_is_known(card):
     with pytest.raises(UnplannableError, match="neither a size") as refusal:
-        bytes_of(card)
+        bytes_of_card(card)
     assert refusal.value.code == 64
     assert all(name in str(refusal.value) for name in CARDS)
 
@@ -39,7 +45,9 @@ def test_several_ranks_take_more_besides_tensors():
 
 
 def test_how_much_of_a_card_counts_is_told():
-    assert describe("24GB").startswith("--gpu 24GB counts as 22.4 GiB (1 GB is 10^9 bytes); ")
-    assert describe("24GiB").startswith("--gpu 24GiB counts as 24.0 GiB (1 GiB is 2^30 bytes); ")
+    assert describe_card("24GB").startswith("--gpu 24GB counts as 22.4 GiB (1 GB is 10^9 bytes); ")
+    assert describe_card("24GiB").startswith(
+        "--gpu 24GiB counts as 24.0 GiB (1 GiB is 2^30 bytes); "
+    )
     says = "--gpu 4090 counts as 23.5 GiB, which torch reports as the capacity of this card."
-    assert describe("4090") == says
+    assert describe_card("4090") == says

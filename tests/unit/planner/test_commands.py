@@ -9,8 +9,9 @@ import shlex
 import pytest
 from accelerate.commands.launch import launch_command_parser
 
-from planner import answer, commands, recipe
-from planner.answer import read_question
+import llama
+from core.cli import parse
+from planner.answer import DOES_NOT_FIT, FITS, PLACEHOLDER, answer
 from planner.request import Request
 from planner_jobs import BASE, config_of
 
@@ -32,7 +33,7 @@ def printed(model):
     def printed(words="", gpu="24GB", ranks=4):
         request = Request(str(model), words.split(), gpu=gpu, num_processes=ranks)
         with contextlib.redirect_stdout(io.StringIO()) as out:
-            assert answer.choose(read_question(request)) in (answer.FITS, answer.DOES_NOT_FIT)
+            assert answer(request) in (FITS, DOES_NOT_FIT)
         text = out.getvalue().replace("\\\n", "")
         lines = [line for line in text.splitlines() if line.startswith("accelerate launch")]
         return text, [shlex.split(line) for line in lines]
@@ -44,7 +45,7 @@ def read(words):
     """The launcher's and the recipe's arguments of a command, read by their own parsers."""
     launch = launch_command_parser().parse_args(words[2:])
     assert launch.training_script == "recipes/llama.py"
-    return launch, recipe.parse_words(launch.training_script_args)
+    return launch, parse(llama.Arguments, words=launch.training_script_args)
 
 
 def test_each_command_is_read_by_launcher_and_recipe(printed, model):
@@ -53,7 +54,7 @@ def test_each_command_is_read_by_launcher_and_recipe(printed, model):
     for launch, args in (adapters, full):
         assert launch.num_processes == 4
         assert args.model_name_or_path == str(model.parent)
-        assert args.dataset_name == [commands.PLACEHOLDER]
+        assert args.dataset_name == [PLACEHOLDER]
         assert args.dataset_config is None
     assert adapters[1].use_peft and adapters[1].learning_rate == 2e-4
     assert not full[1].use_peft and full[1].learning_rate == 2e-5
@@ -71,7 +72,7 @@ def test_a_change_that_lets_a_way_fit_is_complete_too(printed):
     text, found = printed(gpu="0.85GiB", ranks=1)
     assert "is enough by itself" in text and found
     for _, args in map(read, found):
-        assert args.dataset_name == [commands.PLACEHOLDER]
+        assert args.dataset_name == [PLACEHOLDER]
         assert args.learning_rate == (2e-4 if args.use_peft else 2e-5)
 
 

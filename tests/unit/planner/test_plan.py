@@ -3,14 +3,19 @@
 
 import pytest
 
+from config_strategy import read
 from launching import CONFIGS
-from planner import yaml_files
-from planner.errors import UnplannableError
 from planner.plan import plan_of
-from planner_jobs import training_arguments
+from planner.request import UnplannableError
+from planner_jobs import BASE, config_of, training_arguments
 
-# YAMLs under which ranks share rows
-MESHES = "deepspeed_ulysses fsdp2_cp fsdp2_tp hsdp_cp hsdp_tp tp".split()
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("model")
+    config_of(BASE | {"width": 128, "depth": 1, "vocab": 1000}).save_pretrained(folder)
+    return folder
+
 
 COLUMNS = "engine stage shards reshards offloads_parameters offloads_optimizer".split()
 PLANS = {  # the plan of each YAML on 4 ranks of 2 machines
@@ -49,17 +54,17 @@ MESHES = {
 
 
 @pytest.mark.parametrize("name", MESHES)
-def test_a_yaml_under_which_ranks_share_rows_is_planned_as_what_it_runs(name):
-    plan = plan_of(training_arguments([]), yaml_files.read(CONFIGS / f"{name}.yaml"))
+def test_a_yaml_under_which_ranks_share_rows_is_planned_as_what_it_runs(name, model):
+    plan = plan_of(training_arguments(model), read(CONFIGS / f"{name}.yaml"))
     found = (plan.name, plan.ranks, plan.shards, plan.replicas, plan.copies)
     assert found == MESHES[name]
 
 
 @pytest.mark.parametrize("name", MESHES)
-def test_other_numbers_of_ranks_than_those_of_the_mesh_are_refused(name):
-    config = yaml_files.read(CONFIGS / f"{name}.yaml")
+def test_other_numbers_of_ranks_than_those_of_the_mesh_are_refused(name, model):
+    config = read(CONFIGS / f"{name}.yaml")
     with pytest.raises(UnplannableError, match="the config's mesh needs"):
-        plan_of(training_arguments([]), config, 3 * MESHES[name][1])
+        plan_of(training_arguments(model), config, 3 * MESHES[name][1])
 
 
 REFUSED = [
@@ -72,19 +77,19 @@ REFUSED = [
 
 
 @pytest.mark.parametrize("name, flags", REFUSED)
-def test_what_the_recipe_refuses_under_a_mesh_is_not_planned(name, flags):
-    config = yaml_files.read(CONFIGS / f"{name}.yaml")
+def test_what_the_recipe_refuses_under_a_mesh_is_not_planned(name, flags, model):
+    config = read(CONFIGS / f"{name}.yaml")
     with pytest.raises(UnplannableError, match=flags[0]):
-        plan_of(training_arguments(flags), config)
+        plan_of(training_arguments(model, flags), config)
 
 
 @pytest.mark.parametrize("name", sorted(PLANS))
-def test_a_yaml_is_planned_as_what_it_runs(name):
-    config = yaml_files.read(CONFIGS / f"{name}.yaml")
+def test_a_yaml_is_planned_as_what_it_runs(name, model):
+    config = read(CONFIGS / f"{name}.yaml")
     numbers = {"num_processes": 4, "num_machines": 2}
     if name == "single":
         numbers = {"num_processes": 1, "num_machines": 1}
-    plan = plan_of(training_arguments([]), config, **numbers)
+    plan = plan_of(training_arguments(model), config, **numbers)
     found = {column: getattr(plan, column) for column in COLUMNS}
     assert found == dict(zip(COLUMNS, PLANS[name], strict=True))
     assert plan.mixed_precision == "bf16"
@@ -98,8 +103,8 @@ UNPLANNED = {
 
 
 @pytest.mark.parametrize("key", UNPLANNED)
-def test_keys_that_change_memory_are_not_passed_over(key):
+def test_keys_that_change_memory_are_not_passed_over(key, model):
     fsdp = {"fsdp_version": 1, "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP"}
     content = {"distributed_type": "FSDP", "fsdp_config": fsdp | {key: UNPLANNED[key]}}
     with pytest.raises(UnplannableError, match=key):
-        plan_of(training_arguments([]), content, 4)
+        plan_of(training_arguments(model), content, 4)

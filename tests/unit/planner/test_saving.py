@@ -6,9 +6,9 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from core.state import state_of
+from planner.engines import saving_of
 from planner.plan import Plan
-from planner.recipe import parse_words
-from planner.saving import saving_of
+from planner.trace import profile_of
 from planner_jobs import training_arguments
 
 SMALL = {
@@ -25,13 +25,16 @@ def config(**more):
     return AutoConfig.for_model("llama", **SMALL | more)
 
 
-def whole_of(words=(), **how):
-    return saving_of(Plan(training_arguments([*words]), **how), config()).whole
+def saved(folder, words=(), shape=None, **how):
+    """What a rank of a plan keeps while it saves."""
+    (shape or config()).save_pretrained(folder)
+    plan = Plan(training_arguments(folder, words), **how)
+    return saving_of(plan, profile_of(plan, None).weights)
 
 
 @pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_the_tensors_are_those_that_are_written(tied, dtype):
+def test_the_tensors_are_those_that_are_written(tied, dtype, tmp_path):
     shape = config(tie_word_embeddings=tied)
     model = AutoModelForCausalLM.from_config(shape, dtype=getattr(torch, dtype))
     optimizer = torch.optim.AdamW(model.parameters())
@@ -39,37 +42,28 @@ def test_the_tensors_are_those_that_are_written(tied, dtype):
         weight.grad = torch.zeros_like(weight)
     optimizer.step()
     sizes = [box.part.nbytes for box in state_of(model, optimizer).boxes]
-    planned = saving_of(Plan(training_arguments(["--dtype", dtype])), shape)
+    planned = saved(tmp_path, ["--dtype", dtype, "--no_master_weights"], shape)
     assert (planned.whole, planned.largest) == (sum(sizes), max(sizes))
 
 
-def test_deepspeed_saves_fp32_whatever_the_dtype_of_the_model():
-    in_bf16 = whole_of(["--dtype", "bfloat16"], engine="zero", stage=2, ranks=4)
-    assert in_bf16 == whole_of()
+def test_deepspeed_saves_fp32_whatever_the_dtype_of_the_model(tmp_path):
+    how = {"engine": "zero", "stage": 2, "ranks": 4}
+    in_bf16 = saved(tmp_path, ["--dtype", "bfloat16", "--no_master_weights"], **how)
+    assert in_bf16.whole == saved(tmp_path).whole
 
 
-def test_adapters_are_saved_without_their_base():
-    assert whole_of(["--use_peft"]) < whole_of() / 10
+def test_adapters_are_saved_without_their_base(tmp_path):
+    assert saved(tmp_path, ["--use_peft"]).whole < saved(tmp_path).whole / 10
 
 
 @pytest.mark.parametrize("ranks", [1, 4, 8])
-def test_a_rank_has_an_equal_share_and_needs_one_tensor_more(ranks):
-    plan = Plan(training_arguments([]), engine="fsdp2", ranks=ranks, shards=ranks)
-    saving = saving_of(plan, config())
+def test_a_rank_has_an_equal_share_and_needs_one_tensor_more(ranks, tmp_path):
+    saving = saved(tmp_path, engine="fsdp2", ranks=ranks, shards=ranks)
     assert saving.share == round(saving.whole / ranks)
     assert saving.largest == 4000 * 128 * 4  # the embedding, in fp32
     assert saving.most == saving.share + saving.largest
 
 
-def test_all_ranks_of_a_host_need_what_they_have_between_them():
-    plan = Plan(training_arguments([]), engine="fsdp2", ranks=8, shards=8, machines=2)
-    saving = saving_of(plan, config())
+def test_all_ranks_of_a_host_need_what_they_have_between_them(tmp_path):
+    saving = saved(tmp_path, engine="fsdp2", ranks=8, shards=8, machines=2)
     assert saving.host == round(saving.whole / 2) + 4 * saving.largest
-
-
-def test_the_stages_at_the_ends_of_a_pipeline_have_the_largest_shares():
-    """They have the embedding and the head beside their layers."""
-    args = parse_words(["--pp_size", "4"], "llama_pipeline.py")
-    plan = Plan(args, ranks=4, pp=4)
-    saving = saving_of(plan, config(num_hidden_layers=8))
-    assert saving.share > saving.whole / 4 + saving.largest
