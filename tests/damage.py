@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 import torch
 
 from core import checkpoint as files
+from core.boxes import LocalBox
 from core.checkpoint import find_damage, hash_of
-from core.state import LocalBox
 
 MANIFEST = "manifest.json"
 # What `make_checkpoint` writes

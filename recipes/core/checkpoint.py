@@ -36,8 +36,8 @@ import xxhash
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
+from core.boxes import LocalBox, SavedBox, State, overlap
 from core.exits import End, Exit
-from core.state import LocalBox, State
 
 MANIFEST = "manifest.json"
 BOXES = "boxes.json"  # Checkpoints of earlier versions have none: their tensors are whole
@@ -161,16 +161,6 @@ def set_aside(damaged: Iterable[Path]) -> None:
 
 
 # ---- Reading ----
-@dataclass(frozen=True)
-class SavedBox:
-    """A box of a whole tensor in a file: under `key`, `sizes` numbers from `start` on."""
-
-    file: str
-    key: str
-    start: Sequence[int]
-    sizes: Sequence[int]
-
-
 @dataclass
 class SavedTensor:
     """A tensor of a checkpoint: its whole shape, and the boxes that make it up."""
@@ -277,21 +267,6 @@ def fill_boxes(
                 if data.dtype != target.dtype and target.dim() > 0:
                     raise ValueError(f"{key} is in {data.dtype}, not in {target.dtype}")
                 target.copy_(data.view(target.shape))
-
-
-def overlap(source: SavedBox, box: LocalBox) -> tuple[tuple[slice, ...], tuple[slice, ...]] | None:
-    """Return where two boxes have the same numbers, as slices of each, or None if nowhere."""
-    inside = []
-    here = []
-    places = zip(source.start, source.sizes, box.start, box.part.shape, strict=True)
-    for saved_start, saved_size, start, size in places:
-        first = max(saved_start, start)
-        stop = min(saved_start + saved_size, start + size)
-        if first >= stop:
-            return None
-        inside.append(slice(first - saved_start, stop - saved_start))
-        here.append(slice(first - start, stop - start))
-    return tuple(inside), tuple(here)
 
 
 def read_whole(

@@ -24,9 +24,10 @@ from safetensors.torch import save_file
 from transformers.core_model_loading import revert_weight_conversion
 
 from core import workarounds
+from core.boxes import LocalBox, boxes_of, clean_name
 from core.checkpoint import flush, gather, let_others_read, make_patient_group
 from core.exits import End, Exit
-from core.state import LocalBox, boxes_of, clean_name, free_whole_weights, fsdp1_slices
+from core.state import free_whole_weights, fsdp1_slices
 from core.weights import read_left_out
 
 WEIGHTS = re.compile(r"model(-[0-9]{5,}-of-[0-9]{5,})?\.safetensors")

@@ -64,17 +64,15 @@ class Status:
             write_whole(self.folder / "status.json", json.dumps(facts, indent=2))
 
     def end(self, end: End) -> bool:
-        """Record how the run ends. Returns False if another rank has failed before.
+        """Record how the run ends. Returns False if another rank has ended it before.
 
         What an earlier call has done stays done until the run trains again.
         """
         before = self.read().get("state")
-        if before == "done":
-            return True
-        state = {Exit.DONE: "done", Exit.STOPPED: "stopped"}.get(Exit(end.code), "failed")
-        if state == "failed" and before == "failed":
+        if before in ("failed", "stopped"):
             return False
-        if state == "failed" or RANK == 0:
+        if before != "done" and (end.is_alone or RANK == 0):
+            state = {Exit.DONE: "done", Exit.STOPPED: "stopped"}.get(Exit(end.code), "failed")
             self.write(state, end.code, end.why or None)
         return True
 
@@ -126,8 +124,7 @@ class Watch:
             return
         name = signal.Signals(number).name
         why = f"Stopped by {name} before the first step: run the same command again"
-        self._status.end(End(Exit.STOPPED, why))
-        if RANK == 0:
+        if self._status.end(End(Exit.STOPPED, why, is_alone=True)):
             print(why, flush=True)
         os._exit(Exit.STOPPED)
 

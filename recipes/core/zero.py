@@ -13,21 +13,15 @@ import torch
 import torch.distributed as dist
 
 from core import workarounds
-from core.state import (
-    FlatSlice,
-    LocalBox,
-    Numbers,
-    State,
-    boxes_of,
-    clean_name,
-    state_of_optimizer,
-)
+from core.boxes import FlatSlice, LocalBox, Numbers, State, boxes_of, clean_name
 
 Shapes = Mapping[str, Sequence[int]]
 
 
-def state_of_engine(engine: Any, zero: Any, saved: Shapes | None) -> State:
+def state_of_engine(engine: Any, zero: Any, saved: Shapes | None) -> State | None:
     """Return the state of a DeepSpeed engine on this rank, as `state_of` does.
+
+    None if it trains the weights themselves, as ZeRO-0 in fp32 does.
 
     Args:
         zero: DeepSpeed's optimizer.
@@ -39,9 +33,7 @@ def state_of_engine(engine: Any, zero: Any, saved: Shapes | None) -> State:
     if engine.zero_optimization_stage() > 0:
         return state_of_parts(zero, weights, saved)
     masters = master_weights(zero)
-    if masters:
-        return state_of_masters(zero.optimizer, weights, masters)
-    return state_of_optimizer(engine, getattr(zero, "optimizer", zero), saved)
+    return state_of_masters(zero.optimizer, weights, masters) if masters else None
 
 
 # ---- ZeRO-0 in bf16 or fp16 ----

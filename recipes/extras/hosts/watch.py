@@ -132,7 +132,7 @@ class Beats:
             if self._answered < since:
                 where += f", nor from the store at {os.environ['MASTER_ADDR']}"
             why = f"no answer for {SECONDS_OF_SILENCE} s from {where}"
-            self._status.end(End(Exit.FAILED, why))
+            self._status.end(End(Exit.FAILED, why, is_alone=True))
             print(
                 f"error: {why}: {NODE} ends; the same command continues from the newest checkpoint",
                 file=sys.stderr,

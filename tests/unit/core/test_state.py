@@ -11,14 +11,11 @@ from bitsandbytes.nn import Linear8bitLt
 from bitsandbytes.optim import AdamW8bit, Lion8bit
 
 from core import checkpoint
+from core.boxes import FlatSlice, State, boxes_of, cut_into_boxes
 from core.checkpoint import Checkpoints, fill, read_whole, saved_tensors
 from core.exits import End, Exit
 from core.state import (
-    FlatSlice,
-    State,
-    boxes_of,
     changed_group_values,
-    cut_into_boxes,
     get_loss_scale,
     group_values,
     restore_loss_scale,
