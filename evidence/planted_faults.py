@@ -375,7 +375,7 @@ FAULTS = [
     ),
     fault(
         "state that only its own ranks could read is saved",
-        f"{CORE}/state.py",
+        f"{CORE}/boxes.py",
         ("shape not in (None, value.shape)", "False"),
         test="test_kept_or_refused.py -k read_back",
     ),

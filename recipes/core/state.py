@@ -12,6 +12,7 @@ import torch
 from torch.distributed.checkpoint.state_dict import _init_optim_state
 from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 from torch.distributed.fsdp._runtime_utils import _reshard
+from torch.distributed.tensor import DTensor
 
 from core.boxes import FlatSlice, LocalBox, Numbers, State, boxes_of, clean_name
 

@@ -78,7 +78,7 @@ SILENT = {
         "checkpoint.saved_tensors": ["of newer recipes"],
         "checkpoint.fill": ["cannot be continued"],
         "checkpoint.fill_boxes": ["has the shape", "has not all of", "is in {data.dtype}"],
-        "state.Numbers.as_tensor": ["weight's shape"],
+        "boxes.Numbers.as_tensor": ["weight's shape"],
     },
     "broken weights would take the place of good checkpoints": {
         "checkpoint.Checkpoints.begin": ["no checkpoint is made"],
