@@ -52,6 +52,8 @@ COMPONENTS = {
     "summed_loss": "core.loss:LossInHead.__call__",
     "skip_if_not_finite": "core.run:Run.skip_if_not_finite",
     "save": "core.checkpoint:Checkpoints.begin",
+    # With what the writing thread does. Called before the first step too, if saves are due then
+    "whole save": "core.run:Run._save_if_new",
     "write_share": "core.checkpoint:write",
 }
 

@@ -83,7 +83,7 @@ def publish(
         shares: the tensors of each owner.
     """
     staging = files.staging_of(folder, progress["step"])
-    staging.mkdir()
+    staging.mkdir(parents=True)
     written = []
     for number, share in enumerate(shares, 1):
         boxes = []
