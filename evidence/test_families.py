@@ -145,7 +145,7 @@ def launch(kind, model, rows, folder):
     losses = [line["loss"] for line in lines if "loss" in line]
     evaluations = [line["eval_loss"] for line in lines if "eval_loss" in line]
     assert len(losses) == len(evaluations) == STEPS
-    attention = re.search(r"kernels: attention (\S+)", told)[1].rstrip(",")
+    attention = re.search(r"attention: (\S+)", told)[1]
     return attention, losses, evaluations[-1]
 
 
