@@ -96,10 +96,7 @@ def adapter_weights(model: Any, group: Any) -> dict[str, torch.Tensor]:
         model: as `prepare` returned it.
         group: of all ranks, whose calls may take long.
     """
-    trained = {}
-    for name, weight in model.named_parameters():
-        if weight.requires_grad:
-            trained[clean_name(name)] = weight
+    trained = [clean_name(name) for name, one in model.named_parameters() if one.requires_grad]
     return collect(boxes_of_weights(model, trained), group)
 
 
@@ -115,11 +112,8 @@ def model_weights(model: Any, unwrapped: Any, group: Any) -> dict[str, torch.Ten
     """
     left_out = {*getattr(unwrapped, "all_tied_weights_keys", {})}
     left_out |= {*(unwrapped._keys_to_ignore_on_save or ())}
-    weights = {}
-    for name, weight in model.named_parameters(remove_duplicate=False):
-        if clean_name(name) not in left_out:
-            weights[clean_name(name)] = weight
-    whole = collect(boxes_of_weights(model, weights), group)
+    names = {clean_name(name) for name, _ in model.named_parameters(remove_duplicate=False)}
+    whole = collect(boxes_of_weights(model, names - left_out), group)
     if not whole:
         return whole
     known = getattr(unwrapped, "_weight_conversions", None)
@@ -129,12 +123,19 @@ def model_weights(model: Any, unwrapped: Any, group: Any) -> dict[str, torch.Ten
     return {name: tensor.detach().contiguous() for name, tensor in reverted.items()}
 
 
-def boxes_of_weights(model: Any, weights: Mapping[str, Any]) -> list[LocalBox]:
-    """Return this rank's boxes of weights, trained or frozen, and of the buffers that are saved."""
-    free_whole_weights(model)
+def boxes_of_weights(model: Any, names: Collection[str]) -> list[LocalBox]:
+    """Return this rank's boxes of weights, trained or frozen, and of the buffers that are saved.
+
+    Args:
+        names: of the weights.
+    """
+    free_whole_weights(model)  # Before the weights are looked up: it replaces them
     slices = fsdp1_slices(model)
     boxes: list[LocalBox] = []
-    for name, weight in weights.items():
+    for full_name, weight in model.named_parameters(remove_duplicate=False):
+        name = clean_name(full_name)
+        if name not in names:
+            continue
         if hasattr(weight, "ds_tensor"):
             from core.zero import slice_of_third
 

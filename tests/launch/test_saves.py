@@ -42,3 +42,16 @@ def states_of(folder):
     files = sorted(folder.glob("checkpoint-*/*.safetensors"))
     assert len(files) >= 3
     return {path.relative_to(folder): sha256(path.read_bytes()).digest() for path in files}
+
+
+@pytest.mark.parametrize("config", ["fsdp1_shard_grad_op", "fsdp2_full_shard"])
+def test_a_result_is_that_of_the_last_step_without_any_save(config, net_tiny, tmp_path):
+    """An evaluation leaves whole weights behind, which FSDP frees."""
+    cell = Cell(config, ranks=2)
+    results = []
+    for every in (0, 3):
+        folder = tmp_path / str(every)
+        net.launch(cell, net_tiny("llama"), folder, "--save_steps", every).expect(0)
+        assert any(folder.glob("checkpoint-*")) == bool(every)
+        results.append((folder / "model.safetensors").read_bytes())
+    assert results[0] == results[1]
