@@ -343,7 +343,7 @@ def stop_by_signal(lab, folder, job, name, rank, place):
     """A signal to one rank, or to all: the run stops, saves, prints how to resume, and resumes."""
     at = SIGNAL_PLACES[place]
     ended = lab.run(job, folder, Fault(name, at.at, rank=rank, step=at.step), flags=at.flags)
-    # Before the first step a rank ends at once, and what others miss then may be the launcher's code
+    # Before the first step a rank ends at once, and the launcher may see first what others miss
     ended.expect(Exit.STOPPED, *[Exit.FAILED] * (at.saved == 0))
     # The last line of the recipe itself, before those of the rehearsal and the launcher
     lines = ended.output.split("shard report:")[0].splitlines()
@@ -437,7 +437,7 @@ KILL_PLACES = {
 
 
 def lose_a_rank(lab, folder, job, rank, place, do="SIGKILL"):
-    """kill -9 of one rank: the launcher ends the others. SIGSTOP: after --ddp_timeout, with stacks."""
+    """kill -9 of a rank: the launcher ends the others. SIGSTOP: --ddp_timeout does, with stacks."""
     faults = [Fault(do, place.at, rank=rank, step=place.step)]
     if place.slow_write:
         slow = folder.with_name("waits")
