@@ -16,6 +16,7 @@ newest checkpoint. Exit codes: core/exits.py. To make it yours:
 python scripts/copy_recipe.py llama_dpo my_project, then look for EDIT.
 """
 
+import copy
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -157,20 +158,29 @@ def load_data(args: Arguments, tokenizer: Any) -> tuple[Rows, Rows | None]:
 def load_model(args: Arguments, layout: Layout) -> torch.nn.Module:
     """Return the model without dropout, quantized and with adapters if the arguments request it.
 
-    Adapters keep their --lora_dropout. The saved config has no dropout either.
+    Adapters keep their --lora_dropout.
     """
     model, _ = load_pretrained(AutoModelForCausalLM, args, layout)
     set_up_layers(model, args)
-    for holder in (model.config, model.config.get_text_config(), *model.modules()):
-        turn_off_dropout(holder)
+    turn_off_dropout(model)
     return add_adapters(model, args, layout, task_type="CAUSAL_LM")
 
 
-def turn_off_dropout(holder: Any) -> None:
-    """Set the rates of dropout, of left-out layers (LayerDrop) and of a router's noise to 0.
+def turn_off_dropout(model: torch.nn.Module) -> None:
+    """Turn off all that is random, so that only training separates model and reference.
 
-    Only training is to separate model and reference.
+    Layers that read the config while they run get a copy of it; the model saves its own.
     """
+    copies: dict[int, Any] = {}
+    for module in model.modules():
+        set_rates_to_0(module)
+        if module is not model and "config" in vars(module):
+            module.config = copy.deepcopy(module.config, copies)
+            set_rates_to_0(module.config)
+
+
+def set_rates_to_0(holder: Any) -> None:
+    """Set the rates of dropout, of left-out layers (LayerDrop) and of a router's noise to 0."""
     for name, value in vars(holder).items():
         is_rate = name == "p" or "drop" in name or "jitter" in name
         if is_rate and isinstance(value, float):

@@ -33,7 +33,9 @@ def state_of_engine(engine: Any, zero: Any, saved: Shapes | None) -> State | Non
     if engine.zero_optimization_stage() > 0:
         return state_of_parts(zero, weights, saved)
     masters = master_weights(zero)
-    return state_of_masters(zero.optimizer, weights, masters) if masters else None
+    if not masters:
+        return None
+    return state_of_masters(zero.optimizer, weights, masters)
 
 
 # ---- ZeRO-0 in bf16 or fp16 ----

@@ -372,7 +372,9 @@ class BlockStream:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from a position. Call it before the first step."""
-        self.position = Position(**state)
+        passes = state.get("passes", state.get("pass"))  # As earlier versions call it
+        known = {name: state[name] for name in state if name != "pass"}
+        self.position = Position(**known | {"passes": passes})
 
     def next_step(self, is_last: bool) -> list[list[torch.Tensor]]:
         """Return the blocks of this rank's micro-batches. Every rank takes part.
