@@ -6,10 +6,10 @@ other one for anything: it has the fonts of the system, and its Content-Security
 browser load only what this server has. Analytics and the look for newer versions are off.
 """
 
-import contextlib
 import copy
 import html
 import os
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -288,9 +288,6 @@ def serve(speakers: Sequence[Speaker], history: History, save_to: Path, port: in
         Event().wait()
     except KeyboardInterrupt:
         print()
-        for stopping in list(page.stopping.values()):
-            stopping.set()
-        # An interpreter that ends while a thread of it computes is aborted by C++. From here on the
-        # lock is held, so that no other answer begins. Pressing again does not wait.
-        with contextlib.suppress(KeyboardInterrupt):
-            speakers[0].lock.acquire()
+        sys.stdout.flush()
+        # An interpreter that ends while a thread of it computes is aborted by C++
+        os._exit(0)
