@@ -26,20 +26,3 @@ def test_llama_learns_its_skills_and_answers(tmp_path):
     prompt = ["--prompt", "Spell the word tiger."]
     done = run(sys.executable, REPO / "scripts" / "generate.py", tmp_path / "run", *prompt)
     assert done.returncode == 0 and "t-i-g-e-r" in done.output
-
-
-def test_bert_ner_learns_to_find_names(tmp_path):
-    output = quickstart("bert_ner", tmp_path)
-    _, (before, *_, after) = read_metrics(tmp_path / "run")
-    assert before["step"] == 0 and before["eval_f1"] < 0.3 and after["eval_f1"] >= 0.9
-    assert "brod lamo works for frim -> [('brod lamo', 'PER'), ('frim', 'ORG')]" in output
-    assert (tmp_path / "loss.png").read_bytes().startswith(b"\x89PNG")
-
-
-def test_bert_learns_to_tell_reviews(tmp_path):
-    output = quickstart("bert", tmp_path)
-    _, (before, *_, after) = read_metrics(tmp_path / "run")
-    assert before["step"] == 0 and before["eval_accuracy"] < 0.6 and after["eval_accuracy"] >= 0.9
-    assert "the soup was very good -> {'label': 'positive'" in output
-    assert "the soup was not very good -> {'label': 'negative'" in output
-    assert (tmp_path / "loss.png").read_bytes().startswith(b"\x89PNG")

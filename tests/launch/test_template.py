@@ -137,7 +137,6 @@ def test_state_that_cannot_be_saved_ends_the_run_after_one_step(copied, net_tiny
     assert len((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()) == 1
 
 
-@pytest.mark.cold("as a user tries an edit")
 @pytest.mark.parametrize("name", EDITS)
 def test_an_edit_of_a_few_lines_trains_and_continues_to_the_same_bits(name, copied):
     folder = copied("llama")
