@@ -7,6 +7,10 @@ PRECISION ?= no
 THREADS ?= $(shell getconf _NPROCESSORS_ONLN)
 export PATH := $(abspath $(VENV))/bin:$(PATH)
 export TOKENIZERS_PARALLELISM ?= false
+# Otherwise DeepSpeed warns in every process that it finds no other device
+ifeq ($(shell command -v nvidia-smi),)
+export DS_ACCELERATOR ?= cpu
+endif
 # Some containers set it. Without bytecode each process compiles all that it imports from here.
 unexport PYTHONDONTWRITEBYTECODE
 
