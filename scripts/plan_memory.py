@@ -51,24 +51,10 @@ def parse_args() -> dict[str, Any]:
         size = vars(options).pop(f"parallelism_config_{key}")
         if size is not None:
             sizes[key] = size
-    words = without_launcher_options(words)
+    del options.ignored
     if not words or words[0].startswith("--"):
         parser.error("name MODEL or recipes/llama.py before the recipe's own arguments")
     return {"model": words[0], "words": words[1:], "sizes": sizes, **vars(options)}
-
-
-def without_launcher_options(words: list[str]) -> list[str]:
-    """Return the words of a launch command without those that only the launcher reads."""
-    kept = []
-    skips_value = False
-    for word in words:
-        if skips_value:
-            skips_value = False
-        elif word in LAUNCHER_OPTIONS:
-            skips_value = True
-        elif word not in LAUNCHER_FLAGS:
-            kept.append(word)
-    return kept
 
 
 def make_parser() -> Parser:
@@ -91,10 +77,15 @@ def make_parser() -> Parser:
     )
     for key in SIZES:
         parser.add_argument(f"--parallelism_config_{key}", type=int, help=argparse.SUPPRESS)
+    for option in LAUNCHER_OPTIONS:
+        parser.add_argument(option, dest="ignored", help=argparse.SUPPRESS)
+    for flag in LAUNCHER_FLAGS:
+        parser.add_argument(flag, dest="ignored", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--mixed_precision", choices=["no", "bf16", "fp16"], help="[the YAML's]")
     parser.add_argument(
         "--gpu",
-        help="the card (e.g. h200, a100 or 4090) or its memory (e.g. 24GB or 80GiB) "
+        help="the card (e.g. h200, a100 or 4090), which counts what torch reports of it, or its "
+        "memory (e.g. 24GB, of 10^9 bytes, or 80GiB, of 2^30) "
         "[none; the loss is computed in pieces as on 80GiB]",
     )
     parser.add_argument(

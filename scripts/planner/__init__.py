@@ -9,7 +9,7 @@ reading order; each imports only modules above it:
     plan        what a YAML and arguments determine: engine, sharding, precision
     trace       the recipe's model and loss on fake tensors, as a Profile of phases
     engines     what one process, DDP, FSDP and DeepSpeed hold around each phase
-    choose      every way to run on a card, and what to change if none fits
+    choose      every way to run that fits a card, the cheapest first
     answer      from a request to its answer, as text and JSON
 """
 

@@ -4,27 +4,23 @@
 import json
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from common import Exit
 from core.cli import parse
 
-from . import choose
-from .choose import EVALUATION, Launch, Profiles, Way
+from .choose import EVALUATION, Launch, Profiles, Way, find_ways
 from .engines import Saving, saving_of
 from .plan import plan_of
 from .request import (
     GIB,
-    Batch,
     Request,
     UnplannableError,
     batch_of,
     bytes_of_card,
-    describe_card,
     read_arguments,
-    read_config,
     with_constants,
 )
 
@@ -33,13 +29,9 @@ TERMINAL = "-"
 SIZES = ("dp_replicate", "dp_shard", "cp", "sp", "tp")
 PLACEHOLDER = "YOUR_ROWS.jsonl"  # if the command line names no data set
 WIDTH = 110  # characters of a line of a folded command, before its backslash
-HEADER = ("#", "config", "weights", "ckpt", "GiB", "cost", "why")
-ALIGNMENT = "><<<>><"
-LEGEND = (
-    "\nckpt: with --gradient_checkpointing. GiB: peak per GPU.\n"
-    "cost: per step, relative to the first row; +: and what host and bus take. "
-    "It is a rule of thumb, no measured time.\n"
-)
+HEADER = ("#", "config", "weights", "ckpt", "GiB", "host")
+ALIGNMENT = "><<<>>"
+LEGEND = "\nckpt: with --gradient_checkpointing. GiB: peak per GPU. host: GiB per machine.\n"
 
 
 def answer(request: Request) -> int:
@@ -56,12 +48,13 @@ def answer(request: Request) -> int:
     recipe, args, request = read_arguments(request)
     if config is not None:
         report = report_of(request, args, config, card)
-        give(request, args, report)
+        give(request, report)
         return FITS if report.fits else DOES_NOT_FIT
     assert card is not None  # Request.check: without a config there is a card.
     defaults = vars(parse(recipe.Arguments, words=[]))
-    choice = choice_of(Launch(request, recipe, args, defaults, card))
-    give(request, args, choice)
+    launch = Launch(request, recipe, args, defaults, card)
+    choice = Choice(launch, *find_ways(launch))
+    give(request, choice)
     return FITS if choice.fitting else DOES_NOT_FIT
 
 
@@ -93,30 +86,21 @@ def read_yaml(request: Request) -> dict[str, Any]:
     return config
 
 
-def give(request: Request, args: Any, found: "Report | Choice") -> None:
-    """Print or write what was found, and what it does not count."""
-    notes = []
-    if getattr(args, "predict_with_generate", False):
-        notes = [
-            "the key-value cache of --predict_with_generate; a smaller "
-            "--per_device_eval_batch_size or --generation_max_new_tokens shrinks it"
-        ]
-    content = found.as_object()
-    if notes:
-        content["not_counted"] = notes
-    if request.json:
-        text = json.dumps(content, indent=2)
-        if request.json == TERMINAL:
-            print(text)
-            return
-        try:
-            Path(request.json).write_text(text + "\n")
-        except OSError as error:
-            message = f"cannot write {request.json}: {error}"
-            raise UnplannableError(message, Exit.CANNOT_WRITE) from None
+def give(request: Request, found: "Report | Choice") -> None:
+    """Print or write what was found."""
+    if not request.json:
+        print(found)
+        return
+    text = json.dumps(found.as_object(), indent=2)
+    if request.json == TERMINAL:
+        print(text)
+        return
+    try:
+        Path(request.json).write_text(text + "\n")
+    except OSError as error:
+        message = f"cannot write {request.json}: {error}"
+        raise UnplannableError(message, Exit.CANNOT_WRITE) from None
     print(found)
-    for note in notes:
-        print(f"not counted: {note}")
 
 
 def in_gib(size: float) -> str:
@@ -131,7 +115,7 @@ class Report:
 
     Attributes:
         device: on a GPU at its peak, by category; host: for each rank.
-        hints: what else decides the peak.
+        advice: what would lower the peak.
     """
 
     title: str
@@ -139,8 +123,7 @@ class Report:
     host: dict[str, int]
     saving: Saving
     card: int | None = None
-    card_note: str = ""
-    hints: list[str] = field(default_factory=list)
+    advice: str = ""
 
     @property
     def peak(self) -> int:
@@ -156,7 +139,6 @@ class Report:
         """Return the report as written to JSON."""
         found: dict[str, Any] = {
             "title": self.title,
-            "method": "traced",
             "device": self.device,
             "peak": self.peak,
             "host": self.host,
@@ -164,8 +146,6 @@ class Report:
         }
         if self.card:
             found["card"] = self.card
-        if self.hints:
-            found["hints"] = self.hints
         return found
 
     def __str__(self) -> str:
@@ -184,8 +164,9 @@ class Report:
             if not self.fits:
                 verdict = f"does not fit: {-left:.1f} GiB too much"
             lines.append(f"{line('card', self.card)} GiB: {verdict}")
-            lines.append(self.card_note)
-        return "\n".join([*lines, *self.hints])
+        if self.advice:
+            lines.append(self.advice)
+        return "\n".join(lines)
 
 
 def line(name: str, size: float) -> str:
@@ -202,11 +183,11 @@ def report_of(request: Request, args: Any, config: dict[str, Any], card: int | N
     profiles = Profiles()
     held = profiles.held(plan, batch)
     device = with_constants(held.device, plan.ranks)
-    hints = []
+    advice = ""
     light = replace(plan, args=replace(args, **{EVALUATION: 1}))
     lower = sum(with_constants(profiles.held(light, batch).device, plan.ranks).values())
     if lower < sum(device.values()):
-        hints.append(
+        advice = (
             f"evaluation, of {getattr(args, EVALUATION)} rows at a time, takes more than training: "
             f"with --{EVALUATION} 1 the peak is {lower / GIB:.3f} GiB"
         )
@@ -219,59 +200,42 @@ def report_of(request: Request, args: Any, config: dict[str, Any], card: int | N
         f"{args.model_name_or_path} under {plan.name}, {plan.ranks} x GPU, mixed precision "
         f"{plan.mixed_precision}: {batch.lines} x {batch.length} tokens per {holders}"
     )
-    note = describe_card(request.gpu) if request.gpu else ""
-    return Report(title, device, host, saving, card, note, hints)
+    return Report(title, device, host, saving, card, advice)
 
 
 # ---- What fits ----
 @dataclass(frozen=True)
 class Choice:
-    """The ways that fit a card, and what to change if none does without offload.
-
-    Attributes:
-        closest: the way that is closest to fitting; changes: with each of which it does.
-        room: for the first way, the largest batch and length that fit.
-    """
+    """The ways that fit a card, the cheapest first, and all that were tried."""
 
     launch: Launch
-    batch: Batch
     fitting: list[Way]
     tried: list[Way]
-    closest: Way | None
-    changes: list[tuple[str, Way]]
-    room: tuple[int, int] | None
 
     @property
     def title(self) -> str:
         """The question, and how many ways fit of those that were tried."""
         launch = self.launch
+        batch = batch_of(launch.args, launch.request)
         return (
             f"{launch.args.model_name_or_path} on {launch.ranks} x {launch.request.gpu}, "
-            f"{in_gib(launch.card)} each, {self.batch.lines} x {self.batch.length} tokens per "
+            f"{in_gib(launch.card)} each, {batch.lines} x {batch.length} tokens per "
             f"micro-batch: {len(self.fitting)} of {len(self.tried)} ways fit"
         )
 
     # ---- JSON ----
     def as_object(self) -> dict[str, Any]:
         """Return the choice as written to JSON."""
-        found: dict[str, Any] = {
+        return {
             "title": self.title,
             "card": self.launch.card,
             "rows": [self.row(way) for way in self.fitting],
-            "closest": self.row(self.closest) if self.closest else None,
-            "changes": [{"change": words} | self.row(way) for words, way in self.changes],
         }
-        if self.room:
-            batch, length = self.room
-            found["rows"][0]["largest_per_device_train_batch_size"] = batch
-            found["rows"][0]["largest_max_length"] = length
-        return found
 
     def row(self, way: Way) -> dict[str, Any]:
         """Return a way: bytes of a GPU, and of the host for each rank."""
         assert way.held is not None
         return {
-            "number": way.number,
             "config_file": f"accelerate_configs/{way.file}",
             "name": way.plan.name,
             "weights": way.weights,
@@ -279,26 +243,20 @@ class Choice:
             "peak": way.peak,
             "device": way.held.device,
             "host": way.held.host,
-            "cost": way.cost,
-            "reasons": way.reasons,
             "command": shlex.join(command(self.launch, way)),
         }
 
     # ---- Text ----
     def __str__(self) -> str:
-        card = self.launch.request.gpu
-        assert card is not None  # without a card there is nothing to choose for
-        lines = [self.title, describe_card(card)]
+        lines = [self.title]
         if self.fitting:
             lines.append(
                 "Sorted by a rule of thumb, probably the fastest first: nothing was timed."
             )
-            lines += ["", table(self.fitting, self.launch.machines), *self.misfits(), LEGEND]
-            lines += self.commands()
-        else:
-            lines.append("")
-        if self.closest is not None:
-            lines += self.remedies(self.closest)
+            lines += ["", table(self.fitting, self.launch.machines)]
+        lines += self.misfits()
+        if self.fitting:
+            lines += [LEGEND, *self.commands()]
         return "\n".join(lines)
 
     def misfits(self) -> Iterator[str]:
@@ -312,67 +270,17 @@ class Choice:
 
     def commands(self) -> Iterator[str]:
         """Yield the commands of the first way and of the first with full weights."""
-        first = self.fitting[0]
-        yield f"Number 1:\n\n{folded(command(self.launch, first))}"
-        if self.room:
-            batch, length = self.room
-            yield (
-                f"\nIt has room for --per_device_train_batch_size {batch}, or for --max_length "
-                f"{length}."
-            )
-        full = next((way for way in self.fitting if way.weights == "full"), first)
-        if full is not first:
-            yield f"\nNumber {full.number}, the first with full weights:\n"
-            yield folded(command(self.launch, full))
+        yield f"Number 1:\n\n{folded(command(self.launch, self.fitting[0]))}"
+        kinds = [way.weights for way in self.fitting]
+        if kinds[0] != "full" and "full" in kinds:
+            place = kinds.index("full")
+            yield f"\nNumber {place + 1}, the first with full weights:\n"
+            yield folded(command(self.launch, self.fitting[place]))
         if self.launch.machines > 1:
             yield (
                 "\nRun it on each machine with its own --machine_rank and the --main_process_ip of "
                 "the first."
             )
-
-    def remedies(self, closest: Way) -> Iterator[str]:
-        """Yield how much the closest way lacks, and changes with which it fits."""
-        sentence = f"The closest is {closest.weights} under {name_of(closest)}"
-        if closest.plan.args.gradient_checkpointing:
-            sentence += ", with --gradient_checkpointing"
-        if self.fitting:
-            sentence = f"\nWithout offload nothing fits. {sentence}"
-        yield f"{sentence}."
-        enough = "each of these changes is enough by itself:"
-        if not self.changes:
-            enough = "no smaller batch, shorter rows, more GPUs or known card is enough by itself."
-        excess = in_gib(closest.peak - self.launch.card)
-        yield f"It takes {in_gib(closest.peak)}, {excess} too much; {enough}"
-        for words, way in self.changes:
-            yield f"\n{words} ({way.weights}, {in_gib(way.peak)})"
-            yield folded(command(self.launch, way))
-
-
-def choice_of(launch: Launch) -> Choice:
-    """Return which ways fit, and what to change if none does without offload.
-
-    Raises:
-        UnplannableError: if nothing can be run.
-    """
-    found = choose.find_ways(launch)
-    fitting = found.fitting
-    room = closest = None
-    changes = []
-    if fitting:
-        first = fitting[0]
-        most = choose.longest_of(
-            read_config(launch.args.model_name_or_path, launch.args.model_revision)
-        )
-        room = (
-            choose.largest(launch, first, "per_device_train_batch_size", choose.MOST_LINES),
-            choose.largest(launch, first, "max_length", most),
-        )
-    on_gpus = [way for way in found.tried if not way.offloads]
-    if on_gpus and (not fitting or fitting[0].offloads):
-        closest = min(on_gpus, key=lambda way: way.peak)
-        changes = list(choose.changes_for(launch, closest))
-    batch = batch_of(launch.args, launch.request)
-    return Choice(launch, batch, fitting, found.tried, closest, changes, room)
 
 
 def name_of(way: Way) -> str:
@@ -381,18 +289,14 @@ def name_of(way: Way) -> str:
 
 
 def table(ways: Sequence[Way], machines: int) -> str:
-    """Return ways as aligned text of at most 120 characters in a line."""
+    """Return ways as aligned text."""
     lines = [HEADER]
-    for way in ways:
+    for number, way in enumerate(ways, 1):
         assert way.held is not None
-        cost = f"{way.cost / ways[0].cost:.2f}" + ("+" if way.offloads else "")
-        reason = way.reasons[0]
         host = sum(way.held.host.values()) * way.plan.ranks / machines
-        if host:
-            reason += f": {in_gib(host)} per machine"
         checkpoints = "yes" if way.plan.args.gradient_checkpointing else ""
-        size = f"{way.peak / GIB:.1f}"
-        lines.append((str(way.number), name_of(way), way.weights, checkpoints, size, cost, reason))
+        sizes = (f"{way.peak / GIB:.1f}", f"{host / GIB:.1f}" if host else "")
+        lines.append((str(number), name_of(way), way.weights, checkpoints, *sizes))
     formats = []
     for side, *column in zip(ALIGNMENT, *lines, strict=True):
         formats.append(f"{{:{side}{max(len(cell) for cell in column)}}}")

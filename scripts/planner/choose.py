@@ -18,25 +18,10 @@ from paths import CONFIGS, OF_EXPERTS, OF_PIPELINES, SAME_AS_FIRST_CHOICE
 
 from .engines import Held, at_rest, peak_of
 from .plan import DTYPES, Plan, plan_of
-from .request import (
-    CARDS,
-    GIB,
-    ROUNDING,
-    SLOW_IN_BF16,
-    Batch,
-    Request,
-    UnplannableError,
-    batch_of,
-    logits_mib_on,
-    with_constants,
-)
+from .request import Batch, Request, UnplannableError, batch_of, with_constants
 from .trace import Profile, profile_of
 
 SHOWN = 12  # ways, besides the first of each kind of weights
-MOST_LINES = 2**16  # of the largest batch that is searched for
-MOST_TOKENS = 2**20  # of the longest row that is searched for
-LEAST_TOKENS = 64  # of the shortest rows that are proposed
-MOST_RANKS = 1024
 EVALUATION = "per_device_eval_batch_size"
 DECIDES_WEIGHTS = {"use_peft", "load_in_8bit", "load_in_4bit", "bnb_4bit_use_double_quant"}
 PREFERRED = ("single", "ddp", "fsdp2", "zero")  # order of engines at equal cost; FSDP1 is not tried
@@ -124,18 +109,15 @@ class Way:
     Attributes:
         file: in accelerate_configs/.
         weights: what is trained, on which base.
-        cost: of a micro-batch in forward passes, and the reasons for it.
+        cost: of a micro-batch in forward passes.
         held: at the peak, with what is not tensors; None before it is traced.
-        number: among the ways that fit, from 1.
     """
 
     file: str
     weights: str
     plan: Plan
     cost: float
-    reasons: list[str]
     held: Held | None = None
-    number: int | None = None
 
     @property
     def peak(self) -> int:
@@ -154,14 +136,6 @@ class Way:
         return self.offloads, self.cost, PREFERRED.index(self.plan.engine), self.file
 
 
-@dataclass(frozen=True)
-class Found:
-    """Ways that fit, the cheapest first, and all that were traced."""
-
-    fitting: list[Way]
-    tried: list[Way]
-
-
 def traced(launch: Launch, way: Way) -> Way:
     """Return a way with what it holds at its peak, or at rest if that is too much already.
 
@@ -174,95 +148,80 @@ def traced(launch: Launch, way: Way) -> Way:
     return replace(way, held=Held(device, held.host))
 
 
-def changed(launch: Launch, way: Way, **values: Any) -> Way:
-    """Return a way under other arguments of the recipe."""
-    args = replace_all(way.plan.args, **values)
-    return traced(launch, replace(way, plan=replace(way.plan, args=args)))
-
-
-def fits(launch: Launch, way: Way, **values: Any) -> bool:
-    """Return whether a way fits under other arguments of the recipe."""
-    return changed(launch, way, **values).peak <= launch.card
-
-
-def find_ways(launch: Launch) -> Found:
-    """Return the first ways that fit, and the first of each kind of weights.
+def find_ways(launch: Launch) -> tuple[list[Way], list[Way]]:
+    """Return the first ways that fit, with the first of each kind of weights, and all traced ones.
 
     Raises:
         UnplannableError: if nothing can be run.
     """
     fitting: list[Way] = []
     tried: list[Way] = []
-    refusal = None
+    refusals: list[UnplannableError] = []
     for kind in KINDS:
-        try:
-            found = first_that_fit(launch, ways_on(launch, launch.ranks, kind))
-        except UnplannableError as error:
-            refusal = refusal or error
-            continue
-        fitting = sorted([*fitting, *found.fitting], key=lambda way: way.order)
-        tried += found.tried
+        tried += trace_until_enough(launch, ways_on(launch, kind, refusals), refusals)
+        fits = [way for way in tried if way.peak <= launch.card]
+        fitting = sorted(fits, key=lambda way: way.order)
         if fitting and not fitting[0].offloads:
             break
-    if refusal is not None and not tried:
-        raise refusal
-    numbered = [replace(way, number=number) for number, way in enumerate(fitting, 1)]
-    return Found(numbered, tried)
+    if not tried:
+        raise refusals[0]
+    return fitting, tried
 
 
-def first_that_fit(launch: Launch, ways: Iterable[Way]) -> Found:
-    """Trace ways in order of cost until SHOWN fit, and one of each kind of weights."""
-    fitting: list[Way] = []
+def trace_until_enough(
+    launch: Launch, ways: Iterable[Way], refusals: list[UnplannableError]
+) -> list[Way]:
+    """Trace ways in order of cost until SHOWN fit, and one of each kind of weights.
+
+    Args:
+        refusals: gets those of models that take no fake tensors.
+    """
     tried: list[Way] = []
-    refusal = None
+    fitting: list[str] = []  # weights of the ways that fit
     for way in ways:
-        if len(fitting) >= SHOWN and way.weights in {one.weights for one in fitting}:
+        if len(fitting) >= SHOWN and way.weights in fitting:
             continue
         try:
-            way = traced(launch, way)
+            tried.append(traced(launch, way))
         except UnplannableError as error:
-            refusal = error
+            refusals.append(error)
             continue
-        tried.append(way)
-        if way.peak <= launch.card:
-            fitting.append(way)
-    if refusal is not None and not tried:
-        raise refusal
-    return Found(fitting, tried)
+        if tried[-1].peak <= launch.card:
+            fitting.append(way.weights)
+    return tried
 
 
 # ---- What can be run ----
-def ways_on(launch: Launch, ranks: int, kind: str) -> list[Way]:
-    """Return every way on a number of ranks that the recipe accepts, in order of cost."""
+def ways_on(launch: Launch, kind: str, refusals: list[UnplannableError]) -> list[Way]:
+    """Return every way of a kind that the recipe accepts, in order of cost.
+
+    Args:
+        refusals: gets those of the others.
+    """
     ways = []
-    refusal = None
-    for name, config in configs_on(ranks, launch.machines, kind):
+    for name, config in configs_on(launch.ranks, launch.machines, kind):
         for weights, values in kinds_of_weights(launch, config).items():
             for checkpoints in (False, True):
                 if launch.args.gradient_checkpointing and not checkpoints:
                     continue
                 args = replace_all(launch.args, **values, gradient_checkpointing=checkpoints)
                 try:
-                    ways.append(way_under(launch, name, weights, args, config, ranks))
+                    ways.append(way_under(launch, name, weights, args, config))
                 except UnplannableError as error:
-                    refusal = error
-    if refusal is not None and not ways:
-        raise refusal
+                    refusals.append(error)
     return sorted(ways, key=lambda way: way.order)
 
 
-def way_under(
-    launch: Launch, file: str, weights: str, args: Any, config: Mapping[str, Any], ranks: int
-) -> Way:
+def way_under(launch: Launch, file: str, weights: str, args: Any, config: Mapping[str, Any]) -> Way:
     """Return a way under a config. Raises UnplannableError if it cannot run."""
     request = launch.request
     if EVALUATION not in request.given:
         # An evaluation of no more rows than a micro-batch decides nothing
         rows = min(launch.defaults[EVALUATION], args.per_device_train_batch_size)
         args = replace_all(args, **{EVALUATION: rows})
-    plan = plan_of(args, config, ranks, request.num_machines, request.mixed_precision)
+    plan = plan_of(args, config, launch.ranks, request.num_machines, request.mixed_precision)
     batch = batch_of(args, request)
-    return Way(file, weights, plan, *cost_of(plan, batch.lines * batch.length))
+    return Way(file, weights, plan, cost_of(plan, batch.lines * batch.length))
 
 
 def configs_on(ranks: int, machines: int, kind: str) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -340,8 +299,8 @@ def kinds_of_weights(launch: Launch, config: Mapping[str, Any]) -> dict[str, dic
 
 
 # ---- What it costs ----
-def cost_of(plan: Plan, tokens: int) -> tuple[float, list[str]]:
-    """Return the cost of a micro-batch in forward passes, and the reasons. Nothing is timed.
+def cost_of(plan: Plan, tokens: int) -> float:
+    """Return the cost of a micro-batch in forward passes. Nothing is timed.
 
     Compute is 1 for the forward pass, 1 for gradients of activations, 1 for those of weights unless
     only adapters train, and 1 to compute again; more on a quantized base. Communication is
@@ -355,24 +314,12 @@ def cost_of(plan: Plan, tokens: int) -> tuple[float, list[str]]:
     elif getattr(args, "load_in_4bit", False):
         factor = NF4_TWICE if args.bnb_4bit_use_double_quant else NF4
     compute = factor * (2 + (not args.use_peft) + args.gradient_checkpointing)
-    trips, reason = trips_of(plan)
-    reasons = [reason]
-    if plan.copies > 1:
-        trips += 1
-        reasons = ["tokens, or keys and values, travel in each layer"]
-    if args.gradient_checkpointing:
-        reasons.append("recomputes")
-    if factor > 1:
-        reasons.append("dequantizes")
-    if plan.offloads_optimizer:
-        reasons.insert(
-            0, "state on the host" if plan.offloads_parameters else "optimizer on the host"
-        )
-    return compute + TOKENS_PER_TRIP / tokens * trips * plan.copies, reasons
+    trips = trips_of(plan) + (plan.copies > 1)
+    return compute + TOKENS_PER_TRIP / tokens * trips * plan.copies
 
 
-def trips_of(plan: Plan) -> tuple[float, str]:
-    """Return how often a rank sends as many numbers as the model has, and why.
+def trips_of(plan: Plan) -> float:
+    """Return how often a rank sends as many numbers as the model has.
 
     A ring's all-reduce sends each number twice, a reduce-scatter or a gather once. What is reduced
     once per step is divided by its micro-batches. Adapters are next to nothing.
@@ -380,99 +327,11 @@ def trips_of(plan: Plan) -> tuple[float, str]:
     trained = 0 if plan.args.use_peft else 1
     per_step = trained / plan.args.gradient_accumulation_steps
     if plan.ranks == 1:
-        return 0, "one process: nothing travels"
-    if plan.engine == "zero" and plan.stage in (1, 2):
-        more = 2 * per_step if plan.stage == 1 else trained + per_step
-        return more, "whole parameters: gradients, updates travel"
-    if plan.engine in ("single", "ddp") or (plan.engine == "zero" and plan.stage == 0):
-        return 2 * per_step, "whole replicas: only gradients travel"
+        return 0
+    if plan.engine == "zero" and plan.stage == 2:
+        return trained + per_step
+    if plan.engine in ("single", "ddp") or (plan.engine == "zero" and plan.stage < 2):
+        return 2 * per_step
     between = 2 * trained / plan.shards if plan.replicas > 1 else 0
-    place = " in groups" if plan.replicas > 1 else ""
-    if plan.reshards:
-        return 2 + trained + between, f"gathers parameters twice{place}"
-    return 1 + trained + between, f"gathers parameters once{place}"
-
-
-# ---- How far it goes, and what to change ----
-def largest(launch: Launch, way: Way, name: str, most: int) -> int:
-    """Return the largest value of an argument, from its own to `most`, under which a way fits.
-
-    Memory grows nearly as a line, so that a few guesses along it suffice.
-    """
-    low = getattr(way.plan.args, name)
-    at_low = way.peak
-    high = most + 1  # the least that does not fit
-    assert way.held is not None
-    slope = (1 + ROUNDING) * way.held.device["activations"] / low
-    while high - low > 1:
-        guess = low + int((launch.card - at_low) / slope) if slope > 0 else high - 1
-        guess = min(max(guess, low + 1), high - 1)
-        size = changed(launch, way, **{name: guess}).peak
-        if size > launch.card and guess == low + 1:
-            break
-        slope = (size - at_low) / (guess - low)
-        if size <= launch.card:
-            low, at_low = guess, size
-        else:
-            high = guess
-    return low
-
-
-def longest_of(config: Any) -> int:
-    """Return how many tokens a model has positions for."""
-    return getattr(config.get_text_config(), "max_position_embeddings", None) or MOST_TOKENS
-
-
-def changes_for(launch: Launch, closest: Way) -> Iterator[tuple[str, Way]]:
-    """Yield (words, way) of each change with which the closest way fits by itself."""
-    args = closest.plan.args
-    rows = args.per_device_train_batch_size
-    for number in range(rows - 1, 0, -1):
-        steps = args.gradient_accumulation_steps * rows // number
-        part = {"per_device_train_batch_size": number, "gradient_accumulation_steps": steps}
-        if EVALUATION not in launch.request.given:
-            part[EVALUATION] = min(getattr(args, EVALUATION), number)
-        if rows % number == 0 and fits(launch, closest, **part):
-            flags = " ".join(f"--{name} {part[name]}" for name in list(part)[:2])
-            yield f"a smaller batch: {flags}", changed(launch, closest, **part)
-            break
-    shorter = changed(launch, closest, max_length=LEAST_TOKENS)
-    if shorter.peak <= launch.card:
-        length = largest(launch, shorter, "max_length", args.max_length - 1)
-        yield f"shorter rows: --max_length {length}", changed(launch, closest, max_length=length)
-    yield from more_ranks(launch, closest)
-    yield from larger_card(launch, closest)
-
-
-def more_ranks(launch: Launch, closest: Way) -> Iterator[tuple[str, Way]]:
-    """Yield the number of GPUs, doubled until they suffice, and the cheapest way on them."""
-    ranks = 2 * launch.ranks
-    while ranks <= MOST_RANKS:
-        others = ways_on(launch, ranks, KINDS[closest.plan.engine == "zero"])
-        alike = [traced(launch, way) for way in others if is_like(way, closest)]
-        found = [way for way in alike if way.peak <= launch.card]
-        if found:
-            yield f"more GPUs: {ranks}", found[0]
-            return
-        ranks *= 2
-
-
-def larger_card(launch: Launch, closest: Way) -> Iterator[tuple[str, Way]]:
-    """Yield the smallest known card on which the way fits."""
-    for size, name in sorted((int(size * GIB), name) for name, size in CARDS.items()):
-        if size < closest.peak or (closest.plan.mixed_precision == "bf16" and name in SLOW_IN_BF16):
-            continue
-        larger = replace(launch, card=size)
-        values = {}
-        if "max_logits_mib" not in launch.request.given:  # The recipe derives it from the card.
-            values = {"max_logits_mib": logits_mib_on(size)}
-        way = changed(larger, closest, **values)
-        if way.peak <= size:
-            yield f"another card: {name}, of {size / GIB:.1f} GiB", way
-            return
-
-
-def is_like(way: Way, other: Way) -> bool:
-    """Return whether a way trains the same weights as another one, and leaves them on the GPUs."""
-    same = way.plan.args.gradient_checkpointing == other.plan.args.gradient_checkpointing
-    return same and way.weights == other.weights and way.offloads <= other.offloads
+    gathers = 2 if plan.reshards else 1
+    return gathers + trained + between

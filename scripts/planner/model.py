@@ -2,8 +2,6 @@
 """A recipe's model and micro-batch as fake tensors, which have shapes but no bytes."""
 
 import contextlib
-import copy
-import functools
 import importlib
 import math
 import sys
@@ -54,10 +52,9 @@ def load(plan: Plan, layout: Layout) -> tuple[PreTrainedModel, int]:
             attention = options["attn_implementation"]
             if attention not in (None, "eager"):
                 attention = "sdpa"
-            skeleton, left_out = make_skeleton(
+            model, left_out = make_skeleton(
                 auto_class, name, options["revision"], str(options["dtype"]), attention
             )
-            model = copy.deepcopy(skeleton)
             if options["quantization_config"] is not None:
                 quantize(model, options["quantization_config"])
             if "distributed_config" in options:
@@ -76,7 +73,6 @@ def load(plan: Plan, layout: Layout) -> tuple[PreTrainedModel, int]:
     return model, left_out
 
 
-@functools.lru_cache(maxsize=4)
 def make_skeleton(
     auto_class: Any, name: str, revision: str, dtype: str, attention: str | None
 ) -> tuple[PreTrainedModel, int]:

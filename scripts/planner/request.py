@@ -44,7 +44,6 @@ CARDS = {
     "b200": 178.3,
     "mi300x": 191.6,
 }
-SLOW_IN_BF16 = ("t4", "v100", "v100-32gb")  # older than Ampere
 USUAL_CARD = 80 * GIB  # if none is named, the loss is computed in pieces as on this one
 # Memory that no tensor holds. Each number is an assumption, at the upper end of public reports.
 CONTEXT = 0.8 * GIB  # CUDA's context and the kernels that are loaded into it
@@ -250,7 +249,7 @@ def bytes_of_card(card: str | None) -> int | None:
     """
     if card is None:
         return None
-    name = known_name(card)
+    name = card.lower().replace("rtx", "").strip(" -_")
     if name in CARDS:
         return int(CARDS[name] * GIB)
     size = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(gb|gib|g)?", name)
@@ -258,24 +257,8 @@ def bytes_of_card(card: str | None) -> int | None:
         raise UnplannableError(
             f"--gpu {card}: neither a size such as 24GB nor one of {', '.join(CARDS)}"
         )
-    unit = GB
-    if size[2] == "gib":
-        unit = GIB
+    unit = GIB if size[2] == "gib" else GB
     return int(float(size[1]) * unit)
-
-
-def known_name(card: str) -> str:
-    """Return a card's name as CARDS has it, if it has it."""
-    return card.lower().replace("rtx", "").strip(" -_")
-
-
-def describe_card(card: str) -> str:
-    """Return a sentence on how many GiB of a card count, and why."""
-    counts = f"--gpu {card} counts as {(bytes_of_card(card) or 0) / GIB:.1f} GiB"
-    if known_name(card) in CARDS:
-        return f"{counts}, which torch reports as the capacity of this card."
-    unit = "1 GiB is 2^30 bytes" if card.lower().endswith("gib") else "1 GB is 10^9 bytes"
-    return f"{counts} ({unit}); the name of a card, as in --gpu 4090, counts what torch reports."
 
 
 def with_constants(device: Mapping[str, float], ranks: int) -> dict[str, int]:

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""plan_memory.py without --config_file: what it lists fits, nothing more would, and its commands
-are launches."""
+"""plan_memory.py without --config_file: what it lists fits, and its commands are launches."""
 
 import json
 import shlex
@@ -48,7 +47,7 @@ def peak_of(command, card, *more):
     return report["peak"]
 
 
-def test_what_is_listed_fits_as_its_command_is_planned_and_nothing_larger_would(models):
+def test_what_is_listed_fits_as_its_command_is_planned(models):
     call = ["--gpu", "4GiB", "--num_gpus", "4", "--gradient_checkpointing", *BATCH]
     code, report = plan(models / "small", *call)
     assert code == 0 and len(report["rows"]) > 4
@@ -56,10 +55,6 @@ def test_what_is_listed_fits_as_its_command_is_planned_and_nothing_larger_would(
     first, last = report["rows"][0], report["rows"][-1]
     for row in (first, last):
         assert peak_of(row["command"], card) == row["peak"] <= card
-    largest = first["largest_per_device_train_batch_size"]
-    assert peak_of(first["command"], card, "--per_device_train_batch_size", largest) <= card
-    more = ["--per_device_train_batch_size", largest + 1]
-    assert peak_of(first["command"], card, *more) > card
 
 
 def test_what_the_user_gave_stays(models):
@@ -76,28 +71,17 @@ def test_what_the_user_gave_stays(models):
         assert "--mixed_precision fp16 " in row["command"]
 
 
-def test_where_nothing_fits_each_change_is_enough(models):
-    code, report = plan(models / "small", "--gpu", "1GiB", *BATCH, *ADAPTERS)
-    assert code == 1 and not report["rows"] and report["closest"]["peak"] > report["card"]
-    by_kind = {change["change"].split(":")[0]: change for change in report["changes"]}
-    assert list(by_kind) == ["a smaller batch", "shorter rows", "another card"]
-    for kind in ("a smaller batch", "shorter rows"):
-        change = by_kind[kind]
-        assert peak_of(change["command"], report["card"]) == change["peak"] <= report["card"]
-    words = shlex.split(by_kind["a smaller batch"]["command"])
-    batch, accumulation = (
-        int(words[words.index(f"--{name}") + 1])
-        for name in ("per_device_train_batch_size", "gradient_accumulation_steps")
-    )
-    assert batch * accumulation == 32  # The rows of a step are as many
+def test_where_nothing_fits_it_is_said_how_much_is_missing(models):
+    words = [models / "small", "--gpu", "1GiB", *BATCH, *ADAPTERS]
+    done = run(sys.executable, REPO / "scripts" / "plan_memory.py", *words)
+    assert done.returncode == 1 and "0 of " in done.output
+    assert "LoRA, nf4: does not fit, at least " in done.output
 
 
-def test_where_only_offload_fits_more_gpus_are_proposed(models):
+def test_where_only_offload_fits_it_is_listed(models):
     batch = ["--per_device_train_batch_size", "1", "--max_length", "32", "--load_in_4bit"]
     code, report = plan(models / "wide", "--gpu", "2.6GiB", *batch, *ADAPTERS)
     assert code == 0 and all("offload" in row["config_file"] for row in report["rows"])
-    more = next(one for one in report["changes"] if "GPUs" in one["change"])
-    assert peak_of(more["command"], report["card"]) <= report["card"]
 
 
 @pytest.mark.parametrize(

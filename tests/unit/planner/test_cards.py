@@ -3,14 +3,7 @@
 
 import pytest
 
-from planner.request import (
-    CARDS,
-    GIB,
-    UnplannableError,
-    bytes_of_card,
-    describe_card,
-    with_constants,
-)
+from planner.request import CARDS, GIB, UnplannableError, bytes_of_card, with_constants
 
 SIZES = {
     "24GB": 24 * 10**9,
@@ -42,12 +35,3 @@ def test_several_ranks_take_more_besides_tensors():
     two = with_constants({"parameters": GIB}, ranks=2)
     assert one["parameters"] == GIB
     assert two["constants"] - one["constants"] == GIB // 2
-
-
-def test_how_much_of_a_card_counts_is_told():
-    assert describe_card("24GB").startswith("--gpu 24GB counts as 22.4 GiB (1 GB is 10^9 bytes); ")
-    assert describe_card("24GiB").startswith(
-        "--gpu 24GiB counts as 24.0 GiB (1 GiB is 2^30 bytes); "
-    )
-    says = "--gpu 4090 counts as 23.5 GiB, which torch reports as the capacity of this card."
-    assert describe_card("4090") == says

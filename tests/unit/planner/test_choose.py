@@ -38,11 +38,11 @@ def launch_of(model):
 
 def ways(launch):
     """All ways, in their order within each kind."""
-    return [way for kind in KINDS for way in choose.ways_on(launch, launch.ranks, kind)]
+    return [way for kind in KINDS for way in choose.ways_on(launch, kind, [])]
 
 
 def test_the_cheaper_comes_first_and_offload_last(launch_of):
-    order = choose.ways_on(launch_of(), 4, KINDS[0])
+    order = choose.ways_on(launch_of(), KINDS[0], [])
     names = [(way.file, way.weights, way.plan.args.gradient_checkpointing) for way in order]
     cheaper = [
         ("ddp.yaml", "LoRA", False),
@@ -90,7 +90,8 @@ SIZES = [  # (ranks, machines, names of the ways under which ranks share rows)
 
 @pytest.mark.parametrize("ranks, machines, names", SIZES)
 def test_each_mesh_that_the_ranks_and_the_heads_allow_is_there(launch_of, ranks, machines, names):
-    found = choose.ways_on(launch_of("--gradient_checkpointing", ranks, machines), ranks, "sharing")
+    launch = launch_of("--gradient_checkpointing", ranks, machines)
+    found = choose.ways_on(launch, "sharing", [])
     shared = set()
     for way in found:
         plan = way.plan
@@ -99,37 +100,36 @@ def test_each_mesh_that_the_ranks_and_the_heads_allow_is_there(launch_of, ranks,
 
 
 def test_what_a_mesh_refuses_is_not_there(launch_of):
-    for way in choose.ways_on(launch_of("--packing"), 4, "sharing"):
+    for way in choose.ways_on(launch_of("--packing"), "sharing", []):
         assert way.plan.cp == 1
         assert way.plan.tp == 1 or way.weights in ("full", "LoRA")
 
 
 def test_whole_modules_are_in_every_way_beside_adapters(launch_of):
     words = "--use_peft --modules_to_save lm_head embed_tokens"
-    found = choose.ways_on(launch_of(words), 4, KINDS[0])
+    found = choose.ways_on(launch_of(words), KINDS[0], [])
     assert {way.weights for way in found} == {"LoRA", "LoRA, int8", "LoRA, nf4", "LoRA, nf4 dq"}
     for way in found:
         assert way.plan.args.modules_to_save == ["lm_head", "embed_tokens"]
 
 
 def test_enough_ways_that_fit_are_traced_and_one_of_each_kind_of_weights(launch_of):
-    found = choose.find_ways(launch_of())
-    assert len(found.fitting) >= choose.SHOWN
-    assert {way.weights for way in found.fitting} >= {"full", "LoRA", "LoRA, int8", "LoRA, nf4 dq"}
-    assert [way.number for way in found.fitting] == list(range(1, len(found.fitting) + 1))
+    fitting, _ = choose.find_ways(launch_of())
+    assert len(fitting) >= choose.SHOWN
+    assert {way.weights for way in fitting} >= {"full", "LoRA", "LoRA, int8", "LoRA, nf4 dq"}
 
 
 def test_long_rows_that_fit_no_single_gpu_are_shared(launch_of):
     words = "--max_length 32768 --per_device_train_batch_size 1 --use_peft"
     launch = launch_of(words, 4)
-    alone = choose.first_that_fit(launch, choose.ways_on(launch, 4, KINDS[0]))
-    tight = int(0.9 * min(way.peak for way in alone.tried))
-    launch = launch_of(words, 4, card=tight)
-    assert any(way.plan.copies > 1 for way in choose.find_ways(launch).fitting)
+    alone = choose.trace_until_enough(launch, choose.ways_on(launch, KINDS[0], []), [])
+    tight = int(0.9 * min(way.peak for way in alone))
+    fitting, _ = choose.find_ways(launch_of(words, 4, card=tight))
+    assert any(way.plan.copies > 1 for way in fitting)
 
 
 def test_double_quantization_changes_only_the_scales(launch_of):
-    found = choose.ways_on(launch_of("--gradient_checkpointing"), 4, KINDS[0])
+    found = choose.ways_on(launch_of("--gradient_checkpointing"), KINDS[0], [])
     launch = launch_of()
     plain, double = (
         choose.traced(launch, next(way for way in found if way.weights == weights))

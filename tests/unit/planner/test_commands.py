@@ -2,7 +2,6 @@
 """The commands that the planner prints can be pasted: the recipe reads each of them."""
 
 import contextlib
-import functools
 import io
 import shlex
 
@@ -11,7 +10,7 @@ from accelerate.commands.launch import launch_command_parser
 
 import llama
 from core.cli import parse
-from planner.answer import DOES_NOT_FIT, FITS, PLACEHOLDER, answer
+from planner.answer import FITS, PLACEHOLDER, answer
 from planner.request import Request
 from planner_jobs import BASE, config_of
 
@@ -29,14 +28,12 @@ def model(tmp_path_factory):
 def printed(model):
     """A function from the words of a request to the commands in the answer, unfolded, as words."""
 
-    @functools.cache
-    def printed(words="", gpu="24GB", ranks=4):
-        request = Request(str(model), words.split(), gpu=gpu, num_processes=ranks)
+    def printed(words=""):
+        request = Request(str(model), words.split(), gpu="24GB", num_processes=4)
         with contextlib.redirect_stdout(io.StringIO()) as out:
-            assert answer(request) in (FITS, DOES_NOT_FIT)
-        text = out.getvalue().replace("\\\n", "")
-        lines = [line for line in text.splitlines() if line.startswith("accelerate launch")]
-        return text, [shlex.split(line) for line in lines]
+            assert answer(request) == FITS
+        lines = out.getvalue().replace("\\\n", "").splitlines()
+        return [shlex.split(line) for line in lines if line.startswith("accelerate launch")]
 
     return printed
 
@@ -49,8 +46,7 @@ def read(words):
 
 
 def test_each_command_is_read_by_launcher_and_recipe(printed, model):
-    _, found = printed()
-    adapters, full = map(read, found)
+    adapters, full = map(read, printed())
     for launch, args in (adapters, full):
         assert launch.num_processes == 4
         assert args.model_name_or_path == str(model.parent)
@@ -62,21 +58,6 @@ def test_each_command_is_read_by_launcher_and_recipe(printed, model):
 
 def test_what_was_given_is_kept(printed):
     flags = "--dataset_name my_rows.jsonl --learning-rate 3e-5 --output_dir runs/mine --packing"
-    _, found = printed(flags)
-    for _, args in map(read, found):
+    for _, args in map(read, printed(flags)):
         assert args.dataset_name == ["my_rows.jsonl"] and args.learning_rate == 3e-5
         assert args.output_dir == "runs/mine" and args.packing
-
-
-def test_a_change_that_lets_a_way_fit_is_complete_too(printed):
-    text, found = printed(gpu="0.85GiB", ranks=1)
-    assert "is enough by itself" in text and found
-    for _, args in map(read, found):
-        assert args.dataset_name == [PLACEHOLDER]
-        assert args.learning_rate == (2e-4 if args.use_peft else 2e-5)
-
-
-def test_the_order_and_the_card_are_explained(printed):
-    text, _ = printed()
-    assert "rule of thumb" in text and "nothing was timed" in text
-    assert "--gpu 24GB counts as 22.4 GiB" in text

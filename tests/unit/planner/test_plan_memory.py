@@ -105,10 +105,11 @@ def test_a_wrong_argument_leaves_no_trace_in_the_output_folder(places, tmp_path,
     assert not list(tmp_path.iterdir())
 
 
-def test_what_only_the_launcher_reads_is_left_out():
+def test_what_only_the_launcher_reads_is_left_out(monkeypatch):
     words = "--multi_gpu --main_process_port 0 recipes/llama.py --machine_rank 1 --max_length 8"
-    kept = plan_memory.without_launcher_options(words.split())
-    assert kept == ["recipes/llama.py", "--max_length", "8"]
+    monkeypatch.setattr(sys, "argv", ["plan_memory.py", *words.split()])
+    request = plan_memory.parse_args()
+    assert (request["model"], request["words"]) == ("recipes/llama.py", ["--max_length", "8"])
 
 
 def test_arguments_of_a_config_count_as_given(places, tmp_path):
@@ -149,17 +150,3 @@ def test_the_plan_of_a_dry_run_with_packing_is_accepted(places):
     request = Request(model=str(places["model"]), words=words, gpu="24GB", longest=64)
     _, args, request = read_arguments(request)
     assert batch_of(args, request).length == 64
-
-
-def test_the_cache_of_generated_answers_is_said_not_to_be_counted(
-    places, tmp_path, capsys, monkeypatch
-):
-    call = f"{places['model']} --config_file {places['single']} --max_length 8".split()
-    assert exit_code(call, monkeypatch) == 0
-    assert "not counted" not in capsys.readouterr().out
-    assert exit_code([*call, "--predict_with_generate"], monkeypatch) == 0
-    assert "not counted: the key-value cache" in capsys.readouterr().out
-    file = str(tmp_path / "plan.json")
-    assert exit_code([*call, "--predict_with_generate", "--json", file], monkeypatch) == 0
-    [note] = json.loads((tmp_path / "plan.json").read_text())["not_counted"]
-    assert "key-value cache" in note

@@ -2,7 +2,7 @@
 """What is traced: three layers stand for all, every layer where they differ, and other recipes."""
 
 import pytest
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig
 
 import llama_dpo
 import mistral_pretrain
@@ -11,7 +11,7 @@ import planner_jobs
 from core.cli import parse
 from planner import model as planned_model
 from planner.engines import at_rest, peak_of
-from planner.plan import Plan
+from planner.plan import Plan, first_rank
 from planner.request import Batch
 from planner.trace import profile_of
 
@@ -39,10 +39,8 @@ JOBS = [
 def test_three_layers_stand_for_all(flags, how, folder, monkeypatch):
     plan = Plan(planner_jobs.training_arguments(folder, flags), **how)
     stretched = profile_of(plan, BATCH)
-    planned_model.make_skeleton.cache_clear()
     monkeypatch.setattr(planned_model, "TRACED", 99)
     traced = profile_of(plan, BATCH)
-    planned_model.make_skeleton.cache_clear()
     assert stretched.units == traced.units == 8
     assert at_rest(plan, stretched) == at_rest(plan, traced)
     assert peak_of(plan, stretched).peak == pytest.approx(peak_of(plan, traced).peak, rel=1e-3)
@@ -57,11 +55,8 @@ def test_every_layer_is_traced_where_they_differ(tmp_path):
     profile = profile_of(plan, BATCH)
     assert profile.units == 8
     assert [phase.unit for phase in profile.phases if not phase.is_backward] == list(range(8))
-    planned_model.make_skeleton.cache_clear()
-    _, left_out = planned_model.make_skeleton(
-        AutoModelForCausalLM, str(tmp_path), "main", "float32", None
-    )
-    assert left_out == 0
+    with first_rank(plan) as layout:
+        assert planned_model.load(plan, layout)[1] == 0  # layers that are left out
 
 
 RECIPES = [
