@@ -24,7 +24,6 @@ from planner.plan import Plan
 from planner.trace import profile_of
 from planner_jobs import Mesh
 from test_parity import EXPERTS, MESHES, configs, ranks_of
-from test_planner import SHAPES
 
 SHAPE = {
     "hidden_size": 768,  # the largest tensor has 24 MB: what a rank gathers stands out
@@ -40,6 +39,12 @@ MAKERS = {
     "mixtral": ["mixtral", "--num_hidden_layers", "4", "--num_local_experts", "4"],
 }
 BYTES = {"bf16": 2, "fp32": 4}
+# Llama with 8 and 70 billion parameters
+SIZES = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
+SHAPES = {
+    "8B": dict(zip(SIZES, (4096, 14336, 32, 32), strict=True)),
+    "70B": dict(zip(SIZES, (8192, 28672, 80, 64), strict=True)),
+}
 # glibc maps allocations above this size, and returns them to the system when they are freed. By
 # default it raises the bound to up to 32 MiB. The tensors of this model are smaller than that,
 # unlike most of a real model, so that memory which ZeRO-3 frees while loading would still count.

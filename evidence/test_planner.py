@@ -38,13 +38,6 @@ BOUND = 0.005  # of the peak in one process
 
 # ---- In one process ----
 
-# Llama with 8 and 70 billion parameters
-SIZES = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
-SHAPES = {
-    "8B": dict(zip(SIZES, (4096, 14336, 32, 32), strict=True)),
-    "70B": dict(zip(SIZES, (8192, 28672, 80, 64), strict=True)),
-}
-
 
 def cells():
     """Return the cells that run, as parameters of a test: whole but for the first two."""

@@ -17,7 +17,6 @@ from transformers import AutoConfig
 import config_strategy
 import llama
 from core.cli import parse
-from planner.choose import Profiles
 from planner.plan import plan_of
 from planner.request import Batch
 
@@ -187,7 +186,7 @@ class Mesh(NamedTuple):
 
 SEQUENCES = 2  # sequences per micro-batch
 LONGEST = 256  # tokens of rows that do not share a sequence
-LONG = 1024  # tokens of a sequence of several rows, whose masks are then much of a layer
+LONG = 1024  # tokens of a sequence that several rows share
 
 
 @dataclass(frozen=True)
@@ -219,12 +218,11 @@ class Job:
 
 
 ACCUMULATION = ("--gradient_accumulation_steps", "3")
-PACKING = ("--packing",)
 CHECKPOINTING = ("--gradient_checkpointing",)
 LORA = ("--use_peft",)
 LORA_AND_HEAD = (*LORA, "--modules_to_save", "lm_head", "embed_tokens")
 LORA_AND_NORMS = (*LORA, "--modules_to_save", "norm")  # Every name of a norm ends with this.
-UNPACKED = {
+JOBS = {
     "plain": Job(),
     "short": Job(length=16),  # few activations: most bytes are held by the engines
     "checkpointed": Job(CHECKPOINTING),
@@ -236,16 +234,8 @@ UNPACKED = {
     "LoRA head": Job(LORA_AND_HEAD),
     "LoRA head bf16": Job(LORA_AND_HEAD, precision="bf16"),
     "LoRA norms": Job(LORA_AND_NORMS),
+    "packed": Job(("--packing",), LONG, rows=16),
 }
-PACKED_JOBS = {
-    "packed": Job(PACKING, LONG, rows=16),
-    "together": Job((*PACKING, *ACCUMULATION), precision="bf16", rows=4),
-    "together checkpointed": Job(
-        (*PACKING, *ACCUMULATION, *CHECKPOINTING), precision="bf16", rows=4
-    ),
-}
-JOBS = UNPACKED | PACKED_JOBS
-
 
 MODEL = {
     "hidden_size": 512,
@@ -301,12 +291,6 @@ def compare(row, model, profiles):
     held = profiles.held(plan_of_row(row, model), batch)
     size = held.peak + sum(held.host.values())
     return row | {"planned": size, "error": size / max(row["measured"]) - 1}
-
-
-def compare_all(rows, model):
-    """Return measured rows with their planned peaks; jobs and engines share profiles."""
-    profiles = Profiles()
-    return [compare(row, model, profiles) for row in rows]
 
 
 def bound_of(row):

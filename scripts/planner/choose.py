@@ -156,25 +156,26 @@ def find_ways(launch: Launch) -> tuple[list[Way], list[Way]]:
     """
     fitting: list[Way] = []
     tried: list[Way] = []
-    refusals: list[UnplannableError] = []
+    refused: list[UnplannableError] = []
+    untraceable: list[UnplannableError] = []
     for kind in KINDS:
-        tried += trace_until_enough(launch, ways_on(launch, kind, refusals), refusals)
+        tried += trace_until_enough(launch, ways_on(launch, kind, refused), untraceable)
         fits = [way for way in tried if way.peak <= launch.card]
         fitting = sorted(fits, key=lambda way: way.order)
         if fitting and not fitting[0].offloads:
             break
     if not tried:
-        raise refusals[0]
+        raise (untraceable or refused)[0]
     return fitting, tried
 
 
 def trace_until_enough(
-    launch: Launch, ways: Iterable[Way], refusals: list[UnplannableError]
+    launch: Launch, ways: Iterable[Way], untraceable: list[UnplannableError]
 ) -> list[Way]:
     """Trace ways in order of cost until SHOWN fit, and one of each kind of weights.
 
     Args:
-        refusals: gets those of models that take no fake tensors.
+        untraceable: gets why others cannot be traced.
     """
     tried: list[Way] = []
     fitting: list[str] = []  # weights of the ways that fit
@@ -184,7 +185,7 @@ def trace_until_enough(
         try:
             tried.append(traced(launch, way))
         except UnplannableError as error:
-            refusals.append(error)
+            untraceable.append(error)
             continue
         if tried[-1].peak <= launch.card:
             fitting.append(way.weights)
@@ -192,11 +193,11 @@ def trace_until_enough(
 
 
 # ---- What can be run ----
-def ways_on(launch: Launch, kind: str, refusals: list[UnplannableError]) -> list[Way]:
+def ways_on(launch: Launch, kind: str, refused: list[UnplannableError]) -> list[Way]:
     """Return every way of a kind that the recipe accepts, in order of cost.
 
     Args:
-        refusals: gets those of the others.
+        refused: gets why it does not accept others.
     """
     ways = []
     for name, config in configs_on(launch.ranks, launch.machines, kind):
@@ -208,7 +209,7 @@ def ways_on(launch: Launch, kind: str, refusals: list[UnplannableError]) -> list
                 try:
                     ways.append(way_under(launch, name, weights, args, config))
                 except UnplannableError as error:
-                    refusals.append(error)
+                    refused.append(error)
     return sorted(ways, key=lambda way: way.order)
 
 

@@ -129,7 +129,7 @@ class Request:
                 f"--supervised_share {self.supervised_share}: must be above 0 and at most 1"
             )
         for key, size in self.sizes.items():
-            if size < 1 and not (key == "dp_shard_size" and size == -1):  # accelerate's "the rest"
+            if size < 1:
                 raise UnplannableError(f"--parallelism_config_{key} {size}: must be at least 1")
         if self.longest is not None and self.longest < 1:
             raise UnplannableError(f"--longest {self.longest}: must be at least 1")
@@ -160,11 +160,6 @@ def read_arguments(request: Request) -> tuple[ModuleType, Any, Request]:
                 f"{', '.join(RECIPES)}: rehearse it, its shard report has the bytes of each rank"
             )
     else:
-        if "--model_name_or_path" in words:
-            raise UnplannableError(
-                "--model_name_or_path: MODEL already names it; leave it out, or give a recipe "
-                "instead of MODEL"
-            )
         words = [*words, "--model_name_or_path", request.model]
         name = recipe_for(request)
     recipe = importlib.import_module(name)

@@ -7,6 +7,7 @@ import shlex
 import sys
 
 import pytest
+from accelerate.commands.launch import launch_command_parser
 
 import plan_memory
 from jobs import LLAMA_3_1_8B
@@ -28,6 +29,23 @@ def test_a_launch_command_becomes_its_plan(config, ranks, flags, net_tiny, tmp_p
     assert report["peak"] == sum(report["device"].values())
     assert not (tmp_path / "run").exists()
     assert ("fits" in done.output) == ("--gpu" in flags)
+
+
+def test_what_is_listed_fits_as_its_command_is_planned(net_tiny):
+    def report_of(*words):
+        done = run(sys.executable, "scripts/plan_memory.py", *words, "--gpu", "4GiB", "--json", "-")
+        assert done.returncode == 0, done.output
+        return json.loads(done.output[done.output.index("{") :])
+
+    model = net_tiny("llama") / "model"
+    report = report_of(model, "--num_gpus", 4, "--gradient_checkpointing", "--max_length", 1024)
+    assert len(report["rows"]) > 4
+    for row in (report["rows"][0], report["rows"][-1]):
+        words = shlex.split(row["command"])
+        assert words[:2] == ["accelerate", "launch"]
+        launch = launch_command_parser().parse_args(words[2:])  # accelerate takes it
+        assert launch.training_script == "recipes/llama.py" and (REPO / launch.config_file).exists()
+        assert report_of(*words[2:])["peak"] == row["peak"] <= report["card"]
 
 
 def settings_of(command):

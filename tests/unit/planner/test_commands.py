@@ -10,7 +10,7 @@ from accelerate.commands.launch import launch_command_parser
 
 import llama
 from core.cli import parse
-from planner.answer import FITS, PLACEHOLDER, answer
+from planner.answer import DOES_NOT_FIT, FITS, PLACEHOLDER, answer
 from planner.request import Request
 from planner_jobs import BASE, config_of
 
@@ -28,8 +28,8 @@ def model(tmp_path_factory):
 def printed(model):
     """A function from the words of a request to the commands in the answer, unfolded, as words."""
 
-    def printed(words=""):
-        request = Request(str(model), words.split(), gpu="24GB", num_processes=4)
+    def printed(words="", **launcher):
+        request = Request(str(model), words.split(), gpu="24GB", num_processes=4, **launcher)
         with contextlib.redirect_stdout(io.StringIO()) as out:
             assert answer(request) == FITS
         lines = out.getvalue().replace("\\\n", "").splitlines()
@@ -58,6 +58,16 @@ def test_each_command_is_read_by_launcher_and_recipe(printed, model):
 
 def test_what_was_given_is_kept(printed):
     flags = "--dataset_name my_rows.jsonl --learning-rate 3e-5 --output_dir runs/mine --packing"
-    for _, args in map(read, printed(flags)):
+    for launch, args in map(
+        read, printed(f"{flags} --use_peft --lora_r 4", mixed_precision="fp16")
+    ):
+        assert launch.mixed_precision == "fp16" and args.use_peft and args.lora_r == 4
         assert args.dataset_name == ["my_rows.jsonl"] and args.learning_rate == 3e-5
         assert args.output_dir == "runs/mine" and args.packing
+
+
+def test_where_nothing_fits_it_is_said_how_much_is_missing(model, capsys):
+    assert answer(Request(str(model), ["--use_peft"], gpu="0.8GiB")) == DOES_NOT_FIT
+    out = capsys.readouterr().out
+    assert "0 of " in out and "LoRA, nf4: does not fit, at least " in out
+    assert "accelerate launch" not in out
