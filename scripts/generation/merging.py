@@ -18,7 +18,7 @@ from transformers.core_model_loading import revert_weight_conversion
 from transformers.utils import logging
 
 from common import Exit, first_line, stop
-from core.export import list_stop_tokens, write_configs, write_weights
+from core.export import list_stop_tokens, saved_buffers, write_configs, write_weights
 from core.generation import listed_stop_tokens
 from core.weights import files_of_tensors, find_folder, note_left_out, read_left_out
 from generation.comparing import (
@@ -185,7 +185,8 @@ def write_folder(folder: Path, model: Any, trained: Trained, stop_tokens: Sequen
     note_left_out(
         SimpleNamespace(model_name_or_path=source.weights, model_revision=source.revision), model
     )
-    weights = {name: weight.detach().cpu() for name, weight in model.named_parameters()}
+    tensors = [*model.named_parameters(), *saved_buffers(model)]
+    weights = {name: tensor.detach().cpu() for name, tensor in tensors}
     weights = revert_weight_conversion(model, weights)
     list_stop_tokens(model, stop_tokens)
     write_weights(folder, weights | read_left_out(model))

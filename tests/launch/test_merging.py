@@ -8,7 +8,7 @@ import pytest
 import torch
 from peft import PeftModel
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, Glm4MoeConfig
 
 import merge as command
 from adapter_folders import EXPERTS, make_base, write_adapters
@@ -19,6 +19,7 @@ from merged_folders import edit_json, edit_tensors
 FEW = ("--num_prompts", "3", "--max_new_tokens", "2", "--device", "cpu")
 HEAD = "lm_head.weight"
 QUERY = "model.layers.1.self_attn.q_proj.weight"
+ROUTER_BIAS = "model.layers.1.mlp.gate.e_score_correction_bias"
 BASES = {
     "llama": ("llama",),
     "tied": ("llama", "--tie_word_embeddings"),
@@ -81,6 +82,32 @@ def test_the_tensors_are_those_of_peft_under_the_names_of_the_base(
     assert after.keys() - before.keys() == ({HEAD} if unties else set())
     assert not before.keys() - after.keys()
     assert (model.lm_head.weight is model.model.embed_tokens.weight) == (HEAD not in after)
+
+
+def test_buffers_in_the_files_of_the_base_are_kept(base_of, merge, tmp_path):
+    base = shutil.copytree(base_of("llama"), tmp_path / "base")
+    config = Glm4MoeConfig(
+        vocab_size=AutoConfig.from_pretrained(base / "model").vocab_size,
+        hidden_size=64,
+        intermediate_size=64,
+        moe_intermediate_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        head_dim=32,
+        n_routed_experts=4,
+        num_experts_per_tok=2,
+    )
+    model = AutoModelForCausalLM.from_config(config)
+    model.get_buffer(ROUTER_BIAS).uniform_()
+    model.save_pretrained(base / "model")
+    for path in (base / "model").glob("model-*"):
+        path.unlink()
+    adapters = write_adapters(tmp_path / "adapters", base)
+    code, printed = merge(adapters, tmp_path / "merged")
+    assert code == 0, printed
+    merged = tensors_of(tmp_path / "merged")[ROUTER_BIAS]
+    assert torch.equal(merged, model.get_buffer(ROUTER_BIAS))
 
 
 # ---- Faults: of the adapters and their base, and of what was written ----
