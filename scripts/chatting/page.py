@@ -6,12 +6,12 @@ other one for anything: it has the fonts of the system, and its Content-Security
 browser load only what this server has. Analytics and the look for newer versions are off.
 """
 
-import copy
 import html
 import os
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from threading import Event
 from typing import Any
@@ -180,8 +180,7 @@ class Page:
             return
         stopping = Event()
         self.stopping[tab] = stopping
-        before = copy.copy(history)
-        before.turns = list(history.turns)
+        before = replace(history, turns=list(history.turns))
         turn = Turn(prompt)
         history.turns.append(turn)
         problem = ""
@@ -259,7 +258,7 @@ class ContentPolicy:
 
 def serve(speakers: Sequence[Speaker], history: History, save_to: Path, port: int) -> None:
     """Serve the page until Ctrl-C. Raises SystemExit with 64 if the port is not free."""
-    with gr.Blocks(title=TITLE, analytics_enabled=False, fill_width=True) as blocks:
+    with gr.Blocks(title=TITLE, fill_width=True) as blocks:
         page = Page(speakers, history, save_to)
         blocks.unload(page.on_stop)
     # A page of another site that resolves its name to this machine is refused by its name
@@ -270,13 +269,9 @@ def serve(speakers: Sequence[Speaker], history: History, save_to: Path, port: in
             server_port=port,
             quiet=True,
             share=False,
-            inbrowser=False,
             prevent_thread_lock=True,
             footer_links=[],
             run_history=False,
-            ssr_mode=False,
-            mcp_server=False,
-            pwa=False,
             theme=THEME,
             css=CSS,
             app_kwargs={"middleware": [only_here, Middleware(ContentPolicy)]},
