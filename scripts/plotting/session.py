@@ -47,15 +47,16 @@ def run(args: argparse.Namespace) -> None:
     if not panels:
         stop(Exit.DATA, f"no panel {' '.join(args.panels)}: no run has it in its metrics.jsonl")
     output = args.output or default_output(runs)
+    rows = rows_of(runs)
     try:
         draw(runs, panels, args.x).savefig(output, dpi=150)
         if args.json is not None:
-            content = {"runs": rows_of(runs)}
+            content = {"runs": rows}
             args.json.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
     except (OSError, ValueError) as error:  # An unknown ending is a ValueError
         stop(Exit.CANNOT_WRITE, f"cannot write {output}: {error}")
     if len(runs) > 1:
-        print("\n".join(table(runs)))
+        print("\n".join(table(names_of(runs), rows)))
         print()
     print(output)
 
@@ -116,12 +117,11 @@ def best_of(run: RecordedRun, metric: str) -> dict[str, float] | None:
     return next(iter(found), None)
 
 
-def table(runs: Sequence[RecordedRun]) -> list[str]:
+def table(names: Sequence[str], rows: Sequence[dict[str, Any]]) -> list[str]:
     """Return the lines of the table, and below it in what the runs differ."""
-    rows = rows_of(runs)
     metrics = dict.fromkeys(metric for row in rows for metric in row["best"])
     metrics.pop("eval_perplexity", None)  # eval_loss says the same
-    columns = [["run", *names_of(runs)]]
+    columns = [["run", *names]]
     for head, key, form in (("steps", "steps", "d"), ("final loss", "final_loss", ".4g")):
         columns.append([head, *(number_text(row[key], form) for row in rows)])
     for metric in metrics:
@@ -141,7 +141,7 @@ def table(runs: Sequence[RecordedRun]) -> list[str]:
     ):
         columns.append([head, *(number_text(row[key], form) for row in rows)])
     lines = aligned(columns)
-    for name, row in zip(names_of(runs), rows, strict=True):
+    for name, row in zip(names, rows, strict=True):
         if row["differs"]:
             settings = [setting_text(*setting) for setting in row["differs"].items()]
             lines.append(f"  {name}: {', '.join(settings)}")
