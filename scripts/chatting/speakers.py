@@ -104,11 +104,12 @@ def load_speakers(wanted: Sequence[Wanted], args: argparse.Namespace) -> list[Sp
     """
     tokenizers = [loading.load_tokenizer(model.prompts) for model in wanted]
     device = args.device or loading.default_device()
+    quantization = loading.nf4(args.dtype) if args.load_in_4bit else None
     models: dict[str, Any] = {}  # {place of a whole model: it, with the adapters of all}
     for number, model in enumerate(wanted):
         place = place_of(model.source)
         if place not in models:
-            whole = loading.load_weights(model.source, args.dtype, device, args.load_in_4bit)
+            whole = loading.load_weights(model.source, args.dtype, device, quantization)
             models[place] = whole.eval()
         if model.source.base is not None:
             adapted = loading.add_adapters(models[place], model.source, adapter_name(number))

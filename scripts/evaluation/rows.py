@@ -7,7 +7,6 @@ that their loss is the recipe's eval_loss of the same rows.
 
 import argparse
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -18,48 +17,19 @@ from core.data import IGNORED
 from core.generation import most_positions
 from evaluation.contestants import Contestant
 from evaluation.report import Figure, mean_figure, weighted_figure
-from generation.rows import (
-    Question,
-    Row,
-    columns_in,
-    columns_of_run,
-    is_match,
-    load_rows,
-    to_question,
-)
+from generation.answering import Answerer
+from generation.rows import Question, answer_all, columns_in, columns_of, is_match
 from llama import tokenize_row
 
 # Arguments of a run that say which tokens of a row are trained on
 SCORING = ("learn", "completion_only_loss", "assistant_only_loss")
 
 
-@dataclass(frozen=True)
-class Document:
-    """A row, and the question in it, as one model is asked it."""
-
-    place: str
-    row: Row
-    question: Question
-
-
-def read_documents(args: argparse.Namespace, contestant: Contestant) -> list[Document]:
-    """Return the rows of --rows as a model is asked them.
-
-    Raises SystemExit with 65 after a line that names the first bad row and its place.
-    """
-    columns = columns_of_run(contestant.run.name)
-
-    def convert(place: str, row: Row) -> Document:
-        return Document(place, row, to_question(place, row, args.answer_pattern, columns))
-
-    return load_rows(args.rows, args.limit, columns, convert)
-
-
 def measure_rows(
     args: argparse.Namespace,
     contestant: Contestant,
     model: torch.nn.Module,
-    documents: Sequence[Document],
+    questions: Sequence[Question],
 ) -> tuple[list[Figure], list[dict[str, Any]], dict[str, Any]]:
     """Return exact match and loss, what was answered to each row, and how they were asked.
 
@@ -68,45 +38,41 @@ def measure_rows(
     Raises SystemExit with 65 for a row that is too long.
     """
     answerer = contestant.answerer(model, args.max_new_tokens)
-    answers = []
     try:
-        for start in range(0, len(documents), args.batch_size):
-            batch = documents[start : start + args.batch_size]
-            answers += answerer.answer([document.question.conversation for document in batch])
-        sums, num_truncated = score_rows(contestant, answerer, documents)
+        answers = answer_all(answerer, questions, args.batch_size)
+        sums, num_truncated = score_rows(contestant, answerer, questions)
     except (ValueError, TemplateError) as error:
         stop(Exit.DATA, f"{args.rows}: {error}")
     samples = []
-    for document, answer, (total, number) in zip(documents, answers, sums, strict=True):
-        question = document.question
+    for question, answer, (total, number) in zip(questions, answers, sums, strict=True):
         is_right = is_match(answer, question.reference, args.answer_pattern)
-        sample: dict[str, Any] = {"place": document.place, "skill": question.skill}
+        sample: dict[str, Any] = {"place": question.place, "skill": question.skill}
         sample |= {"messages": question.conversation.messages, "reference": question.reference}
         sample |= {"answer": answer, "exact_match": int(is_right)}
         samples.append(sample | {"loss": total / number, "num_tokens": number})
     exact_match = mean_figure("exact_match", [sample["exact_match"] for sample in samples])
-    facts = {"rows": len(documents), "truncated": num_truncated}
+    facts = {"rows": len(questions), "truncated": num_truncated}
     return [exact_match, weighted_figure("loss", sums)], samples, facts
 
 
 @torch.inference_mode()
 def score_rows(
-    contestant: Contestant, answerer: Any, documents: Sequence[Document]
+    contestant: Contestant, answerer: Answerer, questions: Sequence[Question]
 ) -> tuple[list[tuple[float, int]], int]:
     """Return of each row the summed loss of the tokens trained on, in nats, and their number.
 
     And how many rows are longer than in training, so that the end of the answer is missing.
     """
     arguments = contestant.arguments
-    columns = columns_of_run(contestant.run.name)
+    columns = columns_of(arguments)
     length = most_positions(answerer.model.config)
     length = min(arguments.get("max_length") or length, length)
     options = {name: arguments[name] for name in SCORING if name in arguments}
     sums = []
     num_truncated = 0
-    for document in documents:
-        known = columns_in(document.row, columns)
-        encoded = tokenize_row(document.row, answerer.template, length, known, **options)
+    for question in questions:
+        known = columns_in(question.row, columns)
+        encoded = tokenize_row(question.row, answerer.template, length, known, **options)
         num_truncated += encoded["truncated"]
         tokens = torch.tensor([encoded["input_ids"]], device=answerer.model.device)
         labels = torch.tensor(encoded["labels"][1:], device=answerer.model.device)

@@ -16,8 +16,8 @@ from common import Exit, stop
 from evaluation import harness, report
 from evaluation.contestants import Contestant, find_contestants
 from evaluation.report import Measured
-from evaluation.rows import Document, measure_rows, read_documents
-from generation.rows import find_pattern_problem
+from evaluation.rows import measure_rows
+from generation.rows import Question, columns_of, find_pattern_problem, load_questions
 
 
 def find_problems(args: argparse.Namespace) -> Iterator[str]:
@@ -47,18 +47,19 @@ def run(args: argparse.Namespace) -> None:
     logging.set_verbosity_error()
     disable_progress_bars()
     contestants = find_contestants(args.models, args.with_base)
-    documents: list[Sequence[Document]] = [[] for _ in contestants]
+    asked: list[Sequence[Question]] = [[] for _ in contestants]
     if args.rows is not None:
         for place, contestant in enumerate(contestants):
             contestant.template()  # It must have one
-            documents[place] = read_documents(args, contestant)
+            columns = columns_of(contestant.arguments)
+            asked[place] = load_questions(args.rows, args.limit, args.answer_pattern, columns)
     loaded = None if args.tasks is None else harness.load_tasks(args)
     measured: list[Measured] = []
     # Written before an hour of answers too, by which it is known that it can be
     report.write_results(folder, measured, vars(args), len(contestants))
-    for contestant, rows in zip(contestants, documents, strict=True):
+    for contestant, questions in zip(contestants, asked, strict=True):
         try:
-            measured.append(measure(args, contestant, rows, loaded, folder))
+            measured.append(measure(args, contestant, questions, loaded, folder))
         except torch.OutOfMemoryError:
             fix = f"pass a smaller --batch_size than {args.batch_size}"
             stop(Exit.USAGE, f"{contestant.name}: the memory does not suffice; {fix}")
@@ -73,7 +74,7 @@ def run(args: argparse.Namespace) -> None:
 def measure(
     args: argparse.Namespace,
     contestant: Contestant,
-    rows: Sequence[Document],
+    questions: Sequence[Question],
     loaded: dict[str, Any] | None,
     folder: Path,
 ) -> Measured:
@@ -81,9 +82,9 @@ def measure(
     start = time.monotonic()
     model = contestant.load(args)
     measured = Measured(contestant)
-    if rows:
+    if questions:
         name = args.rows.stem
-        figures, samples, facts = measure_rows(args, contestant, model, rows)
+        figures, samples, facts = measure_rows(args, contestant, model, questions)
         measured.figures[name] = figures
         measured.facts[name] = facts
         report.write_samples(folder, contestant.name, name, samples)

@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 
 import torch
 from datasets.exceptions import DatasetGenerationError
-from transformers import AutoConfig, AutoModelForCausalLM, BitsAndBytesConfig, GenerationConfig
+from transformers import AutoConfig, BitsAndBytesConfig, GenerationConfig
 
 from common import Exit, stop
 from core import workarounds
@@ -27,13 +27,14 @@ from generation.loading import (
     arguments_of_run,
     default_device,
     load_tokenizer,
+    load_weights,
     refuse_to_load,
 )
-from generation.rows import columns_of_run, load_rows, read_rows, to_question
+from generation.rows import columns_of, load_rows, read_rows, to_question
 
 # Largest logit difference, relative to the largest logit, that rounding explains: about 1,000 units
 # in the last place in fp32, 6 to 10 in fp16 and bf16, where activations are rounded too
-ROUNDING = {"float32": 1e-4, "float16": 1e-2, "bfloat16": 5e-2}
+ROUNDING = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}
 UNFINISHED = ".unfinished"  # ending of a folder's name until it is complete and compared
 SIXTEEN_BITS = "16bit"  # name of a base that is not quantized
 LONGEST = 1024  # tokens of a prompt: longer ones make a comparison slow
@@ -56,14 +57,14 @@ class Answers:
     """What one form of a model says to prompts.
 
     Attributes:
-        dtype: of its weights, such as "bfloat16".
+        dtype: of its weights.
         tokens: the likeliest tokens that answer each prompt, with the token that ends the answer.
         logits: for each prompt, those at the last places of the prompt and its answer, [places,
             vocabulary], in fp32. The last of them predict the tokens of the answer.
         stop_tokens: those that end an answer.
     """
 
-    dtype: str
+    dtype: torch.dtype
     tokens: Sequence[Sequence[int]]
     logits: Sequence[torch.Tensor]
     stop_tokens: Sequence[int]
@@ -92,6 +93,11 @@ class Trained:
     device: str
     prompts: list[Prompt] = field(default_factory=list)
     sources: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def columns(self) -> dict[str, str]:
+        """Return {role: column} of the run."""
+        return columns_of(self.arguments)
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -125,20 +131,11 @@ class Trained:
             base_name: of one that is quantized as in training, or 16bit.
             dtype: of the weights; None for that of the run.
         """
-        options: dict[str, Any] = {}
+        quantization = None
         if base_name != SIXTEEN_BITS:
-            options["quantization_config"] = quantization_of_run(self.arguments)
-        try:
-            model = AutoModelForCausalLM.from_pretrained(
-                self.source.weights,
-                dtype=dtype or self.dtype or "auto",
-                device_map=self.device,
-                revision=self.source.revision,
-                trust_remote_code=False,
-                **options,
-            )
-        except LOAD_ERRORS as error:
-            refuse_to_load(self.source, error)
+            quantization = quantization_of_run(self.arguments)
+        wanted = dtype or self.dtype or "auto"
+        model = load_weights(self.source, wanted, self.device, quantization)
         workarounds.keep_4bit_weights_as_loaded(model)
         return model.eval()
 
@@ -178,7 +175,7 @@ class Trained:
             text = [*prompt.tokens, *said[-1][:-1]]
             places = model(input_ids=torch.tensor([text], device=model.device), use_cache=False)
             logits.append(places.logits[0, -self.max_new_tokens :].float().cpu())
-        return Answers(str(model.dtype).removeprefix("torch."), said, logits, ends)
+        return Answers(model.dtype, said, logits, ends)
 
     # ---- Prompts ----
     def find_prompts(self, path: Path | None) -> Iterator[tuple[str, Prompt]]:
@@ -186,14 +183,13 @@ class Trained:
 
         Raises SystemExit with 65 for a bad row of the named file.
         """
-        columns = columns_of_run(self.source.name)
         if path is not None:
-            for prompt in load_rows(path, None, columns, self.read):
+            for prompt in load_rows(path, None, self.columns, self.read):
                 yield str(path), prompt
             return
         for what, file in files_of_run(self.arguments):
             try:
-                for place, row in read_rows(file, columns):
+                for place, row in read_rows(file, self.columns):
                     yield what, self.read(place, row)
             except (OSError, ValueError, DatasetGenerationError):
                 continue  # Another file has been put in its place
@@ -203,15 +199,14 @@ class Trained:
 
     def read(self, place: str, row: Any) -> Prompt:
         """Return a row as a prompt. Raises ValueError with its place."""
-        columns = columns_of_run(self.source.name)
         if not self.tokenizer.chat_template:
-            text = row.get(columns.get("text", "text"))
+            text = row.get(self.columns.get("text", "text"))
             if not isinstance(text, str) or not text.strip():
                 raise ValueError(f"{place}: has no text")
             return self.write(text.strip()[:LONGEST_TEXT].rstrip())
         if "chosen" in row and "completion" not in row:
             row = {**row, "completion": row["chosen"]}  # A row of preference tuning
-        return self.write(to_question(place, row, None, columns).conversation)
+        return self.write(to_question(place, row, None, self.columns).conversation)
 
     def write(self, asked: Conversation | str) -> Prompt:
         """Return a text or a conversation as a prompt, as the model saw it in training."""

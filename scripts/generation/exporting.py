@@ -35,7 +35,7 @@ from generation.loading import MAIN, find_source
 from generation.ollama import find_turns, write_modelfile
 
 GGUF = "model.gguf"
-OF_DTYPE = {"float32": "f32", "float16": "f16", "bfloat16": "bf16"}
+OF_DTYPE = {torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16"}
 # Largest logit difference, relative to the largest logit. llama.cpp sums products in another order
 # than torch, so that in 16 bits a router may choose another of two experts that are nearly as
 # likely; from Q8_0 on it also rounds activations to 8 bits. Fewer bits change the model itself:
@@ -293,4 +293,4 @@ def ask_llama_cpp(path: Path, trained: Trained, reference: Answers) -> Answers:
         model.eval([*tokens, *answer[:-1]])
         scores = np.array(model.scores[: model.n_tokens], dtype=np.float32)
         logits.append(torch.from_numpy(scores[-trained.max_new_tokens :]))
-    return replace(reference, dtype="gguf", logits=logits)
+    return replace(reference, logits=logits)

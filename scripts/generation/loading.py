@@ -204,20 +204,24 @@ def load_model(source: Source, dtype: str, device: str, load_in_4bit: bool = Fal
         dtype: of the weights, "auto" for that of the files; with 4-bit weights that of the
             products, where "auto" is bfloat16.
     """
-    model = load_weights(source, dtype, device, load_in_4bit)
+    model = load_weights(source, dtype, device, nf4(dtype) if load_in_4bit else None)
     if source.base is not None:
         model = add_adapters(model, source)
     return model.eval()
 
 
-def load_weights(source: Source, dtype: str, device: str, load_in_4bit: bool) -> Any:
-    """Return the whole model of a source, without its adapters; arguments as in `load_model`."""
-    options: dict[str, Any] = {}
-    if load_in_4bit:
-        compute = torch.bfloat16 if dtype == "auto" else getattr(torch, dtype)
-        options["quantization_config"] = BitsAndBytesConfig(
-            load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=compute
-        )
+def nf4(dtype: str) -> BitsAndBytesConfig:
+    """Return the quantization of 4-bit weights whose products have a dtype; "auto" is bfloat16."""
+    compute = torch.bfloat16 if dtype == "auto" else getattr(torch, dtype)
+    return BitsAndBytesConfig(
+        load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=compute
+    )
+
+
+def load_weights(
+    source: Source, dtype: Any, device: str, quantization: BitsAndBytesConfig | None
+) -> Any:
+    """Return the whole model of a source, without its adapters. Raises SystemExit with 65 or 69."""
     try:
         return AutoModelForCausalLM.from_pretrained(
             source.weights,
@@ -225,7 +229,7 @@ def load_weights(source: Source, dtype: str, device: str, load_in_4bit: bool) ->
             device_map=device,
             revision=source.revision,
             trust_remote_code=False,
-            **options,
+            quantization_config=quantization,
         )
     except LOAD_ERRORS as error:
         refuse_to_load(source, error)

@@ -162,7 +162,7 @@ def merge(trained: Trained, base_name: str, dtype: str) -> Any:
     return merged.eval()
 
 
-def relative_bound(trained: Trained, base_name: str, *dtypes: str) -> float:
+def relative_bound(trained: Trained, base_name: str, *dtypes: torch.dtype) -> float:
     """Return the bound of a logit gap, as a part of the largest logit.
 
     Args:

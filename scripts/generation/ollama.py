@@ -15,6 +15,7 @@ from typing import Any
 from common import Exit, stop
 from core.chat import ChatTemplate, Conversation
 from generation.comparing import Trained
+from generation.rows import is_plain
 
 QUOTES = '"""'
 SYSTEM = {"role": "system", "content": "qZsysQ"}
@@ -158,9 +159,7 @@ def plain_conversations(trained: Trained, has_system: bool) -> Iterator[list[Any
             yield [SYSTEM, asked, ANSWER, USER]
     for prompt in trained.prompts:
         conversation = prompt.conversation
-        if conversation is None or conversation.tools:
-            continue
-        if all(set(message) == {"role", "content"} for message in conversation.messages):
+        if conversation is not None and is_plain(conversation):
             yield list(conversation.messages)
 
 

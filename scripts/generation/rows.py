@@ -17,8 +17,7 @@ from datasets.exceptions import DatasetGenerationError
 from common import Exit, first_line, stop
 from core.chat import Conversation
 from core.data import FILE_TYPES, literal, parse_line, reader_options
-from generation.answering import printable
-from generation.loading import arguments_of_run
+from generation.answering import Answerer, printable
 from llama import Arguments, row_to_conversation
 
 Row = dict[str, Any]
@@ -28,19 +27,21 @@ SHOWN = 8  # answers that are printed
 
 @dataclass(frozen=True)
 class Question:
-    """A conversation up to its last answer in words, and that answer."""
+    """A row: its conversation up to the last answer in words, and that answer."""
 
+    place: str  # such as `rows.jsonl, line 3`
+    row: Row
     conversation: Conversation
     reference: str
     skill: str | None
 
 
-def columns_of_run(name: str) -> dict[str, str]:
-    """Return {role: column} of the run that wrote a folder; {} without its run.json.
+def columns_of(arguments: Mapping[str, Any]) -> dict[str, str]:
+    """Return {role: column} by the arguments of a run.
 
     Only roles of conversations count: preference tuning has others too.
     """
-    columns = dict(pair.split("=", 1) for pair in arguments_of_run(name).get("columns") or [])
+    columns = dict(pair.split("=", 1) for pair in arguments.get("columns") or [])
     return {role: column for role, column in columns.items() if role in Arguments.COLUMN_ROLES}
 
 
@@ -118,7 +119,7 @@ def to_question(place: str, row: Row, pattern: str | None, columns: Mapping[str,
     reference = conversation.messages[last]["content"].strip()
     if pattern is not None and re.search(pattern, reference) is None:
         raise ValueError(f"{place}: its answer does not match --answer_pattern {pattern}")
-    return Question(conversation.up_to(last), reference, row.get("skill"))
+    return Question(place, row, conversation.up_to(last), reference, row.get("skill"))
 
 
 def columns_in(row: Row, columns: Mapping[str, str]) -> Mapping[str, str] | None:
@@ -142,7 +143,14 @@ def find_last_answer(conversation: Conversation) -> int:
     return answers[-1]
 
 
-# ---- The score ----
+def is_plain(conversation: Conversation) -> bool:
+    """Return whether a conversation has only texts: each server parses tools in its own way."""
+    return not conversation.tools and all(
+        set(message) == {"role", "content"} for message in conversation.messages
+    )
+
+
+# ---- Answers and their score ----
 @dataclass(frozen=True)
 class Answered:
     """A question, the model's answer, and whether it is right."""
@@ -162,6 +170,15 @@ class Answered:
             "answer": self.answer,
             "correct": self.correct,
         }
+
+
+def answer_all(answerer: Answerer, questions: Sequence[Question], batch_size: int) -> list[str]:
+    """Return the answers to questions, `batch_size` at a time."""
+    answers = []
+    for start in range(0, len(questions), batch_size):
+        batch = questions[start : start + batch_size]
+        answers += answerer.answer([question.conversation for question in batch])
+    return answers
 
 
 def find_pattern_problem(pattern: str) -> Iterator[str]:

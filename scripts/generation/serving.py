@@ -18,15 +18,12 @@ import torch
 from common import Exit, first_line, stop
 from core.data import in_one_line
 from generation.answering import REPLACEMENT, Answerer
+from generation.comparing import ROUNDING
 from generation.rows import Question
 
 API_KEY = "OPENAI_API_KEY"  # variable with the key of a server that asks for one
 TIMEOUT = 300  # seconds in which a server may answer
-PLAIN = {"role", "content"}
 LONGEST_SHOWN = 120  # characters of an answer in a message
-# Largest difference of a logit that rounding explains, as a part of the largest logit: about 1,000
-# units in the last place in fp32, 6 to 10 in fp16 and bf16, where activations are rounded too
-ROUNDING = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}
 
 
 @dataclass(frozen=True)
@@ -41,14 +38,6 @@ class Served:
     text: str
     ended: bool
     num_prompt_tokens: int
-
-
-def is_plain(question: Question) -> bool:
-    """Return whether a question has only texts: each server parses tools in its own way."""
-    conversation = question.conversation
-    return not conversation.tools and all(
-        set(message) == PLAIN for message in conversation.messages
-    )
 
 
 def ask_server(

@@ -24,7 +24,7 @@ from generation.answering import (
     print_parts,
     printable,
 )
-from generation.rows import Answered, Question
+from generation.rows import Answered, Question, answer_all
 
 
 def find_problems(args: argparse.Namespace) -> Iterator[str]:
@@ -59,7 +59,7 @@ def run(args: argparse.Namespace) -> None:
     name = args.model_name_or_path
     questions = []
     if args.file is not None:
-        columns = rows.columns_of_run(name)
+        columns = rows.columns_of(loading.arguments_of_run(name))
         questions = rows.load_questions(args.file, args.limit, args.answer_pattern, columns)
     source = loading.find_source(name)
     tokenizer = loading.load_tokenizer(source, needs_template=not args.raw)
@@ -129,15 +129,6 @@ def score_file(answerer: Answerer, questions: Sequence[Question], args: argparse
     rows.print_score(answered)
 
 
-def answer_all(answerer: Answerer, questions: Sequence[Question], batch_size: int) -> list[str]:
-    """Return the answers to questions, `batch_size` at a time."""
-    answers = []
-    for start in range(0, len(questions), batch_size):
-        batch = questions[start : start + batch_size]
-        answers += answerer.answer([question.conversation for question in batch])
-    return answers
-
-
 def judge(
     questions: Sequence[Question], answers: Sequence[str], pattern: str | None
 ) -> list[Answered]:
@@ -167,7 +158,7 @@ def compare_with_server(
 
     Raises SystemExit with 69 if the server does not answer, with 76 if it says something else.
     """
-    asked = [question for question in questions if serving.is_plain(question)]
+    asked = [question for question in questions if rows.is_plain(question.conversation)]
     if not asked:
         stop(Exit.DATA, f"{args.file}: no row without tools, which is what a server is asked")
     served = serving.ask_server(args.server, args.server_model, asked, answerer)

@@ -9,11 +9,11 @@ import torch
 
 from core.data import IGNORED
 from evaluation.contestants import find_contestants
-from evaluation.rows import measure_rows, read_documents
+from evaluation.rows import measure_rows
 from generation import loading
 from generation.answering import Answerer
-from generation.rows import load_questions, score
-from generation.session import answer_all, judge
+from generation.rows import answer_all, columns_of, load_questions, score
+from generation.session import judge
 
 WORDS = ("lamp", "tiger", "a", "sea", "window")
 LONGEST = 6  # tokens of an answer
@@ -26,14 +26,14 @@ PAIR = {"prompt": "Spell the word lamp.", "completion": "l-a-m-p"}
 def evaluate(adapters):
     """A function from a file of rows to the figures of a run, {metric: figure}, and samples."""
 
-    def measure(path, batch_size=2, pattern=None, folder=adapters):
+    def measure(path, folder=adapters):
         (contestant,) = find_contestants([str(folder)], with_base=False)
-        options = {"answer_pattern": pattern, "max_new_tokens": LONGEST, "batch_size": batch_size}
-        options |= {"dtype": "float32", "device": "cpu", "load_in_4bit": False, "limit": None}
+        options = {"answer_pattern": None, "max_new_tokens": LONGEST, "batch_size": 2}
+        options |= {"dtype": "float32", "device": "cpu", "load_in_4bit": False}
         args = Namespace(rows=path, **options)
-        documents = read_documents(args, contestant)
+        questions = load_questions(path, columns=columns_of(contestant.arguments))
         model = contestant.load(args)
-        figures, samples, facts = measure_rows(args, contestant, model, documents)
+        figures, samples, facts = measure_rows(args, contestant, model, questions)
         return {figure.metric: figure for figure in figures}, samples, facts
 
     return measure
@@ -122,20 +122,6 @@ def test_a_row_that_the_recipe_would_cut_is_counted(evaluate, write_rows, adapte
     folder = with_arguments(adapters, tmp_path, max_length=8)
     rows = write_rows(PAIR | {"prompt": "a", "completion": "lamp " * 20})
     assert evaluate(rows, folder=folder)[2] == {"rows": 1, "truncated": 1}
-
-
-@pytest.mark.parametrize(
-    ("row", "says"),
-    [
-        ('{"prompt"', "not JSON"),
-        ({"prompt": "a"}, "completion"),
-        (PAIR | {"completion": "none"}, "does not match --answer_pattern"),
-    ],
-)
-def test_a_bad_row_is_named_with_its_file_and_line(row, says, evaluate, write_rows, refused):
-    path = write_rows(PAIR, row)
-    code, line = refused(lambda: evaluate(path, pattern="(l-a-.*)"))
-    assert code == 65 and f"{path}, line 2" in line and says in line
 
 
 def test_a_prompt_without_room_for_an_answer_is_one_line(evaluate, write_rows, refused):

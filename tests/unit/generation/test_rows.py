@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from generation.rows import columns_of_run, is_match, load_questions
+from generation.rows import columns_of, is_match, load_questions
 
 
 def write(path, *rows):
@@ -52,18 +52,10 @@ def test_a_reference_that_the_pattern_does_not_find_is_named(tmp_path, capsys):
     assert "rows.jsonl, line 2: its answer does not match" in capsys.readouterr().err
 
 
-def run_with(folder, **arguments):
-    """A folder as a run leaves it: its run.json has its arguments."""
-    (folder / "run.json").write_text(json.dumps({"arguments": arguments}))
-    return folder
-
-
 def test_a_row_is_read_by_the_columns_of_the_run_where_it_has_them(tmp_path):
     rows = [{"frage": "a", "antwort": "b"}, {"prompt": "c", "completion": "d"}]
     path = write(tmp_path / "rows.jsonl", *rows)
-    columns = columns_of_run(
-        str(run_with(tmp_path, columns=["prompt=frage", "completion=antwort"]))
-    )
+    columns = columns_of({"columns": ["prompt=frage", "completion=antwort", "chosen=c"]})
     questions = load_questions(path, columns=columns)
     found = [
         (question.conversation.messages[0]["content"], question.reference) for question in questions
