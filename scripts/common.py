@@ -139,17 +139,13 @@ def find_missing(name: str) -> str | None:
     if Path(name).exists():
         return None
     owner, slash, _ = name.partition("/")
-    is_in_folder = slash and Path(owner).is_dir() and not is_in_cache(name, "model")
+    is_in_folder = slash and Path(owner).is_dir() and not is_in_cache(name)
     return f"{name}: no such folder" if is_path(name) or is_in_folder else None
 
 
-def is_in_cache(name: str, kind: str) -> bool:
-    """Return whether files of a hub id were loaded before.
-
-    Args:
-        kind: "model" or "dataset".
-    """
+def is_in_cache(name: str) -> bool:
+    """Return whether files of a model of the hub were loaded before."""
     from huggingface_hub import constants  # Takes time
 
-    folder = f"{kind}s--" + name.replace("/", "--")
+    folder = "models--" + name.replace("/", "--")
     return Path(constants.HF_HUB_CACHE, folder, "snapshots").is_dir()

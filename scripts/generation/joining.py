@@ -113,7 +113,9 @@ def write_configs(folder: Path, trained: Any, dtype: str) -> None:
     else:
         stop_tokens = stop_tokens_of_texts(tokenizer)
     try:
-        generation = GenerationConfig.from_pretrained(trained.model_name_or_path)
+        generation = GenerationConfig.from_pretrained(
+            trained.model_name_or_path, revision=trained.model_revision
+        )
     except OSError:  # The base has none.
         generation = GenerationConfig.from_model_config(config)
     list_stop_tokens(SimpleNamespace(generation_config=generation), stop_tokens)
