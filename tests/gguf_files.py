@@ -5,12 +5,11 @@ import gguf
 import numpy as np
 
 
-def rewrite(path, output, fields=None, tensors=None):
+def rewrite(path, output, fields):
     """Copy a GGUF with other values.
 
     Args:
         fields: {key: new value; None leaves the key out}.
-        tensors: {name: function from an array to a new one, or None for no tensor}.
     """
     reader = gguf.GGUFReader(path)
     writer = gguf.GGUFWriter(output, reader.fields["general.architecture"].contents())
@@ -18,17 +17,12 @@ def rewrite(path, output, fields=None, tensors=None):
         value = field.contents()
         if key.startswith("GGUF.") or key == "general.architecture":
             continue
-        value = (fields or {}).get(key, value)
+        value = fields.get(key, value)
         if value is not None:
             sub_type = field.types[-1] if field.types[0] == gguf.GGUFValueType.ARRAY else None
             writer.add_key_value(key, value, field.types[0], sub_type=sub_type)
     for tensor in reader.tensors:
-        change = (tensors or {}).get(tensor.name, np.copy)
-        if change is not None:
-            writer.add_tensor(tensor.name, change(np.array(tensor.data)))
-    for name, change in (tensors or {}).items():
-        if name not in {tensor.name for tensor in reader.tensors}:
-            writer.add_tensor(name, change(None))
+        writer.add_tensor(tensor.name, np.array(tensor.data))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

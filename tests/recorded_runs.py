@@ -3,8 +3,6 @@
 
 import json
 
-from plotting.runs import RecordedRun
-
 
 def lines_of(losses, first_step=1, seconds=1.0, tokens=100, before=0):
     """Lines of training steps of one call that takes `seconds` and sees `tokens` in each."""
@@ -22,14 +20,6 @@ def lines_of(losses, first_step=1, seconds=1.0, tokens=100, before=0):
             }
         )
     return lines
-
-
-def recorded(losses=(4.0, 2.0), folder="run", evaluations=(), **arguments):
-    """A run that was not resumed."""
-    facts = {"loss_unit": "nats per token"}
-    if arguments:
-        facts["arguments"] = arguments
-    return RecordedRun(folder, lines_of(losses), list(evaluations), facts)
 
 
 def write_run(folder, losses=(4.0, 2.0), evaluations=(), facts=None):

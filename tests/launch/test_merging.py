@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """merge.py writes what peft merges, bit for bit, and finds faults planted before and after that."""
 
+import json
 import shutil
-from functools import partial
+import sys
 
 import pytest
 import torch
@@ -12,9 +13,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, Glm4MoeConfig
 
 import merge as command
 from adapter_folders import EXPERTS, make_base, write_adapters
-from calling import call
 from generation import merging
-from merged_folders import edit_json, edit_tensors
 
 FEW = ("--num_prompts", "3", "--max_new_tokens", "2", "--device", "cpu")
 HEAD = "lm_head.weight"
@@ -38,7 +37,18 @@ def base_of(once):
 @pytest.fixture
 def merge(monkeypatch, capsys):
     """A function from words of a command line to (exit code, what was printed)."""
-    return partial(call, monkeypatch, capsys, command, merging, *FEW)
+
+    def call(*words):
+        monkeypatch.setattr(sys, "argv", ["merge.py", *FEW, *map(str, words)])
+        code = 0
+        try:
+            merging.run(command.parse_args())
+        except SystemExit as end:
+            code = end.code
+        printed = capsys.readouterr()
+        return code, printed.out + printed.err
+
+    return call
 
 
 def tensors_of(folder):
@@ -111,6 +121,17 @@ def test_buffers_in_the_files_of_the_base_are_kept(base_of, merge, tmp_path):
 
 
 # ---- Faults: of the adapters and their base, and of what was written ----
+def edit_json(path, **changes):
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+def edit_tensors(path, change):
+    """Call a function with {name: tensor} of a file, and write what it makes of them."""
+    tensors = load_file(path)
+    change(tensors)
+    save_file(tensors, path, {"format": "pt"})
+
+
 def change_all(path):
     edit_tensors(path, lambda tensors: [weight.mul_(1.01) for weight in tensors.values()])
 

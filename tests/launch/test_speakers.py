@@ -85,15 +85,6 @@ def test_adapters_and_their_base_are_one_loaded_model_with_answers_of_their_own(
     assert answers == on_their_own
 
 
-def test_the_lock_is_released_if_an_answer_fails(adapters):
-    (one,) = load([str(adapters[0])])
-    running = one.answer(History(), "word " * 300)
-    list(running)
-    with pytest.raises(ValueError, match="limited to"):
-        running.result()
-    assert not one.lock.locked()
-
-
 def test_settings_of_the_chat_template_add_to_those_of_the_run(adapters, tmp_path):
     run = json.loads((adapters[0] / "run.json").read_text())
     run["arguments"]["chat_template_kwargs"] = {"a": 1, "b": 2}

@@ -5,7 +5,7 @@ import pytest
 
 from plotting.picture import SPEED, curve_of
 from plotting.runs import RecordedRun, calls_of, mean_speed, read_run, times_of
-from recorded_runs import lines_of, recorded, write_run
+from recorded_runs import lines_of, write_run
 
 LOSSES = [1.0] * 10
 
@@ -29,7 +29,8 @@ def test_the_speed_is_that_between_logged_steps_of_a_call():
 
 
 def test_the_time_of_evaluations_is_not_training():
-    run = recorded(LOSSES, evaluations=[{"step": 0, "eval_loss": 1.0}, {"step": 6, "eval_loss": 1}])
+    evaluations = [{"step": 0, "eval_loss": 1.0}, {"step": 6, "eval_loss": 1.0}]
+    run = RecordedRun("run", lines_of(LOSSES), evaluations, {})
     for line in run.steps[6:]:
         line["elapsed_seconds"] += 1000
         line["tokens_per_second"] = line["num_input_tokens_seen"] / line["elapsed_seconds"]
