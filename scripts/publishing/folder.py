@@ -145,8 +145,8 @@ def local_base(source: Path) -> str | None:
     """Return the base of adapters if it is a path on this machine, or None."""
     if not (source / ADAPTERS).is_file():
         return None
-    base = read_json(source / ADAPTERS).get("base_model_name_or_path") or "nowhere"
-    if is_hub_id(base):
+    base = read_json(source / ADAPTERS).get("base_model_name_or_path")
+    if not base or is_hub_id(base):
         return None
     return base
 

@@ -84,26 +84,17 @@ def test_own_tasks_are_asked_beside_rows(evaluate, adapters, write_rows, tmp_pat
 
 
 # ---- What goes wrong while models are asked ----
-@pytest.fixture
-def failing(monkeypatch):
-    """A function that lets the second model fail with an error."""
+def test_too_little_memory_names_the_flag(evaluate, adapters, write_rows, monkeypatch, capsys):
     from evaluation import session
 
     original = session.measure
 
-    def fail_with(error):
-        def measure(args, contestant, *rest):
-            if contestant.before is not None:
-                raise error
-            return original(args, contestant, *rest)
+    def measure(args, contestant, *rest):
+        if contestant.before is not None:  # The second model
+            raise torch.OutOfMemoryError
+        return original(args, contestant, *rest)
 
-        monkeypatch.setattr(session, "measure", measure)
-
-    return fail_with
-
-
-def test_too_little_memory_names_the_flag(evaluate, failing, adapters, write_rows, capsys):
-    failing(torch.OutOfMemoryError())
+    monkeypatch.setattr(session, "measure", measure)
     with pytest.raises(SystemExit) as ended:
         evaluate(adapters, "--with_base", "--rows", write_rows(PAIR), *SHORT)
     assert ended.value.code == 64
