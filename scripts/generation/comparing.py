@@ -200,7 +200,7 @@ class Trained:
     def read(self, place: str, row: Any) -> Prompt:
         """Return a row as a prompt. Raises ValueError with its place."""
         if not self.tokenizer.chat_template:
-            text = row.get(self.columns.get("text", "text"))
+            text = row.get(self.arguments.get("text_column", "text"))
             if not isinstance(text, str) or not text.strip():
                 raise ValueError(f"{place}: has no text")
             return self.write(text.strip()[:LONGEST_TEXT].rstrip())
