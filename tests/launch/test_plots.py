@@ -2,13 +2,11 @@
 """plot_loss.py draws a run or compares several, and refuses what it cannot draw."""
 
 import json
-import subprocess
 import sys
 
 import pytest
 
 import plot_loss
-from launching import REPO
 from recorded_runs import write_run
 
 EVALUATION = {"step": 2, "eval_loss": 3.0, "eval_accuracy": 0.5}
@@ -71,12 +69,3 @@ def test_what_cannot_be_drawn_is_refused_in_one_line(words, expected, problem, t
     run = write_run(tmp_path / "run")
     code, _, (line,) = plotted(*(word.replace("RUN", run) for word in words))
     assert code == expected and problem.replace("RUN", run) in line
-
-
-def test_a_folder_that_is_no_run_is_refused_in_one_line(tmp_path):
-    (tmp_path / "metrics.jsonl").write_text(json.dumps({"step": 1}))
-    command = [sys.executable, REPO / "scripts" / "plot_loss.py", tmp_path]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 65
-    assert len(done.stderr.splitlines()) == 1
-    assert "no line with a loss" in done.stderr
