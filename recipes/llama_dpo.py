@@ -295,18 +295,21 @@ def find_reference(
     layout: Layout,
     model: torch.nn.Module,
     token_loss: LossInHead,
+    args: Arguments,
     loader: DataLoader,
-    file: Path,
-    num_rows: int,
-) -> torch.Tensor:
+    rows: Rows,
+) -> torch.Tensor | None:
     """Return the log-probabilities of all rows under the still untrained model, [rows, 2].
 
     A file keeps them, since under another strategy the last bits would differ. Every rank takes
-    part.
+    part. None if `compare_answers` runs the reference in each step, or there is none.
     """
+    if not runs_reference_before_training(args):
+        return None
+    file = Path(args.output_dir, f"reference-{rows.fingerprint}.table")
     if run.step > 0 and file.is_file():
         return load_file(file)["table"].to(layout.device)
-    table = torch.zeros(num_rows, 2, device=layout.device)
+    table = torch.zeros(len(rows), 2, device=layout.device)
     is_main_process = layout.accelerator.is_main_process
     model.eval()
     for batch in tqdm(loader, "Reference", disable=not is_main_process):
@@ -404,12 +407,8 @@ def train(args: Arguments, run: Run) -> None:
     run.summarize(model, notes)
     optimizer, schedule = make_optimizer(model, args, accelerator, plan.total_steps)
     model, optimizer = accelerator.prepare(model, optimizer)
-    reference_logps = None  # compare_answers then runs it in each step
-    if runs_reference_before_training(args):  # while the model has its original weights
-        file = Path(args.output_dir, f"reference-{both.fingerprint}.table")
-        reference_logps = find_reference(
-            run, layout, model, token_loss, whole_loader, file, len(both)
-        )
+    # While the model has its original weights
+    reference_logps = find_reference(run, layout, model, token_loss, args, whole_loader, both)
     run.resume(model, optimizer, schedule)
 
     # ---- Train ----

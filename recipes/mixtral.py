@@ -359,9 +359,12 @@ def train(args: Arguments, run: Run) -> None:
     # EDIT: another loss of a token is one line of token_losses in core/loss.py, as in
     #     cross_entropy(logits, targets, reduction="none", label_smoothing=0.1)
     token_loss = LossInHead(model, args.max_logits_mib, accelerator.device)
-    one_line = collator.one_line
-    largest_token = train_rows.largest_token(tokenizer)
-    check_model(model, largest_token, shares_lines=one_line, gives_ends=one_line)
+    check_model(
+        model,
+        train_rows.largest_token(tokenizer),
+        shares_lines=collator.one_line,
+        gives_ends=collator.one_line,
+    )
     notes = describe_rows(train_rows, eval_rows)
     notes["batch"] = plan.describe_batch()
     notes["experts"] = f"{top_k} per token; {factor:g} x the router's loss is added"
