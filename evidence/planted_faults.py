@@ -115,10 +115,7 @@ FAULTS = [
     fault(
         "half of the adapters are not saved",
         f"{CORE}/export.py",
-        (
-            "        if weight.requires_grad:\n            trained[",
-            "        if weight.requires_grad and 'lora_B' not in name:\n            trained[",
-        ),
+        ("if one.requires_grad]", "if one.requires_grad and 'lora_B' not in name]"),
         test="test_cells.py -k single-llama-LoRA",
     ),
     fault(
@@ -284,8 +281,8 @@ FAULTS = [
     ),
     fault(
         "the numbers in an optimizer's groups are not restored",
-        f"{CORE}/run.py",
-        ("            group.update(changed)", "            pass"),
+        f"{CORE}/state.py",
+        ("        group.update(values)", "        pass"),
         test="test_template.py -k optimizer",
     ),
     fault(

@@ -38,6 +38,7 @@ from core.state import (
     changed_group_values,
     get_loss_scale,
     group_values,
+    restore_group_values,
     restore_loss_scale,
     state_of,
 )
@@ -365,7 +366,7 @@ class Run:
         self._end(code, message)
 
     def finish(self, hint: str) -> None:
-        """Record that the run is done, and print what to do next."""
+        """Print how long training took, where the model is, and what to do next."""
         seconds = time.perf_counter() - self._metrics.start
         text = f"Trained in {seconds:.0f} s; the model is in {self._folder}. {hint}"
         self._accelerator.print(text, flush=True)
@@ -472,9 +473,7 @@ class Run:
             self._finish_save()
 
     def _finish_save(self) -> None:
-        """Wait until the checkpoint under way is whole. Every rank takes part."""
-        if self._checkpoints.is_idle:
-            return
+        """Wait until the checkpoint under way, if any, is whole. Every rank takes part."""
         # It may take longer than --ddp_timeout, but no disk that answers takes longer than this
         self._watch.show_life(more_seconds=self._checkpoints.seconds_at_most)
         self._checkpoints.finish()
@@ -572,9 +571,7 @@ class Run:
         progress = self._restored
         self._schedule.advance(progress["schedule_steps"])
         restore_loss_scale(accelerator, optimizer, progress.get("loss_scale", {}))
-        values = progress.get("optimizer_groups", [])
-        for group, changed in zip(optimizer.param_groups, values, strict=False):
-            group.update(changed)
+        restore_group_values(optimizer, progress.get("optimizer_groups", []))
         for name, other in self._others.items():
             other.load_state_dict(progress[name])
         made = f"made with {progress['strategy']} on {progress['ranks']} ranks"

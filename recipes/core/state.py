@@ -202,3 +202,13 @@ def changed_group_values(
     for old, new in zip(before, now, strict=True):
         changed.append({key: value for key, value in new.items() if old.get(key) != value})
     return changed
+
+
+def restore_group_values(optimizer: Any, changed: Collection[dict[str, float]]) -> None:
+    """Put back what `changed_group_values` returned.
+
+    If these are numbers, raises ValueError for fewer or more groups, as a mesh has: it is not known
+    which is which.
+    """
+    for group, values in zip(optimizer.param_groups, changed, strict=any(changed)):
+        group.update(values)

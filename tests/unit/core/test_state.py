@@ -18,6 +18,7 @@ from core.state import (
     changed_group_values,
     get_loss_scale,
     group_values,
+    restore_group_values,
     restore_loss_scale,
     state_of,
 )
@@ -255,6 +256,17 @@ def test_what_training_changes_in_a_group_is_saved_and_what_a_user_sets_is_not()
     before = group_values(optimizer)
     optimizer.param_groups[0] |= {"d": 2e-4, "k": 3, "lr": 1e-5}
     assert changed_group_values(before, group_values(optimizer)) == [{"d": 2e-4, "k": 3}]
+
+
+def test_numbers_of_groups_come_back_to_as_many_groups_only():
+    """A mesh has more groups than DDP; one that had no number would go on with the first."""
+    model = torch.nn.Linear(4, 2)
+    optimizer = AdamW([{"params": [weight]} for weight in model.parameters()])
+    restore_group_values(optimizer, [{}])  # AdamW's: nothing to restore
+    restore_group_values(optimizer, [{"d": 2e-4}, {"d": 3e-4}])
+    assert [group["d"] for group in optimizer.param_groups] == [2e-4, 3e-4]
+    with pytest.raises(ValueError, match="shorter"):
+        restore_group_values(optimizer, [{"d": 2e-4}])
 
 
 def test_state_that_is_no_number_is_refused():
