@@ -352,17 +352,12 @@ class Checkpoints:
         )
 
     @property
-    def is_idle(self) -> bool:
-        """Whether no checkpoint is under way."""
-        return self._work is None
-
-    @property
     def has_ended(self) -> bool:
         """Whether this rank's part of the checkpoint under way is written, or has failed."""
         return self._work is not None and self._work.done()
 
     def finish(self) -> None:
-        """Wait until all ranks have written what is under way, and give the checkpoint its name."""
+        """Wait until all ranks have written what is under way, if any, and give it its name."""
         if self._work is None:
             return
         mine: Written | OSError

@@ -315,7 +315,7 @@ def find_faults(args: Any, layout: Layout) -> Iterator[str]:
             "fp16 needs a GPU, for its loss scale: launch with --mixed_precision no, or "
             "bf16 on the CPUs that have it"
         )
-    yield from find_faults_of_engine(args, layout.accelerator)
+    yield from find_faults_of_engine(layout.accelerator)
     yield from find_faults_of_dtypes(args, layout.accelerator)
     for hook in hooks(args.EXTRAS, "find_faults"):
         yield from hook(args, layout)
@@ -348,7 +348,7 @@ def find_dropped(layout: Layout) -> Iterator[str]:
             yield f"{kind}_size {size}: no extra of this recipe can share rows so: set it to 1"
 
 
-def find_faults_of_engine(args: Any, accelerator: Accelerator) -> Iterator[str]:
+def find_faults_of_engine(accelerator: Accelerator) -> Iterator[str]:
     """Yield a problem for each setting under which an engine would train something else."""
     plugin = fsdp_plugin(accelerator)
     if plugin is not None and plugin.fsdp_version == 1:

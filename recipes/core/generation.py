@@ -17,6 +17,8 @@ from core.chat import ANSWER, EXAMPLE, ChatTemplate
 from core.workarounds import workaround
 
 NO_LIMIT = 10**9  # tokens, for a model whose configuration has no longest sequence
+NUM_SHOWN = 3  # predictions of an evaluation
+SHOWN_LETTERS = 200
 
 
 def generate(
@@ -121,10 +123,6 @@ def gathered_outside_of_layers(model: Any, accelerator: Accelerator) -> Generato
     # This is for FSDP1, and does nothing to other models.
     with FullyShardedDataParallel.summon_full_params(model, recurse=False, writeback=False):
         yield
-
-
-NUM_SHOWN = 3
-SHOWN_LETTERS = 200
 
 
 # ---- Predictions ----

@@ -22,7 +22,7 @@ SECRETS = ("TOKEN", "KEY", "SECRET", "PASS")
 def summary_lines(
     accelerator: Accelerator,
     args: Any,
-    model: torch.nn.Module,
+    model: Any,
     strategy: str,
     total_steps: int,
     notes: Mapping[str, str],
@@ -43,25 +43,21 @@ def summary_lines(
         what = f"{trained:,} parameters ({trained / total:.2%} of all)"
     if args.use_peft:
         what = f"LoRA adapters, {what}"
-    quantization = None
+    precision = f"weights {args.dtype}, mixed precision {accelerator.mixed_precision}"
     if getattr(args, "load_in_8bit", False):
-        quantization = "int8"
+        precision += ", quantization int8"
     elif getattr(args, "load_in_4bit", False):
-        quantization = args.bnb_4bit_quant_type
-    config: Any = model.config
-    mixed = accelerator.mixed_precision
+        precision += f", quantization {args.bnb_4bit_quant_type}"
     rate = f"learning rate {args.learning_rate:g}, {args.lr_scheduler_type}"
     lines = {
         "model": f"{args.model_name_or_path}, {total:,} parameters",
         "trained": what,
         "strategy": f"{strategy}, {accelerator.num_processes} x {accelerator.device.type}",
+        "precision": precision,
+        "attention": model.config._attn_implementation,
+        "steps": f"{total_steps:,}, --save_steps {args.save_steps}",
+        "schedule": f"{rate}, --warmup_steps {args.warmup_steps:g}",
     }
-    lines["precision"] = f"weights {args.dtype}, mixed precision {mixed}"
-    if quantization is not None:
-        lines["precision"] += f", quantization {quantization}"
-    lines["attention"] = config._attn_implementation
-    lines["steps"] = f"{total_steps:,}, --save_steps {args.save_steps}"
-    lines["schedule"] = f"{rate}, --warmup_steps {args.warmup_steps:g}"
     return lines | dict(notes)
 
 

@@ -227,7 +227,7 @@ def find_problems(plan: Plan, config: Mapping[str, Any]) -> Iterator[str]:
     yield from find_conflicts(args)
     yield from find_misfits(plan)
     accelerator = stand_in(plan, config)
-    yield from find_faults_of_engine(args, accelerator)
+    yield from find_faults_of_engine(accelerator)
     yield from find_faults_of_dtypes(args, accelerator)
     layout = Layout(accelerator)
     if plan.copies > 1:
