@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Makes scripts/ and recipes/ importable for what is started from here."""
+"""Makes scripts/ and tests/ importable for what is started from here."""
 
 import sys
 from pathlib import Path

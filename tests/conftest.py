@@ -3,12 +3,10 @@
 
 import gc
 import json
-import logging
 import os
 import sys
 from functools import partial
 from importlib.metadata import version
-from logging.handlers import BufferingHandler
 from pathlib import Path
 
 import pytest
@@ -86,25 +84,6 @@ def pytest_configure(config):
     config.addinivalue_line(
         "markers", "workaround(name): shows the harm without a workaround (tests/harm.py)"
     )
-
-
-@pytest.fixture
-def records_of():
-    """A function from a logger's name to the list of what it logs from then on."""
-    before = []
-
-    def listen(name):
-        logger = logging.getLogger(name)
-        handler = BufferingHandler(capacity=100)
-        before.append((logger, handler, logger.level))
-        logger.addHandler(handler)
-        logger.setLevel(logging.NOTSET)
-        return handler.buffer
-
-    yield listen
-    for logger, handler, level in before:
-        logger.removeHandler(handler)
-        logger.setLevel(level)
 
 
 def pytest_collection_finish():

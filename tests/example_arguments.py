@@ -38,16 +38,6 @@ class LanguageModelArguments(
 
 
 @dataclass(kw_only=True)
-class MixtureArguments(CommonArguments, LengthArguments, LossInHeadArguments):
-    """Those of a mixture of experts."""
-
-    lora_target_parameters: list[str] = arg(["experts.gate_up_proj"], nargs="*")
-    model_name_or_path: str = "gpt2"
-    dataset_name: str = ""
-    output_dir: str = "runs/example"
-
-
-@dataclass(kw_only=True)
 class ClassifierArguments(CommonArguments, DenseModelArguments):
     """Those of a model without an output head for tokens."""
 
@@ -69,7 +59,6 @@ class DataFlags:
     dataset_config: str | None = None
     dataset_train_split: str = "train"
     dataset_test_split: str = "test"
-    load_best_model_at_end: bool = False
     eval_dataset_name: str | None = None
     eval_strategy: str = "no"
     eval_split: float = 0

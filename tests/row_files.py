@@ -16,7 +16,6 @@ USER = {"role": "user", "content": "a"}
 ASSISTANT = {"role": "assistant", "content": "b"}
 SYSTEM = {"role": "system", "content": "c"}
 
-SHAREGPT = [{"from": "human", "value": "c"}, {"from": "gpt", "value": "d"}]
 TURNS_OF_A_PAIR = {
     "prompt": [{"role": "user", "content": "1 + 1?"}],
     "chosen": [{"role": "assistant", "content": "2"}],

@@ -31,13 +31,6 @@ def write_tree(folder: Path, files: dict[str, str]) -> None:
         path.write_text(text)
 
 
-def without_copying(text: str, recipe: str) -> str:
-    """Return a text of this repository as in a copy, but for the mark of what the copy lacks."""
-    command = f"python scripts/copy_recipe.py {recipe} my_project, then"
-    text = re.sub(rf"{command}\s+look for\s+EDIT", "look for EDIT", text)
-    return re.sub(rf"(?<![\w/])recipes/({recipe}|RECIPE)\b", r"\1", text)
-
-
 def reached(folder: Path, program: str = "main.py") -> set[str]:
     """Return the files that a program needs, as paths in its folder."""
     needed = imports.modules_needed(folder / program)

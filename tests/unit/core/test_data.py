@@ -40,7 +40,6 @@ class Arguments:
     eval_dataset_name: str | None = None
     eval_strategy: str = "no"
     eval_split: float = 0
-    load_best_model_at_end: bool = False
     skip_bad_rows: bool = False
     seed: int = 42
     columns_by_role: dict = field(default_factory=dict)

@@ -121,6 +121,9 @@ class TestFinishedRun:
         assert status.end(End(65, "no such file", is_alone=True))
         assert not status.end(End(1, "the connection is closed", is_alone=True))
         assert read_json(tmp_path / "status.json")["exit_code"] == 65
+        status.write("stopped", 75)  # by a signal before the first step, at which others then fail
+        assert not status.end(End(1, "the connection is closed", is_alone=True))
+        assert read_json(tmp_path / "status.json")["exit_code"] == 75
 
     def test_with_no_step_left_it_says_so(self, folder, arguments, resumed):
         arguments.output_dir = str(folder)

@@ -9,8 +9,6 @@ import rehearse
 from launching import CONFIGS
 from rehearsal.planning import Override, Wishes, plan
 
-SHIPPED = sorted(CONFIGS.glob("*.yaml"))
-
 
 def write(folder, text, name="config.yaml"):
     (folder / name).write_text(text)
