@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Fault injection: no run can be lost, whatever is stopped, killed, cut short or damaged.
 
-    pytest evidence/test_faults.py --all -n 2              # all: more than three hours
+    pytest evidence/test_faults.py --all -n 2              # all: about two hours
     pytest evidence/test_faults.py --all -k "signals or writes"
 
 Each trial is the shipped recipe on the job of evidence/job.py (20 steps over two epochs, 12 rows
@@ -34,6 +34,7 @@ import pytest
 from safetensors.numpy import load_file
 
 import damage
+import warm
 from common import Exit
 from core.checkpoint import checkpoints_in, find_damage
 from faults import Fault
@@ -199,6 +200,22 @@ class Lab:
 @pytest.fixture(scope="session")
 def lab(shared, once):
     return Lab(shared / "faults", once)
+
+
+@pytest.fixture(scope="session")
+def warm_python(tmp_path_factory):
+    """The program that takes the place of Python in a warm start (tests/warm)."""
+    with pytest.MonkeyPatch.context() as patched:
+        for name, value in ENVIRONMENT.items():
+            patched.setenv(name, value)
+        return str(warm.start(tmp_path_factory.mktemp("warm"), os.getpid()))
+
+
+@pytest.fixture
+def python(group, warm_python, monkeypatch):
+    """Start the launches of a trial warm, but for those that must look like a user's."""
+    if group not in STARTED_COLD:
+        monkeypatch.setattr(sys, "executable", warm_python)
 
 
 # ---- Processes of a trial ----
@@ -979,6 +996,10 @@ SHORT = (
 )
 
 
+# They look for ranks among the processes, kill all of them, or start in a file system of their own
+STARTED_COLD = ("dead ranks", "random kills", "random kills, --async_save", "disk")
+
+
 def trials() -> list:
     """Return each trial as a parameter of the test, whole but for those of the short form."""
     found = []
@@ -993,6 +1014,7 @@ def trials() -> list:
 
 
 @pytest.mark.parametrize(("group", "what", "detail", "attempt"), trials())
+@pytest.mark.usefixtures("python")
 def test_fault(group, what, detail, attempt, lab, tmp_path, record):
     count = KILLS_PER_TRIAL if group.startswith("random kills") else 1
     figure = attempt(lab, tmp_path / "run")

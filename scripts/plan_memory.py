@@ -51,7 +51,7 @@ def parse_args() -> dict[str, Any]:
         size = vars(options).pop(f"parallelism_config_{key}")
         if size is not None:
             sizes[key] = size
-    del options.ignored
+    vars(options).pop("ignored")
     if not words or words[0].startswith("--"):
         parser.error("name MODEL or recipes/llama.py before the recipe's own arguments")
     return {"model": words[0], "words": words[1:], "sizes": sizes, **vars(options)}
