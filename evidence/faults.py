@@ -168,8 +168,11 @@ class PlantedFault:
         """Return the function with the fault."""
 
         def call(*arguments: Any, **options: Any) -> Any:
-            self.steps.append(current_step(self.runs))
-            if not self.happens(arguments):
+            # The losses of an evaluation are of no step, and a resumed run repeats them
+            is_evaluation = self.fault.at == "summed_loss" and not torch.is_grad_enabled()
+            if not is_evaluation:
+                self.steps.append(current_step(self.runs))
+            if is_evaluation or not self.happens(arguments):
                 return self.original(*arguments, **options)
             self.disturb(arguments)
             result = self.original(*arguments, **options)
@@ -186,14 +189,11 @@ class PlantedFault:
     def happens(self, arguments: tuple) -> bool:
         """Return whether the fault happens at this call."""
         if self.fault.do == "record rows":
-            return torch.is_grad_enabled()
+            return True
         if self.fault.row is not None:
             return self.fault.row in rows_of(arguments)
         if self.fault.step is None:
             return len(self.steps) == self.fault.call
-        if self.fault.at == "summed_loss" and not torch.is_grad_enabled():
-            # A resumed run repeats an evaluation that was interrupted, and must not be hit again.
-            return False
         step = self.steps[-1]
         return step == self.fault.step and self.steps.count(step) == 1
 
