@@ -307,7 +307,7 @@ def find_reference(
     if not runs_reference_before_training(args):
         return None
     file = Path(args.output_dir, f"reference-{rows.fingerprint}.table")
-    if run.step > 0 and file.is_file():
+    if run.step > 0 and all(layout.gather([file.is_file()])):
         return load_file(file)["table"].to(layout.device)
     table = torch.zeros(len(rows), 2, device=layout.device)
     is_main_process = layout.accelerator.is_main_process
