@@ -104,7 +104,7 @@ def sum_norms_in_double() -> None:
     up many short sums. DeepSpeed takes norms in double on both.
     """
     norm_of_one = upstream(torch.linalg, "vector_norm")
-    norms_of_many = upstream(torch, "_foreach_norm")
+    upstream(torch, "_foreach_norm")
 
     def vector_norm(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
         if kwargs.get("dtype", tensor.dtype) != torch.float32:
@@ -113,10 +113,7 @@ def sum_norms_in_double() -> None:
         return norm_of_one(tensor, *args, **in_double).float()
 
     def foreach_norm(tensors: Sequence[torch.Tensor], *args: Any, **kwargs: Any) -> Any:
-        if any(tensor.dtype != torch.float32 for tensor in tensors):
-            return norms_of_many(tensors, *args, **kwargs)
-        in_double = kwargs | {"dtype": torch.float64}
-        return [norm.float() for norm in norms_of_many(tensors, *args, **in_double)]
+        return [vector_norm(tensor, *args, **kwargs) for tensor in tensors]
 
     torch.linalg.vector_norm = vector_norm
     torch._foreach_norm = foreach_norm
