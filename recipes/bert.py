@@ -159,9 +159,7 @@ def load_data(args: Arguments, tokenizer: Any) -> tuple[Rows, Rows | None, dict[
         label_column=args.label_column,
     )
     rows, eval_rows = read_rows(args, prepare, text_columns=args.text_columns or known)
-    # EDIT: to filter rows, change them here, as in
-    #     dataset = rows.dataset.filter(lambda row: row["length"] >= 8)
-    #     rows = dataclasses.replace(rows, dataset=dataset)
+    # EDIT: to filter rows, as in rows = rows.filter(lambda row: row["length"] >= 8)
     classes = find_classes(rows, args, args.label_column, read_config(args))
     rows = add_labels(rows, classes, args)
     if eval_rows is not None:

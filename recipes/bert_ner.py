@@ -143,9 +143,7 @@ def load_data(args: Arguments, tokenizer: Any) -> tuple[Rows, Rows | None, dict[
         tag_names=model_names,
     )
     rows, eval_rows = read_rows(args, prepare)
-    # EDIT: to filter rows, change them here, as in
-    #     dataset = rows.dataset.filter(lambda row: row["length"] >= 8)
-    #     rows = dataclasses.replace(rows, dataset=dataset)
+    # EDIT: to filter rows, as in rows = rows.filter(lambda row: row["length"] >= 8)
     source = rows.sources[0]
     of_data = [source.class_names[name] for name in columns if name in source.class_names]
     tag_ids = order_tags(count_tags(rows), source.name, model_names, *of_data)

@@ -149,9 +149,7 @@ def load_data(args: Arguments, tokenizer: Any) -> tuple[Rows, Rows | None]:
         assistant_only_loss=args.assistant_only_loss,
     )
     rows, eval_rows = read_rows(args, prepare)
-    # EDIT: to filter rows, change them here, as in
-    #     dataset = rows.dataset.filter(lambda row: row["length"] >= 8)
-    #     rows = dataclasses.replace(rows, dataset=dataset)
+    # EDIT: to filter rows, as in rows = rows.filter(lambda row: row["length"] >= 8)
     return hold_out_and_mix(args, rows, eval_rows)
 
 
@@ -160,6 +158,7 @@ def load_model(args: Arguments, layout: Layout) -> torch.nn.Module:
     """Return the model, quantized and with adapters if the arguments request it."""
     model, _ = load_pretrained(AutoModelForCausalLM, args, layout)
     set_up_layers(model, args)
+    # EDIT: to freeze layers, as in model.model.layers[0].requires_grad_(False)
     model = add_adapters(model, args, layout, task_type="CAUSAL_LM")
     add_neftune(model, args.neftune_noise_alpha)
     return model

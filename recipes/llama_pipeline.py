@@ -146,9 +146,7 @@ def load_data(args: Arguments, tokenizer: Any) -> tuple[Rows, Rows | None]:
         assistant_only_loss=args.assistant_only_loss,
     )
     rows, eval_rows = read_rows(args, prepare)
-    # EDIT: to filter rows, change them here, as in
-    #     dataset = rows.dataset.filter(lambda row: row["length"] >= 8)
-    #     rows = dataclasses.replace(rows, dataset=dataset)
+    # EDIT: to filter rows, as in rows = rows.filter(lambda row: row["length"] >= 8)
     return hold_out_and_mix(args, rows, eval_rows)
 
 

@@ -227,9 +227,7 @@ def load_data(args: Arguments, tokenizer: Any) -> tuple[Rows, Rows | None]:
     texts = [*SOURCE_AND_TARGET, *SOURCE_AND_TARGET.values()]
     texts += [column for column in (args.source_column, args.target_column) if column]
     rows, eval_rows = read_rows(args, prepare, texts)
-    # EDIT: to filter rows, change them here, as in
-    #     dataset = rows.dataset.filter(lambda row: row["length"] >= 8)
-    #     rows = dataclasses.replace(rows, dataset=dataset)
+    # EDIT: to filter rows, as in rows = rows.filter(lambda row: row["length"] >= 8)
     return hold_out_and_mix(args, rows, eval_rows)
 
 

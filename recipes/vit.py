@@ -127,9 +127,7 @@ def load_data(args: Arguments) -> tuple[Rows, Rows | None, dict[str, int]]:
     label = partial(label_image, image_column=args.image_column_name, label_columns=label_columns)
     train, test = open_sources(args, partial(open_images, column=args.image_column_name))
     rows = prepare_rows(train, label, args)
-    # EDIT: to filter rows, change them here, as in
-    #     dataset = rows.dataset.filter(lambda row: row["label_text"] != "unclear")
-    #     rows = dataclasses.replace(rows, dataset=dataset)
+    # EDIT: to filter rows, as in rows = rows.filter(lambda row: row["label_text"] != "unclear")
     found = [name for name in label_columns if name in train[0].dataset.column_names]
     classes = find_classes(rows, args, found[0], read_config(args))
     rows = add_labels(rows, classes, args)

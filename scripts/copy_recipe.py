@@ -37,6 +37,9 @@ from template.copying import (
 from template.updating import NotACopyError, update
 from tiny import makers
 
+# What the model and the rows of a copy's test are made with
+TINY = ["--quiet", "--num_train_rows", "700", "--num_test_rows", "70"]
+
 
 def parse_args(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -94,9 +97,8 @@ def copy(wish: Wish, folder: Path) -> None:
     files = files_of_copy(ROOT, wish)
     write(folder, files | {ORIGIN: origin_of(ROOT, wish)})
     recipe = f"{wish.recipe}.py"
-    makers.make(
-        wish.recipe if wish.recipe in makers.MAKERS else "llama", folder / "tiny", ["--quiet"]
-    )
+    maker = wish.recipe if wish.recipe in makers.MAKERS else "llama"
+    makers.make(maker, folder / "tiny", TINY)
     for path in files:
         print(folder / path)
     lines = {name: text.count("\n") for name, text in files.items() if name.endswith(".py")}

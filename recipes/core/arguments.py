@@ -283,7 +283,7 @@ class TrainingArguments:
     """Batches, optimizer and schedule."""
 
     EXTRAS: ClassVar[tuple[str, ...]] = ()  # folders of extras/ that the recipe uses
-    # Dimensions of a mesh in which several ranks may share a row under a recipe: tp, cp, sp
+    # In which ways ranks may share rows under the recipe, by extras/mesh: tp, cp, sp
     MESH: ClassVar[Sequence[str]] = ("tp",)
     per_device_train_batch_size: int = free(8, "rows per GPU and micro-batch", POSITIVE)
     gradient_accumulation_steps: int = free(1, "micro-batches per optimizer step", POSITIVE)

@@ -356,6 +356,11 @@ class Rows:
         """Return the values of a column: [rows]."""
         return np.asarray(self.dataset[name][:])
 
+    def filter(self, keep: Callable[[Row], bool]) -> "Rows":
+        """Return the rows of which a function is true, given a row as prepared."""
+        dataset = self.dataset.filter(keep)
+        return replace(self, dataset=dataset, notes=f"{self.notes}; {len(dataset)} after a filter")
+
     @property
     def lengths(self) -> np.ndarray:
         """The number of tokens of each row, the column `length`: [rows]."""

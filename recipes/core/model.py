@@ -514,7 +514,7 @@ def make_optimizer(
 
 
 def make_adamw(model: torch.nn.Module, args: Any) -> torch.optim.Optimizer:
-    """Return AdamW of torch or bitsandbytes over what is trained."""
+    """Return AdamW of torch or bitsandbytes over what is trained. EDIT: your optimizer."""
     groups = parameter_groups(model, args.weight_decay)
     settings: dict[str, Any] = {
         "lr": args.learning_rate,

@@ -17,6 +17,12 @@ ENGINES = {
     "fsdp2": ((), ("fsdp", "fsdp2_*", "hsdp_*")),
     "deepspeed": (("core/zero.py",), ("deepspeed_*",)),
 }
+# {extra: the YAML files that only it can run}
+EXTRAS = {
+    "mesh": ("tp", "*_tp", "*_cp", "deepspeed_ulysses"),
+    "experts": ("ep", "*_ep"),
+    "pipeline": ("pp",),
+}
 LIBRARIES = "torch accelerate transformers datasets peft bitsandbytes deepspeed".split()
 ORIGIN = "ORIGIN.md"
 ORIGIN_TEXT = """# Origin
@@ -86,22 +92,18 @@ def files_of_copy(root: Path, wish: Wish) -> dict[str, str]:
     """
     folder = root / "recipes"
     recipe = folder / f"{wish.recipe}.py"
-    left_behind = set()
-    yamls = ["single"]
-    for engine, (modules, patterns) in ENGINES.items():
-        if engine in wish.engines:
-            yamls += patterns
-        else:
-            left_behind |= set(modules)
-    if "mesh" in wish.extras:
-        yamls.append("tp")
+    left_out = [ENGINES[engine] for engine in ENGINES if engine not in wish.engines]
+    left_behind = {module for modules, _ in left_out for module in modules}
     sources = {}
     for path in [recipe, *modules_needed(recipe, wish.extras), *folder.glob("core/*.md")]:
         name = path.relative_to(folder).as_posix()
         if name not in left_behind:
             sources[name] = path
-    for pattern in yamls:
-        for path in sorted((root / "accelerate_configs").glob(f"{pattern}.yaml")):
+    unwanted = [pattern for _, patterns in left_out for pattern in patterns]
+    for extra in EXTRAS.keys() - set(wish.extras):
+        unwanted += EXTRAS[extra]
+    for path in sorted((root / "accelerate_configs").glob("*.yaml")):
+        if not any(path.match(f"{pattern}.yaml") for pattern in unwanted):
             sources[f"accelerate_configs/{path.name}"] = path
     sources["requirements.txt"] = root / "requirements.txt"
     sources["test_copy.py"] = root / "scripts" / "template" / "copy_test.py"
