@@ -4,7 +4,6 @@
 import json
 
 import pytest
-from datasets import Dataset, Value
 from transformers import AutoTokenizer
 
 import bert
@@ -37,27 +36,6 @@ def test_the_usual_columns_are_found(name, tokenizer):
     assert (sum(row["token_type_ids"]) > 0) == (len(TEXTS[name]) == 2)
 
 
-def test_a_long_text_loses_its_end_and_says_so(tokenizer):
-    row = tokenize({"text": "good " * 30, "label": 1}, tokenizer, max_length=8)
-    assert row["truncated"] and row["length"] == 8
-    assert row["input_ids"][-1] == tokenizer.sep_token_id
-
-
-@pytest.mark.parametrize(
-    ("row", "word"),
-    [
-        ({"text": "a"}, "label"),
-        ({"label": 1}, "text"),
-        ({"text": 5, "label": 1}, "5"),
-        ({"text": " ", "label": 1}, "text"),
-        ({"text": "a", "label": None}, "no label"),
-    ],
-)
-def test_texts_and_labels_have_to_be_there(row, word, tokenizer):
-    with pytest.raises(ValueError, match=word):
-        tokenize(row, tokenizer)
-
-
 # ---- Data sets ----
 def load(tokenizer, train, *flags):
     words = ["--model_name_or_path", tokenizer.name_or_path, "--dataset_name", str(train), *flags]
@@ -77,27 +55,3 @@ def test_rows_and_labels_that_do_not_fit_are_left_out_and_counted(tokenizer, tmp
 
 
 # ---- Batches ----
-def collate(tokenizer, texts, numbers, weights=(1.0, 1.0)):
-    rows = []
-    for number, (text, weight) in enumerate(zip(texts, weights, strict=False), 1):
-        row = tokenize({"text": text, "label": "a"}, tokenizer)
-        rows.append(row | {"row": number, "labels": number - 1, "weights": weight})
-    collator = bert.TextCollator(tokenizer)
-    columns = Dataset.from_list(rows).select_columns(collator.columns)
-    source = columns.cast_column("weights", Value("float32")).with_format("numpy")
-    return collator(source, [[number] for number in numbers])
-
-
-def test_a_batch_is_padded_to_its_longest_row(tokenizer):
-    batch = collate(tokenizer, ["good", "the tea was bad"], [0, 1])
-    assert batch["inputs"]["attention_mask"].tolist() == [[1, 1, 1, 0, 0, 0], [1] * 6]
-    assert batch["inputs"]["input_ids"][0, 3:].tolist() == [0, 0, 0]
-    assert batch["inputs"]["token_type_ids"].sum() == 0
-    assert batch["counts"].tolist() == [2, 9] and batch["row"] == [1, 2]
-    assert batch["labels"].tolist() == [0, 1]
-
-
-def test_a_rank_without_rows_has_one_token_and_no_label(tokenizer):
-    batch = collate(tokenizer, ["good"], [])
-    assert batch["inputs"]["input_ids"].shape == (1, 1) and batch["counts"].tolist() == [0, 0]
-    assert len(batch["labels"]) == 0 and batch["row"] == []

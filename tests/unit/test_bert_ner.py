@@ -14,7 +14,6 @@ import pytest
 import torch
 from datasets import ClassLabel, Dataset, Features, List, Value
 from transformers import (
-    AutoModelForTokenClassification,
     AutoTokenizer,
     BertConfig,
     BertForTokenClassification,
@@ -26,8 +25,6 @@ from tasks.tags import NO_WORD, label_tokens, summed_tag_loss, tag_words
 
 NAMES = ["O", "B-PER", "I-PER"]
 NUMBER_OF = {name: number for number, name in enumerate(NAMES)}
-WORDS = ["the", "road", "to", "xyzab"]  # xyzab is none of the tokenizer's words
-TAGS = ["O", "O", "O", "B-PER"]
 
 
 @pytest.fixture
@@ -64,40 +61,7 @@ def row_of(tags, column="ner_tags"):
     return {"tokens": [f"word{place}" for place in range(len(tags))], column: tags}
 
 
-def tokenize(row, tokenizer, names=None, max_length=64, columns=bert_ner.TAG_COLUMNS):
-    return bert_ner.tokenize_words(row, tokenizer, max_length, "tokens", columns, names)
-
-
 # ---- Rows ----
-def test_each_token_knows_its_word(tokenizer):
-    row = tokenize({"tokens": WORDS, "ner_tags": TAGS}, tokenizer)
-    tokens = tokenizer.convert_ids_to_tokens(row["input_ids"])
-    assert tokens[:4] == ["[CLS]", "the", "road", "to"] and tokens[-1] == "[SEP]"
-    pieces = len(tokens) - 5
-    assert pieces > 1 and row["word_ids"] == [NO_WORD, 0, 1, 2, *[3] * pieces, NO_WORD]
-    assert row["tags"] == TAGS and row["length"] == len(tokens)
-
-
-@pytest.mark.parametrize(
-    ("row", "word"),
-    [
-        ({"words": ["a"]}, "tokens"),
-        ({"tokens": ["a"]}, "ner_tags"),
-        ({"tokens": "a b", "ner_tags": ["O"]}, "tokens"),
-        ({"tokens": ["a", None], "ner_tags": ["O", "O"]}, "tokens"),
-        ({"tokens": ["a"], "ner_tags": "O"}, "ner_tags"),
-        ({"tokens": ["a", "b"], "tags": ["O"]}, "2 words"),
-        ({"tokens": ["a"], "tags": [None]}, "tags"),
-        ({"tokens": ["a"], "tags": [3]}, "3"),
-        ({"tokens": ["a"], "tags": [-1]}, "-1"),
-        ({"tokens": ["a"] * 7, "tags": ["O"] * 7}, "--max_length"),
-        ({"tokens": [" "], "tags": ["O"]}, "tokens"),
-    ],
-    ids=str,
-)
-def test_rows_that_cannot_be_used_say_why(row, word, tokenizer):
-    with pytest.raises(ValueError, match=word):
-        tokenize(row, tokenizer, names=NAMES, max_length=8)
 
 
 # ---- Names of tags ----
@@ -131,18 +95,6 @@ def test_a_model_that_was_trained_on_the_tags_keeps_their_order(load, tagger):
     assert others == {"B-LOC": 0, "O": 1}
 
 
-def test_a_tag_that_no_training_row_has_is_named_or_its_row_left_out(load, capsys):
-    train, held_out = [row_of(["O", "B-PER"])], [row_of(["O"]), row_of(["O", "B-LOC"])]
-    with pytest.raises(SystemExit, match="65"):
-        load(train, held_out)
-    message = capsys.readouterr().err
-    assert "test.jsonl, line 2: its tag 'B-LOC' occurs in no training row" in message
-    assert "those have B-PER, O" in message and "1 of 2 rows cannot be used" in message
-    _, eval_rows, _ = load(train, held_out, "--skip_bad_rows")
-    assert eval_rows.dataset["row"][:].tolist() == [1]
-    assert eval_rows.notes == "2, 0 left out, 1 more for their tags"
-
-
 # ---- Labels of tokens ----
 WORD_IDS = np.array([NO_WORD, 0, 0, 1, 2, 2, 2, NO_WORD])
 
@@ -169,18 +121,6 @@ def collate(tokenizer, rows, numbers, all_tokens=False):
     tag_ids = {"B-PER": 1, "I-PER": 2, "O": 0}
     collator = bert_ner.TagCollator(tokenizer, tag_ids, all_tokens)
     return collator(rows.dataset, [[number] for number in numbers])
-
-
-def test_a_rank_without_rows_takes_part_and_counts_nothing(load, tokenizer, tiny_of):
-    batch = collate(tokenizer, load([row_of(["O", "B-PER"])])[0], [])
-    assert batch["inputs"]["input_ids"].shape == (1, 1) and batch["counts"].tolist() == [0, 0]
-    model = AutoModelForTokenClassification.from_pretrained(
-        tiny_of("bert_ner") / "model", num_labels=3
-    )
-    loss, _ = summed_tag_loss(model, batch)
-    loss.backward()
-    assert loss == 0 and batch["tags"] == []
-    assert all(weight.grad is not None and not weight.grad.any() for weight in model.parameters())
 
 
 @pytest.mark.parametrize("all_tokens", [False, True], ids=["first tokens", "all tokens"])

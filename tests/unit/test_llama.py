@@ -77,10 +77,3 @@ def test_columns_of_any_name_become_the_same_row(load):
     row = {"aufgabe": "Spell the", "input": "word lamp.", "antwort": ANSWER}
     found, _ = load(row, "instruction=aufgabe", "output=antwort")
     assert "Spell the\n\nword lamp." in found
-
-
-def test_rows_that_other_columns_made_are_not_read_from_the_cache(load):
-    row = {"question": QUESTION, "answer": ANSWER, "other": "9-9-9"}
-    first, _ = load(row, "prompt=question", "completion=answer")
-    second, _ = load(row, "prompt=question", "completion=other")
-    assert ANSWER in first and "9-9-9" in second and ANSWER not in second

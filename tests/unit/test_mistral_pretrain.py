@@ -47,12 +47,6 @@ class TestBatch:
         assert batch["targets"].tolist() == [12, 13, 22, 32, 33, 34, 35, 1]
         assert batch["counts"].tolist() == [8, 11] and batch["row"] == [4, 7, 9]
 
-    def test_a_rank_without_blocks_has_a_batch_that_adds_nothing(self):
-        batch = recipe.make_batch([], LENGTH)
-        assert batch["inputs"]["input_ids"].shape == (1, LENGTH)
-        assert batch["counts"].tolist() == [0, 0] and batch["row"] == []
-        assert len(batch["targets"]) == 0
-
     @pytest.mark.parametrize("kind", ["cp", "sp"])
     def test_where_ranks_share_a_line_each_document_has_one(self, kind):
         blocks = [
@@ -130,9 +124,3 @@ class TestMasks:
         lengths = [3, 30, 1, 6]
         inputs, owners = long_batch(lengths)
         assert reach(mistral(attention, None), inputs, owners) == max(lengths) - 1
-
-    def test_the_probe_finds_documents_that_see_each_other(self, attention):
-        made = block((1, range(2, 22)), (2, range(22, 43)), length=LONG)
-        inputs = recipe.make_batch([made], LONG)["inputs"] | {"use_cache": False}
-        del inputs["position_ids"]
-        assert leak(mistral(attention, WINDOW), inputs, made[2, :-1].long()[None]) > 0.1

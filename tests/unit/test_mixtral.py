@@ -13,7 +13,6 @@ from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_fun
 
 import mixtral
 from core.cli import parse
-from core.loss import LossInHead
 from fakes import rows_of_their_own, sharing_rows
 
 ATTENTION = {"q_proj", "k_proj", "v_proj", "o_proj"}
@@ -49,36 +48,6 @@ def loss_of(rows, seed=0):
     return mixtral.router_loss(logits_of(batch, seed), batch["routed"], TOP_K, of_one_rank)
 
 
-def test_a_batch_tells_the_router_loss_which_token_is_of_which_row():
-    batch = collate_rows(ROWS, pad_token_id=99)
-    assert batch["inputs"]["input_ids"].tolist() == [
-        [1, 2, 3, 4, 5, 6, 7],
-        [1, 2, *[99] * 5],
-        [1, 2, 3, 4, *[99] * 3],
-    ]
-    routed = {name: numbers.tolist() for name, numbers in batch["routed"].items()}
-    places, row = [*range(7), 7, 8, 14, 15, 16, 17], [0] * 7 + [1] * 2 + [2] * 4
-    assert routed == {"places": places, "row": row, "lengths": [7, 2, 4]}
-    assert batch["counts"].tolist() == [6 + 1 + 3, 13] and batch["row"] == [7, 2, 4]
-    assert batch["positions"].tolist() == [*range(6), 7, 14, 15, 16]
-    assert batch["targets"].tolist() == [2, 3, 4, 5, 6, 7, 2, 2, 3, 4]
-
-
-@pytest.mark.parametrize("one_line", [False, True])
-def test_a_rank_without_rows_adds_nothing(one_line):
-    batch = collate_rows([], pad_token_id=99, one_line=one_line)
-    assert batch["inputs"]["input_ids"].tolist() == [[99]] and batch["counts"].tolist() == [0, 0]
-    assert batch["row"] == []
-    logits = logits_of(batch)
-    loss, load = mixtral.router_loss(logits, batch["routed"], TOP_K, of_one_rank)
-    loss.backward()
-    assert (
-        loss == 0
-        and load.tolist() == [[0] * EXPERTS] * LAYERS
-        and all((layer.grad == 0).all() for layer in logits)
-    )
-
-
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{row['row']} tokens")
 def test_of_one_row_loss_and_gradient_are_those_of_transformers(row):
     batch = collate_rows([row], pad_token_id=99)
@@ -92,20 +61,6 @@ def test_of_one_row_loss_and_gradient_are_those_of_transformers(row):
         torch.autograd.grad(loss, ours), torch.autograd.grad(expected, theirs), strict=True
     ):
         torch.testing.assert_close(mine, other)
-
-
-def test_by_hand():
-    # One layer, two experts, one per token: of three tokens two pick the first, with 0.8, and one
-    # the second, with 0.6
-    batch = collate_rows(
-        [{"input_ids": np.arange(3), "labels": np.arange(3), "row": 1}], pad_token_id=99
-    )
-    logits = torch.tensor([[0.8, 0.2], [0.8, 0.2], [0.4, 0.6]]).log()
-    loss, load = mixtral.router_loss((logits,), batch["routed"], 1, of_one_rank)
-    assert loss.item() == pytest.approx(
-        3 * 2 * (2 / 3 * (0.8 + 0.8 + 0.4) / 3 + 1 / 3 * (0.2 + 0.2 + 0.6) / 3)
-    )
-    assert load.tolist() == [[2, 1]]
 
 
 def test_it_adds_up_however_the_batch_is_cut_and_padding_has_no_part():
@@ -160,41 +115,6 @@ def load(tiny_of):
         return args, mixtral.load_model(args, ONE_PROCESS)
 
     return load
-
-
-@pytest.mark.parametrize(
-    "flags",
-    [[], ["--gradient_checkpointing"], ["--use_peft"], ["--use_peft", "--gradient_checkpointing"]],
-    ids=" ".join,
-)
-def test_what_is_trained_has_gradients_from_both_losses_also_without_rows(flags, load):
-    args, model = load(*flags)
-    token_loss = LossInHead(model, 256, torch.device("cpu"))
-    trained = {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
-    loss, aux_loss, _ = mixtral.summed_losses(
-        ONE_PROCESS, model, token_loss, collate_rows([], 0), TOP_K
-    )
-    (loss + aux_loss).backward()  # as on a rank that has none
-    assert loss == 0 and all((weight.grad == 0).all() for weight in trained.values())
-    batch = collate_rows(ROWS, 0)
-    loss, aux_loss, routed = mixtral.summed_losses(ONE_PROCESS, model, token_loss, batch, TOP_K)
-    assert routed.sum(1).tolist() == [13 * TOP_K] * len(routed)
-    assert len(routed) == model.config.num_hidden_layers  # recomputed or not, each layer's once
-    gradients = torch.autograd.grad(
-        aux_loss, list(trained.values()), retain_graph=True, allow_unused=True
-    )
-    early = [
-        name
-        for name, grad in zip(trained, gradients, strict=True)
-        if grad is not None and grad.abs().sum() > 0
-    ]
-    assert any(".experts." in name for name in early) and any("q_proj" in name for name in early)
-    loss.backward()
-    assert all(
-        weight.grad.abs().sum() > 0
-        for name, weight in trained.items()
-        if not flags or "lora_B" in name
-    )
 
 
 @pytest.mark.parametrize(

@@ -17,9 +17,6 @@ from rouge_score import rouge_scorer
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, BartConfig, M2M100Config
 
 import t5
-from core.cli import parse
-from core.engine import Layout
-from fakes import fake_accelerator
 
 SOURCE, TARGET = "the dog sees a ship", "nuka zovo pizu"
 NO_COLUMNS, NO_LANGUAGES = (None, None), (None, None)
@@ -41,7 +38,6 @@ SHAPE = {
     "forced_eos_token_id": None,
     "scale_embedding": True,
 }
-LIMITS = ["--max_source_length", "64", "--max_target_length", "64"]
 ALONE = SimpleNamespace(
     unwrap_model=lambda model: model
 )  # what summed_target_loss asks of an Accelerator
@@ -92,34 +88,7 @@ def test_all_forms_of_rows_become_the_same_pair(row, columns, languages):
     assert t5.source_and_target(row, columns, languages) == [SOURCE, TARGET]
 
 
-@pytest.mark.parametrize(
-    ("row", "word"),
-    [
-        ({"source": " ", "target": TARGET}, "source"),
-        ({"source": SOURCE, "target": None}, "target"),
-        ({"source": SOURCE, "target": 5}, "5"),
-        ({"text": SOURCE, "title": TARGET}, "text, title"),
-        ({"translation": {"en": SOURCE, "de": TARGET}}, "translation"),
-        ({"source": SOURCE, "target": "\ud800"}, "surrogates"),
-    ],
-    ids=str,
-)
-def test_a_row_that_cannot_be_used_says_why(row, word, tokenizer):
-    with pytest.raises(ValueError, match=word):
-        t5.tokenize_pair(row, tokenizer, NO_COLUMNS, NO_LANGUAGES, "", (64, 64))
-
-
 class TestTokens:
-    def test_both_texts_end_with_eos_and_the_prefix_comes_first(self, tokenizer):
-        pair = {"source": SOURCE, "target": TARGET}
-        row = t5.tokenize_pair(pair, tokenizer, NO_COLUMNS, NO_LANGUAGES, "say: ", (64, 64))
-        assert tokenizer.decode(row["input_ids"]) == f"say: {SOURCE}</s>"
-        assert tokenizer.decode(row["labels"]) == f"{TARGET}</s>" and row["target"] == TARGET
-        assert not row["truncated"] and row["length"] == len(row["input_ids"]) + len(row["labels"])
-        assert row["longest"] == len(row["input_ids"]) and row["largest"] == max(
-            row["input_ids"] + row["labels"]
-        )
-
     def test_long_texts_lose_their_end_but_not_eos_nor_the_reference(self, tokenizer):
         pair = {"source": SOURCE, "target": TARGET}
         whole = t5.tokenize_pair(pair, tokenizer, NO_COLUMNS, NO_LANGUAGES, "", (6, 4))
@@ -155,42 +124,6 @@ class TestLoss:
                 "row"
             ] == list(range(1, 11))
             assert batch["counts"][1] == tokenized["length"][:].sum()
-
-    def test_a_rank_without_rows_adds_nothing_and_takes_part_in_every_layer(
-        self, tiny_of, tokenized
-    ):
-        for name, model in models(tiny_of("t5")):
-            batch = t5.Seq2SeqCollator(0)(tokenized, [])
-            loss = t5.summed_target_loss(ALONE, model, batch)
-            loss.backward()
-            gradients = [weight.grad for weight in model.parameters()]
-            assert loss == 0 and batch["counts"].tolist() == [0, 0] and batch["row"] == [], name
-            assert all(gradient is not None and not gradient.any() for gradient in gradients), name
-
-
-def test_one_module_holds_the_embedding_and_the_model_computes_and_saves_the_same(
-    tiny_of, tokenized, tmp_path
-):
-    batch = t5.Seq2SeqCollator(0)(tokenized, [[0], [1]])
-    for name, model in models(tiny_of("t5")):
-        model.save_pretrained(tmp_path / name)
-        words = ["--model_name_or_path", str(tmp_path / name), "--forced_bos_token", "dog"]
-        args = parse(t5.Arguments, words=[*words, *LIMITS])
-        loaded = t5.load_model(
-            args,
-            Layout(fake_accelerator()),
-            SimpleNamespace(get_vocab=lambda: {"dog": 7}),
-        )
-        weight = loaded.get_input_embeddings().weight
-        embeddings = [
-            module for module in loaded.modules() if getattr(module, "weight", None) is weight
-        ]
-        assert len(embeddings) == 2 and embeddings[1] is loaded.get_output_embeddings(), name
-        losses = [t5.summed_target_loss(ALONE, each, batch) for each in (loaded.eval(), model)]
-        torch.testing.assert_close(*losses)
-        assert loaded.state_dict().keys() == model.state_dict().keys()
-        assert loaded.generation_config.forced_bos_token_id == 7
-        assert not any(getattr(module, "layerdrop", 0) for module in loaded.modules())
 
 
 class TestMetrics:

@@ -2,17 +2,14 @@
 """recipes/vit.py: images become batches, of which a run's seed draws the same on any rank."""
 
 import io
-from functools import partial
 
 import numpy as np
 import torch
 from datasets import Dataset, Features, Image, Value
 from PIL import Image as Pillow
-from torch.utils.data import DataLoader
 from transformers import ViTImageProcessorPil
 
 import vit
-from core.batches import leave_process_group
 
 SIZE = (8, 8)
 PROCESSOR = ViTImageProcessorPil(size={"height": 8, "width": 8}, resample=0)
@@ -23,13 +20,6 @@ def encoded(picture):
     file = io.BytesIO()
     picture.save(file, "PNG")
     return file.getvalue()
-
-
-def halves(size=(8, 8)):
-    """A picture whose left half is white and whose right half is black."""
-    pixels = np.zeros((size[1], size[0]), dtype=np.uint8)
-    pixels[:, : size[0] // 2] = 255
-    return Pillow.fromarray(pixels).convert("RGB")
 
 
 def batch_of(contents, numbers, labels=None, weights=None, **options):
@@ -55,25 +45,6 @@ def noise(seed=0):
 
 
 class TestImages:
-    def test_images_of_any_size_and_mode_make_one_batch(self):
-        images = [
-            halves(),
-            halves(size=(40, 10)).convert("RGBA"),
-            halves(size=(1, 30)).convert("L"),
-        ]
-        batch = batch_of([encoded(image) for image in images], [0, 1, 2], [0, 1, 1])
-        assert batch["inputs"]["pixel_values"].shape == (3, 3, 8, 8) and batch["row"] == [1, 2, 3]
-        assert batch["counts"].tolist() == [3, 3] and batch["labels"].tolist() == [0, 1, 1]
-
-    def test_a_rank_without_rows_has_an_image_and_no_label(self):
-        batch = batch_of([encoded(halves())], [])
-        assert batch["inputs"]["pixel_values"].shape == (1, 3, 8, 8)
-        assert (
-            batch["counts"].tolist() == [0, 0]
-            and batch["labels"].shape == (0,)
-            and batch["row"] == []
-        )
-
     def test_without_augmentation_pixels_are_those_of_the_models_own_processor(self):
         pixels = batch_of([encoded(noise())], [0])["inputs"]["pixel_values"]
         assert torch.equal(pixels, PROCESSOR(noise(), return_tensors="pt")["pixel_values"])
@@ -120,16 +91,3 @@ class TestAugmentation:
         area, shape = (wide * high / 8000)[~cut], (wide / high)[~cut]
         assert 0.08 <= area.min() < 0.1 and area.max() > 0.8
         assert 3 / 4 <= shape.min() < 0.77 and 1.3 < shape.max() <= 4 / 3 + 1e-9
-
-
-def test_batches_do_not_depend_on_who_makes_them(tmp_path):
-    contents = [encoded(halves(size=(10 + i, 8))) for i in range(6)]
-    batches = {}
-    for workers in (0, 2):
-        make = partial(batch_of, contents, augmentation="crop_flip", seed=1)
-        options = {"num_workers": workers, "worker_init_fn": leave_process_group}
-        loader = DataLoader(range(12), batch_size=4, collate_fn=make, **options)
-        batches[workers] = [batch["inputs"]["pixel_values"] for batch in loader]
-    assert len(batches[0]) == 3 and not torch.equal(batches[0][0], batches[0][1])
-    for alone, by_workers in zip(*batches.values(), strict=True):
-        assert torch.equal(alone, by_workers)

@@ -20,11 +20,6 @@ def test_each_part_drops_what_the_whole_drops():
     assert (whole == 0).any()
 
 
-def test_evaluation_drops_nothing():
-    features = torch.randn(3, 4)
-    assert DropoutOfPart(0.5, 0, 2).eval()(features) is features
-
-
 @pytest.mark.parametrize("style", [None, ALL_PARALLEL_STYLES["embedding_rowwise"]])
 def test_adapters_of_whole_outputs_stay_whole(style):
     layer = torch.nn.ModuleDict({"lora_A": torch.nn.Linear(2, 1)})

@@ -57,13 +57,6 @@ def test_it_equals_a_mask_between_rows_in_values_and_gradients(kv_heads):
         torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)  # a leak moves 0.1
 
 
-def test_without_shared_lines_it_is_the_attention_itself():
-    tensors = random_lines(HEADS)
-    expected, _ = sdpa_attention_forward(module_of(HEADS), *tensors, None)
-    found, _ = attention_by_row(sdpa_attention_forward, module_of(HEADS), *tensors, None)
-    assert found.equal(expected)
-
-
 def test_masks_are_heeded_within_the_context_and_dropped_again_behind_it():
     model = SimpleNamespace(config=SimpleNamespace(_attn_implementation="sdpa"))
     registered = ALL_ATTENTION_FUNCTIONS["sdpa"]

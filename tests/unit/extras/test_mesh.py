@@ -24,15 +24,11 @@ from transformers import (
     Qwen3Config,
 )
 
-import llama
 from core.batches import TokenCollator
-from core.cli import parse
-from core.engine import Layout
 from extras.mesh import workarounds
 from extras.mesh.hooks import (
     find_attention_of_its_own,
     find_faults_of_engine,
-    find_faults_of_parts,
 )
 from extras.mesh.layout import MeshLayout
 from fakes import fake_accelerator, mixture_of_two, sharing_rows
@@ -97,12 +93,6 @@ def test_each_rank_has_the_positions_of_its_part_and_the_rows_of_whole_lines(sp)
     assert all(part["row_lengths"] == [[3, 2], [1]] for part in inputs)
 
 
-def test_evaluation_under_ulysses_is_told_the_rows_of_whole_lines():
-    batch = batch_of_shared_lines(2)
-    with sharing_rows(2).part_of(batch, is_training=False) as part:
-        assert part["inputs"] == batch["inputs"] | {"row_lengths": [[3, 2], [1]]}
-
-
 # ---- Sums ----
 def test_a_sum_over_parts_has_the_whole_value_and_the_gradient_of_the_own_part():
     own, others = torch.tensor([1.0, 2.0], requires_grad=True), torch.tensor([3.0, 5.0])
@@ -119,12 +109,6 @@ def test_a_sum_over_parts_has_the_whole_value_and_the_gradient_of_the_own_part()
         (total**2).sum().backward()
     assert total.tolist() == [4, 7] and own.tolist() == [1, 2]
     assert own.grad.tolist() == [8, 14]  # 2 x the whole sum, once
-
-
-def test_a_rank_with_whole_rows_adds_nothing_up():
-    own = torch.tensor([1.0])
-    assert Layout(fake_accelerator()).sum_over_parts(own) is own
-    assert sharing_rows(2).sum_over_parts(own, is_training=False) is own
 
 
 # ---- What would be silently wrong ----
@@ -176,25 +160,6 @@ def test_a_window_is_refused_where_masks_are_dropped(kind):
     assert "window" in why_not_shared(config, kind)
     config.sliding_window = None
     assert not why_not_shared(config, kind)
-
-
-@pytest.mark.parametrize(
-    ("of_yaml", "words", "word"),
-    [
-        (None, "", ""),
-        (None, "--attn_implementation sdpa", ""),
-        (None, "--attn_implementation eager", "only sdpa"),
-        ("flash_attention_2", "", "only sdpa"),
-        (None, "--neftune_noise_alpha 5", "--neftune_noise_alpha"),
-    ],
-)
-def test_arguments_that_cannot_work_on_a_part_of_a_row(of_yaml, words, word):
-    ranks = sharing_rows(2)
-    handler = SimpleNamespace(sp_attn_implementation=of_yaml)
-    ranks.accelerator.parallelism_config.sp_handler = handler
-    args = parse(llama.Arguments, words=words.split())
-    found = " ".join(find_faults_of_parts(args, ranks))
-    assert word in found and bool(found) == bool(word)
 
 
 def test_engines_that_form_no_such_groups():

@@ -68,24 +68,6 @@ def test_a_lost_folder_gets_the_newest_checkpoint_and_the_files_beside_it(files,
     assert (folder / "metrics.jsonl").read_text() == "lines"
 
 
-def test_a_damaged_one_is_passed_over_for_one_before_it(files, tmp_path, capsys):
-    for step in (3, 5):
-        upload(tmp_path, step)
-        shutil.rmtree(tmp_path / f"checkpoint-{step}")
-    files.pipe_file("/bucket/run/checkpoint-5/progress.json", b"{")
-    store_of(tmp_path).before_resume()
-    assert list(checkpoints_in(tmp_path)) == [3]
-    assert "warning: checkpoint-5 of the store cannot be trusted" in capsys.readouterr().err
-
-
-def test_the_result_of_a_run_that_had_gone_less_far_is_not_that_of_the_store(files, tmp_path):
-    upload(tmp_path, 8)
-    shutil.rmtree(tmp_path / "checkpoint-8")
-    (tmp_path / "status.json").write_text('{"state": "done", "step": 4}')
-    store_of(tmp_path).before_resume()
-    assert not (tmp_path / "status.json").exists()
-
-
 def test_there_is_a_whole_one_after_each_change(files, tmp_path, monkeypatch, capsys):
     """An upload is cut before its first, second, ... change of the store, like by kill -9."""
     folder = tmp_path / "run"
@@ -164,20 +146,6 @@ def test_a_new_run_does_not_replace_the_copy_of_another(files, tmp_path):
     with pytest.raises(End) as end:
         store_of(tmp_path / "two", wish="none").before_resume()
     assert end.value.code == Exit.USAGE and "has the copy of a run" in end.value.why
-
-
-def test_a_store_out_of_reach_is_told_before_anything_is_trained(files, tmp_path, monkeypatch):
-    cut(files, monkeypatch, 0)
-    with pytest.raises(End) as end:
-        store_of(tmp_path).before_resume()
-    assert end.value.code == Exit.NO_HUB and "cut" in end.value.why
-
-
-@pytest.mark.parametrize("url", ["no-such-store://bucket/run", "bucket/run"])
-def test_where_no_store_can_be(url, tmp_path):
-    with pytest.raises(End) as end:
-        store_of(tmp_path, url=url)
-    assert "--output_url" in end.value.why
 
 
 def cut(files, monkeypatch, number):

@@ -25,7 +25,6 @@ from extras.pipeline.pipeline import Pipeline
 from extras.pipeline.stages import cut_into_stages, keep_only
 from harm import shows_harm_without
 
-SEVERAL_STAGES = ["interleaved", "interleaved_zero_bubble", "zbv"]
 LENGTHS = [5, 9, 3, 7]
 
 
@@ -76,54 +75,6 @@ def make_pipeline(accelerator, whole, schedule):
 def layout_of_one_rank(args, accelerator):
     args.pp_size = 1
     return make_layout(args, accelerator)
-
-
-def loss_of(model, batch):
-    """The summed loss of the tokens of a batch, by transformers' own model."""
-    ids = batch["inputs"]["input_ids"]
-    labels = torch.full_like(ids, -100).flatten()
-    tokens = ids.numel() // len(batch["targets"])
-    for number, (places, targets) in enumerate(
-        zip(batch["positions"], batch["targets"], strict=True)
-    ):
-        labels[number * tokens + places] = targets
-    logits = model(input_ids=ids).logits.flatten(0, 1)
-    return torch.nn.functional.cross_entropy(logits, labels, ignore_index=-100, reduction="sum")
-
-
-def gradients_of(model):
-    return {name: weight.grad for name, weight in model.named_parameters()}
-
-
-@pytest.mark.parametrize("schedule", SEVERAL_STAGES)
-def test_loss_and_gradients_over_two_batches_are_those_of_the_whole_model(
-    schedule, accelerator, whole, batches
-):
-    pipeline = make_pipeline(accelerator, whole, schedule)
-    count = torch.tensor(sum(len(part) for batch in batches for part in batch["targets"]))
-    losses = [pipeline.step(batch, count) for batch in batches]
-    expected = [loss_of(whole, batch) / count for batch in batches]
-    sum(expected).backward()
-    torch.testing.assert_close(torch.stack(losses), torch.stack(expected).detach())
-    torch.testing.assert_close(gradients_of(pipeline.model), gradients_of(whole))
-
-    pipeline.reduce_gradients()
-    norm = pipeline.clip_gradients(0.1)
-    expected_norm = torch.nn.utils.clip_grad_norm_(whole.parameters(), 0.1)
-    torch.testing.assert_close(norm, expected_norm)
-    assert norm > 0.1  # So that it was clipped
-    torch.testing.assert_close(gradients_of(pipeline.model), gradients_of(whole))
-
-
-@pytest.mark.parametrize("schedule", SEVERAL_STAGES)
-def test_an_evaluation_gives_the_loss_and_leaves_no_gradient(schedule, accelerator, whole, batches):
-    pipeline = make_pipeline(accelerator, whole, schedule)
-    pipeline.eval()
-    with torch.no_grad():
-        torch.testing.assert_close(pipeline.evaluate(batches[0]), loss_of(whole, batches[0]))
-    assert not any(weight.grad is not None for weight in pipeline.model.parameters())
-    pipeline.train()
-    assert pipeline.step(batches[0], torch.tensor(1)).isfinite()
 
 
 def test_an_infinite_loss_gives_gradients_that_are_not_finite(

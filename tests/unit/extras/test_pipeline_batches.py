@@ -34,13 +34,6 @@ def test_the_micro_batches_have_the_targets_of_the_whole(num_microbatches):
     assert batch["counts"].tolist() == [4, 9] and batch["row"] == [1, 2, 3]
 
 
-def test_a_rank_without_rows_has_micro_batches_of_padding():
-    batch = batch_of(2, 2, [])
-    assert batch["inputs"]["input_ids"].shape == (2, 1)
-    assert [len(part["targets"]) for part in micro_batches_of(batch)] == [0, 0]
-    assert batch["counts"].tolist() == [0, 0]
-
-
 def test_packed_rows_keep_their_positions_in_each_micro_batch():
     batch = batch_of(2, 2, [[0, 1], [2]], width=8)
     first, second = micro_batches_of(batch)

@@ -8,7 +8,6 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from core.weights import make_skeleton
 from extras.pipeline.schedules import KINDS
 from extras.pipeline.stages import (
-    Elsewhere,
     PartOfModel,
     cut_into_stages,
     view_of,
@@ -101,38 +100,7 @@ def test_stages_one_after_the_other_compute_the_logits_of_the_whole(
     assert torch.equal(logits, whole(input_ids=tokens).logits)
 
 
-def test_a_part_holds_no_weight_of_another_rank(tmp_path):
-    whole = save_model(tmp_path, "llama")
-    first, last = cut_into_stages(5, 2)
-    sizes = []
-    for stage in (first, last):
-        part = PartOfModel([stage]).from_pretrained(tmp_path, **OPTIONS)
-        sizes.append(sum(weight.numel() for weight in part.parameters()))
-        for number, layer in enumerate(part.model.layers):
-            assert isinstance(layer, Elsewhere) == (number not in stage.layers)
-    assert sum(sizes) == sum(weight.numel() for weight in whole.parameters())
-
-
-@pytest.mark.parametrize("kind", FAMILIES)
-def test_models_of_the_family_can_be_cut(kind, tmp_path):
-    save_model(tmp_path, kind)
-    assert why_not_cut(make_skeleton(AutoModelForCausalLM, tmp_path, **OPTIONS)) == ""
-
-
 def test_what_a_model_computes_between_its_modules_is_found(tmp_path):
     save_model(tmp_path, "granite", embedding_multiplier=2.0)
     reason = why_not_cut(make_skeleton(AutoModelForCausalLM, tmp_path, **OPTIONS))
     assert reason.startswith("it computes more between its embedding, layers and norm")
-
-
-def test_a_model_with_other_modules_is_found(tmp_path):
-    config = AutoConfig.for_model("gpt2", n_embd=32, n_layer=2, n_head=2, vocab_size=64)
-    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
-    reason = why_not_cut(make_skeleton(AutoModelForCausalLM, tmp_path, **OPTIONS))
-    assert reason == "it has no embed_tokens, layers, norm, model"
-
-
-def test_stages_are_dealt_in_turn_or_folded():
-    assert [KINDS["1f1b"].stages_of(rank, 2) for rank in range(2)] == [[0], [1]]
-    assert [KINDS["interleaved"].stages_of(rank, 2) for rank in range(2)] == [[0, 2], [1, 3]]
-    assert [KINDS["zbv"].stages_of(rank, 2) for rank in range(2)] == [[0, 3], [1, 2]]

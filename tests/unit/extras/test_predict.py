@@ -79,17 +79,6 @@ def test_an_answer_is_as_long_as_its_turn():
     assert length_of_answer([5, 6], {9}) is None
 
 
-def test_a_question_is_the_conversation_before_its_last_answer(tokenize, tokenizer):
-    [row] = tokenize(TALK)
-    question = read_question(row, ChatTemplate(tokenizer), ends_of_turns(tokenizer), 128)
-    expected = tokenizer.apply_chat_template(TALK[:3], tokenize=False, add_generation_prompt=True)
-    assert question.prompt == expected
-    assert question.reference == "c-d"
-    assert question.has_one_answer
-    assert tokenizer.decode(question.end) == "<|end_of_turn|>"
-    assert "<|" not in question.shown and question.shown.endswith("Spell cd.")
-
-
 def test_a_row_that_is_cut_at_a_token_that_may_end_a_turn_has_no_whole_reference(tiny):
     tokenizer = AutoTokenizer.from_pretrained(tiny / "model")
     tokenizer.add_tokens(["<think>"])
@@ -105,26 +94,6 @@ def test_a_row_that_is_cut_at_a_token_that_may_end_a_turn_has_no_whole_reference
     question = read_question(cut, ChatTemplate(tokenizer), ends_of_turns(tokenizer), 128)
     assert question.end is None and question.reference == "ab<think>"
     assert not question.has_one_answer
-
-
-def test_prompts_are_padded_on_the_left(tokenize):
-    rows = tokenize(TALK, TALK[:2])
-    pad = 1
-    batch = PromptCollator(pad)(rows, [[0], [1]])
-    ids, mask = (batch["inputs"][name] for name in ("input_ids", "attention_mask"))
-    assert batch["row"] == [1, 2] and ids.shape == mask.shape
-    for number, row in enumerate(rows):
-        start, _ = last_answer(row["labels"])
-        assert ids[number][mask[number].bool()].tolist() == row["input_ids"][:start].tolist()
-        assert mask[number].tolist() == sorted(mask[number].tolist())  # zeros first
-    assert (ids[mask == 0] == pad).all() and (mask == 0).any()
-
-
-def test_a_rank_without_rows_takes_part_with_one_token(tokenize):
-    batch = PromptCollator(3)(tokenize(TALK), [])
-    assert batch["row"] == []
-    assert batch["inputs"]["input_ids"].tolist() == [[3]]
-    assert batch["inputs"]["attention_mask"].tolist() == [[1]]
 
 
 # ---- Answers ----
@@ -181,20 +150,6 @@ def rows(tokenize):
     return Rows(tokenize(TALK, TALK[:2], right, long), "", [])
 
 
-def test_answers_are_compared_with_short_references_only(predictor_of, rows, tokenizer, tmp_path):
-    end = tokenizer.convert_tokens_to_ids("<|end_of_turn|>")
-    said = tokenizer.encode("c-d", add_special_tokens=False)
-    # What follows the end of the turn is no part of the answer
-    model = Parrot([*said, end, *said])
-    assert predictor_of(rows).predict(model) == {"eval_exact_match": pytest.approx(2 / 3)}
-    text = (tmp_path / "predictions-5.jsonl").read_text(encoding="utf-8")
-    lines = [json.loads(line) for line in text.splitlines()]
-    assert [line["row"] for line in lines] == [1, 2, 3, 4]
-    assert [line["correct"] for line in lines] == [True, False, True, None]
-    assert {line["answer"] for line in lines} == {"c-d"}
-    assert list(lines[0]) == ["row", "prompt", "answer", "reference", "correct"]
-
-
 def test_a_reference_that_is_longer_than_what_may_be_generated_is_no_mistake(
     predictor_of, rows, tokenizer, tmp_path
 ):
@@ -211,15 +166,6 @@ def test_a_reference_that_is_longer_than_what_may_be_generated_is_no_mistake(
     short.predict(Parrot(said[:-1]))
     text = (tmp_path / "predictions-5.jsonl").read_text(encoding="utf-8")
     assert json.loads(text.splitlines()[0])["correct"] is None
-
-
-def test_generation_is_greedy_and_ends_with_a_turn(predictor_of, rows, tokenizer):
-    model = Parrot([5])
-    predictor_of(rows, "--generation_max_new_tokens", "9").predict(model)
-    assert model.options["max_new_tokens"] == 9
-    assert not model.options["do_sample"] and model.options["num_beams"] == 1
-    end = tokenizer.convert_tokens_to_ids("<|end_of_turn|>")
-    assert {7, end, tokenizer.eos_token_id} <= set(model.options["eos_token_id"])
 
 
 def test_answers_stay_within_the_positions_of_the_model(predictor_of, rows):

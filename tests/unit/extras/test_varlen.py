@@ -10,11 +10,8 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from datasets import Dataset
 from torch.nn.functional import scaled_dot_product_attention
 
-from core.batches import TokenCollator
-from core.loss import LossInHead
 from extras.varlen import attention
 from mask_probe import ARCHITECTURES, distance_from_alone, leak, packed_batch, random_model
 
@@ -119,42 +116,12 @@ def test_wrong_ends_are_seen(calls):
     assert leak(ours, batch | ends_of([24]), owners) > 0.1
 
 
-@pytest.mark.parametrize("checkpointing", [False, True])
-def test_the_recipes_loss_is_that_of_padded_rows(checkpointing, calls):
-    chance = torch.Generator().manual_seed(0)
-    rows = []
-    for number, length in enumerate(LENGTHS, 1):
-        ids = torch.randint(1, 320, (length,), generator=chance).tolist()
-        rows.append({"input_ids": ids, "labels": [-100] + ids[1:], "row": number})
-    source = Dataset.from_list(rows).with_format("numpy")
-    lines = [[0], [1], [2], [3]]
-    found = []
-    for model, one_line in zip(pair_of("llama"), (True, False), strict=True):
-        model.train()
-        if checkpointing:
-            model.activation_checkpointing_enable({"use_reentrant": False})
-        token_loss = LossInHead(model, 256, torch.device("cpu"))
-        loss = token_loss(model, TokenCollator(pad_token_id=0, one_line=one_line)(source, lines))
-        loss.backward()
-        norm = torch.nn.utils.get_total_norm([weight.grad for weight in model.parameters()])
-        found.append((loss.item(), norm.item()))
-    assert found[0] == pytest.approx(found[1], rel=1e-5)
-    assert len(calls) == 2 * (1 + checkpointing)
-
-
 def test_under_autocast_the_kernel_gets_what_it_takes(calls):
     """Rotary positions and Qwen's norms leave queries and keys in fp32."""
     ours, _ = pair_of("qwen3")
     with torch.autocast("cpu", torch.bfloat16):
         ours(**in_one_line(*LENGTHS)[0]).logits.sum().backward()
     assert set(calls) == {(torch.bfloat16,) * 3}
-
-
-def test_without_the_ends_nothing_is_computed(calls):
-    ours, _ = pair_of("llama")
-    batch, _ = packed_batch(LENGTHS)
-    with pytest.raises(ValueError, match="needs all rows in one line, with cu_seq_lens_q"):
-        ours(**batch)
 
 
 IMPOSSIBLE = {
