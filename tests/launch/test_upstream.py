@@ -5,12 +5,9 @@ Ranks are forks of the test's process (tests/ranks.py), which takes a second or 
 """
 
 import copy
-import faulthandler
 import importlib.util
-import os
 import re
-import sys
-from contextlib import nullcontext, suppress
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -65,7 +62,6 @@ from extras.pipeline import workarounds as of_pipelines
 from fakes import mixture_of_two
 from harm import shows_harm_without
 from launching import REPO
-from paths import RECIPES, SCRIPTS
 from rehearsal.cpu_patches import treat_cpu_as_gpu
 from tasks import images, pairs, seq2seq
 
@@ -74,30 +70,16 @@ ZERO = {"ACCELERATE_USE_DEEPSPEED": "true"}
 FSDP1 = {"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": 1}
 FSDP2 = {"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": 2}
 MESH = {"ACCELERATE_USE_PARALLELISM_CONFIG": "true"}
-BERT = BertConfig(
-    hidden_size=8,
-    intermediate_size=16,
-    num_hidden_layers=1,
-    num_attention_heads=2,
-    vocab_size=16,
-    max_position_embeddings=16,
-)
-VIT = ViTConfig(
-    hidden_size=8,
-    intermediate_size=16,
-    num_hidden_layers=1,
-    num_attention_heads=2,
-    image_size=8,
-    patch_size=4,
-)
+SIZES = {
+    "hidden_size": 8,
+    "intermediate_size": 16,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+}
+BERT = BertConfig(**SIZES, vocab_size=16, max_position_embeddings=16)
+VIT = ViTConfig(**SIZES, image_size=8, patch_size=4)
 T5 = T5Config(
-    d_model=8,
-    d_kv=4,
-    d_ff=16,
-    num_layers=1,
-    num_heads=2,
-    vocab_size=16,
-    decoder_start_token_id=0,
+    d_model=8, d_kv=4, d_ff=16, num_layers=1, num_heads=2, vocab_size=16, decoder_start_token_id=0
 )
 # Which bf16, with 8 bits, loses when it is added to 1
 SMALL = 2.0**-9
@@ -147,14 +129,7 @@ def prepared(accelerator, model, learning_rate=1.0):
 
 def llama(dtype=torch.float32):
     """A tiny Llama."""
-    config = LlamaConfig(
-        hidden_size=8,
-        intermediate_size=16,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=2,
-        vocab_size=16,
-    )
+    config = LlamaConfig(**SIZES, num_key_value_heads=2, vocab_size=16)
     return AutoModelForCausalLM.from_config(config, dtype=dtype)
 
 
@@ -170,7 +145,7 @@ def error_of(function):
     """What the error says that a function ends with, "" if it ends without."""
     try:
         function()
-    except (RuntimeError, TypeError, ValueError) as error:
+    except (ImportError, RuntimeError, TypeError, ValueError) as error:
         return str(error)
     return ""
 
@@ -182,46 +157,41 @@ for module in (workarounds, *OF_EXTRAS, generation, images, pairs, seq2seq):
     for name, value in vars(module).items():
         if hasattr(value, "workaround"):
             WORKAROUNDS[name] = value
-TEXTS = [path.read_text() for path in (REPO / "tests").rglob("test_*.py")]
-HARM_TESTS = set(re.findall(r'@shows_harm_without\("(\w+)"\)', "\n".join(TEXTS)))
 
 
-def test_each_workaround_is_called():
-    files = [*RECIPES.rglob("*.py"), *SCRIPTS.rglob("*.py")]
-    code = "\n".join(path.read_text() for path in files)
+def texts_of(folder, pattern):
+    return "\n".join(path.read_text() for path in (REPO / folder).rglob(pattern))
+
+
+def test_each_workaround_is_called_and_has_its_harm_shown_by_a_test_or_a_report():
+    """Those of evidence/upstream, which evidence/test_upstream.py runs, take longer than tests."""
+    shown = set(re.findall(r'@shows_harm_without\("(\w+)"\)', texts_of("tests", "test_*.py")))
+    reports = set(re.findall(r"`(\w+)`", texts_of("evidence/upstream", "*.md")))
+    assert shown <= WORKAROUNDS.keys() <= shown | reports
+    code = texts_of("recipes", "*.py") + texts_of("scripts", "*.py")
     for name in WORKAROUNDS:
         assert re.search(rf"(?<!def )\b{name}\(", code), name
 
 
 @pytest.mark.parametrize("name", WORKAROUNDS)
-def test_each_workaround_has_a_test_that_shows_the_harm_without_it(name):
-    assert name in HARM_TESTS, f"no test is marked with shows_harm_without({name!r})"
-
-
-def test_no_test_names_a_workaround_that_is_gone():
-    assert HARM_TESTS == WORKAROUNDS.keys()
-
-
-@pytest.mark.parametrize("name", WORKAROUNDS)
-def test_each_workaround_links_to_a_report_or_to_the_source(name):
-    link = WORKAROUNDS[name].workaround.link
-    if link.startswith("https:"):
-        assert re.fullmatch(r"https://github\.com/[\w-]+/[\w-]+/(issues|pull)/\d+", link)
-        return
-    path, place = link.split(", ")
-    package, _, rest = path.partition("/")
-    (folder,) = importlib.util.find_spec(package).submodule_search_locations
-    assert re.search(rf"\b{place}\b", Path(folder, rest).read_text())
-
-
-@pytest.mark.parametrize("name", WORKAROUNDS)
-def test_each_workaround_was_seen_in_versions_that_are_required(name):
+def test_each_workaround_has_its_source_and_versions_that_are_required(name):
+    link, seen = WORKAROUNDS[name].workaround.link, WORKAROUNDS[name].workaround.seen
+    if not re.fullmatch(r"https://github\.com/[\w-]+/[\w-]+/(issues|pull)/\d+", link):
+        path, place = link.split(", ")
+        package, _, rest = path.partition("/")
+        (folder,) = importlib.util.find_spec(package).submodule_search_locations
+        assert re.search(rf"\b{place}\b", Path(folder, rest).read_text())
     lines = (REPO / "requirements.txt").read_text().splitlines()
     required = [Requirement(line.split("#")[0]) for line in lines if line[0] != "#"]
     ranges = {requirement.name: requirement.specifier for requirement in required}
-    library, *versions = WORKAROUNDS[name].workaround.seen.split()
+    library, *versions = seen.split()
     assert versions[1::2] in ([], ["to"])
     assert all(version in ranges[library] for version in versions[::2])
+
+
+def assert_fails(errors, harm, unless):
+    """Each rank's error says what is wrong, or is "" where the workaround is there."""
+    assert all(error == "" if unless else harm in error for error in errors), errors
 
 
 # ---- Accelerator ----
@@ -292,49 +262,25 @@ def test_deepspeed_ignores_the_norm_of_clip_grad_norm(cured):
     assert length == pytest.approx(0.5 if cured else 1.0, rel=1e-5)  # accelerate's default is 1
 
 
-@shows_harm_without("configure_deepspeed_for_loop")
-def test_accelerate_prepares_nothing_for_deepspeed_without_a_data_loader(cured):
-    def prepare():
-        accelerator = zero(2, micro_batch_size="auto")
-        if cured:
-            workarounds.configure_deepspeed_for_loop(
-                accelerator, max_grad_norm=1.0, micro_batch_size=1
-            )
-        return error_of(lambda: prepared(accelerator, linear()))
-
-    (error,) = on_ranks(prepare, **ZERO)
-    assert (error == "") if cured else ("requires you to pass at least one of" in error)
-
-
 @shows_harm_without("reduce_in_fp32")
-def test_fsdp_reduces_gradients_in_the_type_that_is_computed_in(cured):
-    def mean_gradient():
-        accelerator = fsdp(2, "bf16")
-        if cured:
-            workarounds.reduce_in_fp32(accelerator)
-        model, _ = prepared(accelerator, linear())
-        mine = 1.0 if accelerator.is_main_process else SMALL
-        accelerator.backward(model(torch.full((1, 2), mine)).sum())
-        return model.weight.grad.full_tensor()[0, 0].item()
-
-    exact = (1 + SMALL) / 2
-    assert on_ranks(mean_gradient, 2, **FSDP2) == [exact if cured else 0.5] * 2
-
-
-@shows_harm_without("reduce_in_fp32")
-def test_fsdp2_rounds_the_loss(cured):
+def test_fsdp2_rounds_the_loss_and_what_is_reduced(cured):
     class Sum(torch.nn.Linear):
         def forward(self, x):
             return super().forward(x).float().sum() + 1 + SMALL
 
-    def loss():
+    def loss_and_gradient():
         accelerator = fsdp(2, "bf16")
         if cured:
             workarounds.reduce_in_fp32(accelerator)
-        model, _ = prepared(accelerator, Sum(2, 1, bias=False))
-        return model(torch.zeros(1, 2)).item()
+        layer = Sum(2, 1, bias=False)
+        torch.nn.init.zeros_(layer.weight)
+        model, _ = prepared(accelerator, layer)
+        loss = model(torch.full((1, 2), 1.0 if accelerator.is_main_process else SMALL))
+        accelerator.backward(loss)
+        return loss.item(), model.weight.grad.full_tensor()[0, 0].item()
 
-    assert on_ranks(loss, **FSDP2) == [1 + SMALL if cured else 1.0]
+    exact = 1 + SMALL, (1 + SMALL) / 2
+    assert on_ranks(loss_and_gradient, 2, **FSDP2) == [exact if cured else (1.0, 0.5)] * 2
 
 
 @shows_harm_without("reduce_in_fp32")
@@ -444,8 +390,7 @@ def test_accelerate_shards_the_embeddings_of_bert_twice(cured):
             workarounds.name_layers_to_wrap(model)
         return error_of(lambda: prepared(accelerator, model))
 
-    (error,) = on_ranks(prepare, **FSDP2)
-    assert (error == "") if cured else ("was None when it should not be" in error)
+    assert_fails(on_ranks(prepare, **FSDP2), "was None when it should not be", unless=cured)
 
 
 @shows_harm_without("cast_pixels")
@@ -459,8 +404,7 @@ def test_deepspeed_in_bf16_gives_pixels_in_fp32_to_the_model(cured):
         model, _ = prepared(accelerator, model)
         return error_of(lambda: model(pixel_values=torch.zeros(2, 3, 8, 8)))
 
-    (error,) = on_ranks(forward, **ZERO)
-    assert (error == "") if cured else ("should be the same" in error)
+    assert_fails(on_ranks(forward, **ZERO), "should be the same", unless=cured)
 
 
 @pytest.mark.parametrize(
@@ -480,15 +424,12 @@ def test_generate_calls_an_encoder_whose_weights_fsdp_has_not_gathered(version, 
         context = nullcontext()
         if cured:
             context = generation.gathered_outside_of_layers(model, accelerator)
-        try:
-            with context:
-                accelerator.unwrap_model(model).generate(tokens, max_new_tokens=1)
-        except RuntimeError as error:
-            return str(error)
-        return ""
+        unwrapped = accelerator.unwrap_model(model)
+        with context:
+            return error_of(lambda: unwrapped.generate(tokens, max_new_tokens=1))
 
-    for error in on_ranks(generate, ranks, **(FSDP1 if version == 1 else FSDP2)):
-        assert (error == "") if cured else (harm in error)
+    errors = on_ranks(generate, ranks, **(FSDP1 if version == 1 else FSDP2))
+    assert_fails(errors, harm, unless=cured)
 
 
 @shows_harm_without("turn_off_layerdrop")
@@ -530,8 +471,8 @@ def test_fsdp2_refuses_a_weight_that_is_in_several_modules(cured):
         tokens = torch.ones(1, 2, dtype=torch.long)
         return error_of(lambda: model(input_ids=tokens, labels=tokens))
 
-    (error,) = on_ranks(forward, **FSDP2)
-    assert (error == "") if cured else ("is shared with a parameter already managed" in error)
+    harm = "is shared with a parameter already managed"
+    assert_fails(on_ranks(forward, **FSDP2), harm, unless=cured)
 
 
 # ---- Adapters ----
@@ -550,8 +491,7 @@ def test_under_zero_3_in_bf16_a_copied_head_fails(cured, bert):
         model, _ = prepared(accelerator, model)
         return error_of(lambda: model(input_ids=torch.ones(1, 2, dtype=torch.long)).logits.sum())
 
-    (error,) = on_ranks(forward, **ZERO)
-    assert (error == "") if cured else ("must have the same dtype" in error)
+    assert_fails(on_ranks(forward, **ZERO), "must have the same dtype", unless=cured)
 
 
 def forward_and_backward(model, kept):
@@ -625,21 +565,11 @@ def test_fsdp2_in_bf16_takes_adapters_for_frozen_after_peft_has_disabled_them(cu
             model(input_ids=tokens)
         return error_of(lambda: accelerator.backward(model(input_ids=tokens).logits.sum()))
 
-    (error,) = on_ranks(step, **FSDP2)
-    assert (error == "") if cured else ("attempting to assign a gradient with dtype" in error)
+    harm = "attempting to assign a gradient with dtype"
+    assert_fails(on_ranks(step, **FSDP2), harm, unless=cured)
 
 
-def test_with_adapters_disabled_a_model_computes_what_its_base_does():
-    base = llama()
-    tokens = torch.arange(16)[None]
-    expected = base(input_ids=tokens).logits
-    model = with_adapters(base)
-    with pairs.adapters_disabled():
-        assert torch.equal(model(input_ids=tokens).logits, expected)
-    assert not torch.equal(model(input_ids=tokens).logits, expected)
-
-
-def test_with_adapters_disabled_modules_beside_them_are_those_of_the_base_too():
+def test_with_adapters_disabled_a_model_and_modules_beside_them_are_those_of_the_base():
     base = llama()
     tokens = torch.arange(16)[None]
     expected = base(input_ids=tokens).logits
@@ -653,6 +583,13 @@ def test_with_adapters_disabled_modules_beside_them_are_those_of_the_base_too():
 
 
 # ---- Mesh ----
+@pytest.fixture
+def saved(tmp_path):
+    """The folder of a tiny Llama."""
+    llama().save_pretrained(tmp_path)
+    return tmp_path
+
+
 def split_over_pairs(folder):
     """The model of a folder as transformers splits it over pairs of ranks."""
     splits = DistributedConfig(tp_size=2)
@@ -661,23 +598,15 @@ def split_over_pairs(folder):
     return model
 
 
-def of_two_pairs():
-    """The Accelerator of a rank of FSDP2 over two tensor parallel pairs."""
-    accelerator = fsdp(2, mesh=ParallelismConfig(dp_shard_size=2, tp_size=2))
-    accelerator.wait_for_everyone()  # A rank that failed first would take the others' store along.
-    return accelerator
-
-
 @shows_harm_without("splitting_over")
-def test_transformers_splits_over_all_ranks_or_none(cured, tmp_path):
-    llama().save_pretrained(tmp_path)
-
+def test_transformers_splits_over_all_ranks_or_none(cured, saved):
     def rows_of_a_part():
-        accelerator = of_two_pairs()
+        accelerator = fsdp(2, mesh=ParallelismConfig(dp_shard_size=2, tp_size=2))
+        accelerator.wait_for_everyone()  # A rank that failed first would take the others' store
         context = of_meshes.splitting_over(accelerator) if cured else nullcontext()
         try:
             with context:
-                model = split_over_pairs(tmp_path)
+                model = split_over_pairs(saved)
         except RuntimeError as error:
             return str(error)
         return model.model.layers[0].mlp.up_proj.weight.to_local().shape[0]
@@ -687,12 +616,10 @@ def test_transformers_splits_over_all_ranks_or_none(cured, tmp_path):
 
 
 @shows_harm_without("keep_gradients_split")
-def test_the_gradient_of_split_embeddings_is_whole_on_each_rank(cured, tmp_path):
-    llama().save_pretrained(tmp_path)
-
+def test_the_gradient_of_split_embeddings_is_whole_on_each_rank(cured, saved):
     def rows_of_gradient():
         Accelerator(parallelism_config=ParallelismConfig(tp_size=2))
-        model = split_over_pairs(tmp_path)
+        model = split_over_pairs(saved)
         if cured:
             of_meshes.keep_gradients_split(model)
         model(input_ids=torch.arange(16)[None]).logits.sum().backward()
@@ -702,52 +629,11 @@ def test_the_gradient_of_split_embeddings_is_whole_on_each_rank(cured, tmp_path)
     assert on_ranks(rows_of_gradient, 2, **MESH) == [(8, 8 if cured else 16)] * 2
 
 
-@shows_harm_without("leave_whole_weights_to_fsdp")
-def test_accelerate_wraps_whole_weights_by_a_class_that_is_gone(cured, tmp_path):
-    llama().save_pretrained(tmp_path)
-
-    def prepare():
-        accelerator = of_two_pairs()
-        with of_meshes.splitting_over(accelerator):
-            model = split_over_pairs(tmp_path)
-        if cured:
-            of_meshes.leave_whole_weights_to_fsdp(accelerator)
-        try:
-            model, _ = prepared(accelerator, model)
-        except ImportError as error:
-            return str(error)
-        return model.model.norm.weight.device_mesh.mesh_dim_names
-
-    results = on_ranks(prepare, 4, **FSDP2)
-    if cured:
-        assert results == [("dp_shard_cp",)] * 4
-    else:
-        assert all("cannot import name 'ReplicateParallel'" in error for error in results)
-
-
-@shows_harm_without("making_whole_adapters")
-def test_peft_makes_adapters_for_a_part_of_a_weight(cured, tmp_path):
-    llama().save_pretrained(tmp_path)
-
-    def width_of_adapter():
-        Accelerator(parallelism_config=ParallelismConfig(tp_size=2))
-        model = split_over_pairs(tmp_path)
-        config = LoraConfig(target_modules=["down_proj"])
-        with of_meshes.making_whole_adapters() if cured else nullcontext():
-            model = get_peft_model(model, config)
-        layer = model.get_base_model().model.layers[0].mlp.down_proj
-        return layer.lora_A["default"].in_features
-
-    assert on_ranks(width_of_adapter, 2, **MESH) == [16 if cured else 8] * 2
-
-
 @shows_harm_without("copying_split_weights")
-def test_peft_cannot_copy_split_modules(cured, tmp_path):
-    llama().save_pretrained(tmp_path)
-
+def test_peft_cannot_copy_split_modules(cured, saved):
     def copy_of_head():
         Accelerator(parallelism_config=ParallelismConfig(tp_size=2))
-        model = split_over_pairs(tmp_path)
+        model = split_over_pairs(saved)
         context = of_meshes.copying_split_weights() if cured else nullcontext()
         try:
             with context:
@@ -763,12 +649,10 @@ def test_peft_cannot_copy_split_modules(cured, tmp_path):
 
 
 @shows_harm_without("run_copy_by_itself")
-def test_the_copy_of_a_split_layer_computes_with_the_weights_of_the_original(cured, tmp_path):
-    llama().save_pretrained(tmp_path)
-
+def test_the_copy_of_a_split_layer_computes_with_the_weights_of_the_original(cured, saved):
     def differs():
         accelerator = Accelerator(parallelism_config=ParallelismConfig(tp_size=2))
-        model = split_over_pairs(tmp_path)
+        model = split_over_pairs(saved)
         with of_meshes.copying_split_weights():
             copied = copy.deepcopy(model.lm_head)
         if cured:
@@ -814,8 +698,7 @@ def test_accelerate_refuses_split_weights_under_ddp(cured, folder):
             return error_of(lambda: accelerator.prepare_model(model))
         return error_of(lambda: Accelerator.prepare_model(accelerator, model))
 
-    found = on_ranks(prepare, 2, **AS_ON_GPUS)
-    assert all(error == "" if cured else "incompatible with DDP" in error for error in found)
+    assert_fails(on_ranks(prepare, 2, **AS_ON_GPUS), "incompatible with DDP", unless=cured)
 
 
 @shows_harm_without("leave_experts_out_of_ddp")
@@ -910,32 +793,3 @@ def test_zero_0_in_bf16_has_stepped_before_the_first_step(cured):
     assert (found == ([[1.0, 1.0]], 0)) == cured
     if not cured:
         assert found == ([[pytest.approx(0.95)] * 2], 1)
-
-
-# ---- At the end ----
-@shows_harm_without("keep_group_until_exit")
-def test_a_rank_under_ddp_hangs_when_its_model_is_freed(cured, tmp_path):
-    """A race: one end in some tens is lost."""
-
-    def train_and_end(number):
-        faulthandler.dump_traceback_later(20, exit=True, file=sys.__stderr__)
-        address = f"file://{tmp_path}/{number}"
-        rank = int(os.environ["RANK"])
-        torch.distributed.init_process_group("gloo", address, rank=rank, world_size=2)
-        model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 4))
-        model(torch.ones(1, 4)).sum().backward()
-        torch.distributed.barrier()
-        if cured:
-            workarounds.keep_group_until_exit()
-        torch.distributed.destroy_process_group()
-
-    def end_often():
-        torch.distributed.destroy_process_group()  # that of on_ranks
-        with suppress(RuntimeError):  # The other rank hung, and is gone.
-            for number in range(100):
-                train_and_end(number)
-        faulthandler.cancel_dump_traceback_later()
-        return "ends"
-
-    with nullcontext() if cured else pytest.raises(EOFError):
-        assert on_ranks(end_often, 2) == ["ends", "ends"]
