@@ -14,7 +14,7 @@ FAULT_IN_LIBRARIES is a JSON object or a list of them, each with fields of `Faul
            nan gradient    the gradient of one weight is NaN from here on
            nan weight      a weight is NaN, before the optimizer steps
            limit files     no file can grow beyond "size" bytes, as on a full disk
-           crash at change SIGKILL before the "size"-th change of the file system from here on
+           copy at changes copies a folder to another before each change of the file system
            run             run "command", a list of words, and print how it ended
            wait            until the model has run forward "size" times with gradients
     to     who receives a signal: "own" process, its "group" or its "parent", the launcher
@@ -138,8 +138,6 @@ def do(fault, subject):
     elif fault.do == "limit files":
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         resource.setrlimit(resource.RLIMIT_FSIZE, (fault.size, resource.RLIM_INFINITY))
-    elif fault.do == "crash at change":
-        crash_at_change(fault.size)
     elif fault.do == "copy at changes":
         copy_at_changes(*fault.command)
     else:
@@ -148,18 +146,6 @@ def do(fault, subject):
 
 def without_fault():
     return {key: value for key, value in os.environ.items() if key != "FAULT_IN_LIBRARIES"}
-
-
-def crash_at_change(number):
-    """Kill this process before its n-th change of the file system from here on, or its flush."""
-    left = [number]
-
-    def count():
-        left[0] -= 1
-        if left[0] == 0:
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    at_each_change(count)
 
 
 def copy_at_changes(source, target):

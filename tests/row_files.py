@@ -6,7 +6,6 @@ tests/golden/rows.json has what comes of each of them.
 
 import io
 import json
-from dataclasses import dataclass
 
 import pyarrow as pa
 from pyarrow import parquet
@@ -21,30 +20,6 @@ TURNS_OF_A_PAIR = {
     "chosen": [{"role": "assistant", "content": "2"}],
     "rejected": [{"role": "assistant", "content": "3"}],
 }
-
-Files = dict[str, str | bytes]  # {name: content}
-
-
-@dataclass(frozen=True)
-class BadLine:
-    """A line of a .jsonl file that cannot be used."""
-
-    content: str | bytes
-
-
-@dataclass(frozen=True)
-class BadFiles:
-    """Files that cannot be used."""
-
-    files: Files
-
-
-@dataclass(frozen=True)
-class GoodFiles:
-    """Files that are as good as others, and (number, prompt, answer) of each of their rows."""
-
-    files: Files
-    rows: list[tuple[int, str, str]]
 
 
 def row(prompt: object = "a", completion: object = "b", **columns: object) -> str:
@@ -79,7 +54,7 @@ HEAD = GOOD.encode()[:IN_A_TEXT]
 TAIL = GOOD.encode()[IN_A_TEXT:]
 
 # ---- Bad lines ----
-CONTENTS = {
+BAD_LINES = {
     "torn": TORN,
     "torn after a comma": '{"prompt": "a", ',
     "end of a torn line": '"completion": "b"}',
@@ -151,13 +126,12 @@ CONTENTS = {
     "line breaks in a role": conversation({"role": "a\nerror: b\r\n", "content": "a"}),
     "longer than --max_length": row("a" * 500),
 }
-BAD_LINES = {name: BadLine(content) for name, content in CONTENTS.items()}
 
 NOT_TEXT = pa.StringArray.from_buffers(1, pa.py_buffer(b"\0\0\0\0\1\0\0\0"), pa.py_buffer(b"\xff"))
 PARQUET = parquet_of(prompt=["a", "c"], completion=["b", "d"])
 
 # ---- Bad files ----
-FILES = {
+BAD_FILES = {
     "empty": {"rows.jsonl": ""},
     "blank lines": {"rows.jsonl": "\n \r\n\n"},
     "only a BOM": {"rows.jsonl": "\ufeff"},
@@ -177,13 +151,13 @@ FILES = {
     "json: empty": {"rows.json": ""},
     "json: torn": {"rows.json": f"[{GOOD},{TORN}"},
     "json: torn line": {"rows.json": f"{GOOD}\n{TORN}\n"},
-    "json: key twice": {"rows.json": BAD_LINES["key twice"].content},
+    "json: key twice": {"rows.json": BAD_LINES["key twice"]},
     "json: Latin-1": {"rows.json": GOOD.encode().replace(b"lamp", b"\xe9")},
     "json: no rows": {"rows.json": "[]"},
     "json: one object": {"rows.json": f'{{"data": [{GOOD}]}}'},
     "json: numbers": {"rows.json": "[1, 2]"},
     "json: mixed types": {"rows.json": f"[{GOOD}, {row('a', 5)}, {row('a', None)}, {GOOD}]"},
-    "json: nested without end": {"rows.json": f"[{BAD_LINES['nested without end'].content}]"},
+    "json: nested without end": {"rows.json": f"[{BAD_LINES['nested without end']}]"},
     "parquet: empty": {"rows.parquet": ""},
     "parquet: truncated": {"rows.parquet": PARQUET[:-20]},
     "parquet: a hole": {"rows.parquet": PARQUET[:60] + PARQUET[-100:]},
@@ -206,14 +180,13 @@ FILES = {
     "folder: nothing in it": {"notes.txt": "a"},
     "folder named as a file": {"rows.jsonl/train.txt": GOOD},
 }
-BAD_FILES = {name: BadFiles(files) for name, files in FILES.items()}
 
-# ---- Good files ----
+# ---- Good files: their contents, and (number, prompt, answer) of each of their rows ----
 SEPARATORS = "x\x0b\x0c\x1c\x1d\x1e\x85\u2028\u2029y"
 CSV = "prompt,completion\na,b\nc,d\n"
 TWO = f"{FIRST_LINE}\n{SECOND_LINE}\n"
 GOOD_FILES = {
-    "messages in other forms": GoodFiles(
+    "messages in other forms": (
         {
             "rows.jsonl": row([USER])
             + "\n"
@@ -225,59 +198,61 @@ GOOD_FILES = {
         },
         [FIRST, SECOND, (3, "a", "b")],
     ),
-    "LF": GoodFiles({"rows.jsonl": TWO}, [FIRST, SECOND]),
-    "CRLF": GoodFiles({"rows.jsonl": TWO.replace("\n", "\r\n")}, [FIRST, SECOND]),
-    "CR": GoodFiles({"rows.jsonl": TWO.replace("\n", "\r")}, [FIRST, SECOND]),
-    "no line break at the end": GoodFiles({"rows.jsonl": TWO[:-1]}, [FIRST, SECOND]),
-    "BOM": GoodFiles({"rows.jsonl": "\ufeff" + TWO}, [FIRST, SECOND]),
-    "BOM in the middle": GoodFiles(
-        {"rows.jsonl": FIRST_LINE + "\n\ufeff" + SECOND_LINE}, [FIRST, SECOND]
-    ),
-    "blank lines": GoodFiles(
+    "LF": ({"rows.jsonl": TWO}, [FIRST, SECOND]),
+    "CRLF": ({"rows.jsonl": TWO.replace("\n", "\r\n")}, [FIRST, SECOND]),
+    "CR": ({"rows.jsonl": TWO.replace("\n", "\r")}, [FIRST, SECOND]),
+    "no line break at the end": ({"rows.jsonl": TWO[:-1]}, [FIRST, SECOND]),
+    "BOM": ({"rows.jsonl": "\ufeff" + TWO}, [FIRST, SECOND]),
+    "BOM in the middle": ({"rows.jsonl": FIRST_LINE + "\n\ufeff" + SECOND_LINE}, [FIRST, SECOND]),
+    "blank lines": (
         {"rows.jsonl": f"\n{FIRST_LINE}\n \t\n\r\n{SECOND_LINE}\n\n"},
         [(2, "a", "b"), (5, "c", "d")],
     ),
-    "other columns": GoodFiles(
+    "other columns": (
         {"rows.jsonl": row(score=float("nan")) + '\n{"question": "c", "answer": "d", "prompt": 5}'},
         [FIRST, SECOND],
     ),
-    "columns named as ours": GoodFiles(
+    "columns named as ours": (
         {"rows.jsonl": TWO.replace("{", '{"row": "x", "labels": 5, "problem": "x", ')},
         [FIRST, SECOND],
     ),
-    "csv: columns named as ours": GoodFiles(
+    "csv: columns named as ours": (
         {"rows.csv": "row,labels,problem,prompt,completion\nx,5,x,a,b\nx,5,x,c,d\n"},
         [FIRST, SECOND],
     ),
-    "characters that some split lines at": GoodFiles(
+    "characters that some split lines at": (
         {"rows.jsonl": f"{unescaped(prompt=SEPARATORS, completion='b')}\n{SECOND_LINE}"},
         [(1, SEPARATORS, "b"), SECOND],
     ),
-    "U+FFFD, which is UTF-8": GoodFiles(
-        {"rows.jsonl": unescaped(prompt="x\ufffdy", completion="b")}, [(1, "x\ufffdy", "b")]
+    "U+FFFD, which is UTF-8": (
+        {"rows.jsonl": unescaped(prompt="x\ufffdy", completion="b")},
+        [(1, "x\ufffdy", "b")],
     ),
-    "a line of 5 MB": GoodFiles(
-        {"rows.jsonl": f"{row(notes='x' * 5_000_000)}\n{SECOND_LINE}"}, [FIRST, SECOND]
+    "a line of 5 MB": (
+        {"rows.jsonl": f"{row(notes='x' * 5_000_000)}\n{SECOND_LINE}"},
+        [FIRST, SECOND],
     ),
-    "csv": GoodFiles({"rows.csv": CSV}, [FIRST, SECOND]),
-    "csv: CRLF": GoodFiles({"rows.csv": CSV.replace("\n", "\r\n")}, [FIRST, SECOND]),
-    "csv: BOM": GoodFiles({"rows.csv": "\ufeff" + CSV}, [FIRST, SECOND]),
-    "csv: numbers are text": GoodFiles(
-        {"rows.csv": "question,answer\n1.50,07\n2,1e3\n"}, [(1, "1.50", "07"), (2, "2", "1e3")]
+    "csv": ({"rows.csv": CSV}, [FIRST, SECOND]),
+    "csv: CRLF": ({"rows.csv": CSV.replace("\n", "\r\n")}, [FIRST, SECOND]),
+    "csv: BOM": ({"rows.csv": "\ufeff" + CSV}, [FIRST, SECOND]),
+    "csv: numbers are text": (
+        {"rows.csv": "question,answer\n1.50,07\n2,1e3\n"},
+        [(1, "1.50", "07"), (2, "2", "1e3")],
     ),
-    "csv: words with a meaning are text": GoodFiles(
+    "csv: words with a meaning are text": (
         {"rows.csv": "question,answer\n1 + 1?,2\nNA,None\ntrue?,True\n007,1.0\n"},
         [(1, "1 + 1?", "2"), (2, "NA", "None"), (3, "true?", "True"), (4, "007", "1.0")],
     ),
-    "csv: line break in a cell": GoodFiles(
-        {"rows.csv": 'prompt,completion\n"a\nc",b\nc,d\n'}, [(1, "a\nc", "b"), (2, "c", "d")]
+    "csv: line break in a cell": (
+        {"rows.csv": 'prompt,completion\n"a\nc",b\nc,d\n'},
+        [(1, "a\nc", "b"), (2, "c", "d")],
     ),
-    "json: list": GoodFiles({"rows.json": f"[{FIRST_LINE}, {SECOND_LINE}]"}, [FIRST, SECOND]),
-    "json: lines": GoodFiles({"rows.json": TWO}, [FIRST, SECOND]),
-    "json: BOM": GoodFiles({"rows.json": "\ufeff" + TWO}, [FIRST, SECOND]),
-    "json: one row": GoodFiles({"rows.json": FIRST_LINE}, [FIRST]),
-    "parquet": GoodFiles({"rows.parquet": PARQUET}, [FIRST, SECOND]),
-    "folder": GoodFiles(
+    "json: list": ({"rows.json": f"[{FIRST_LINE}, {SECOND_LINE}]"}, [FIRST, SECOND]),
+    "json: lines": ({"rows.json": TWO}, [FIRST, SECOND]),
+    "json: BOM": ({"rows.json": "\ufeff" + TWO}, [FIRST, SECOND]),
+    "json: one row": ({"rows.json": FIRST_LINE}, [FIRST]),
+    "parquet": ({"rows.parquet": PARQUET}, [FIRST, SECOND]),
+    "folder": (
         {"train-0.jsonl": f"{FIRST_LINE}\r\n", "train-1.jsonl": "\ufeff" + SECOND_LINE},
         [FIRST, SECOND],
     ),

@@ -56,13 +56,13 @@ class Host:
     address: str
     launches: list = field(default_factory=list)
 
-    def start(self, words, log, first, environment, ranks=1):
-        """Start torchrun on this host with some ranks; `first` is the host where hosts meet."""
+    def start(self, words, log, first, environment):
+        """Start torchrun on this host with a rank; `first` is the host where hosts meet."""
         meet = ["--rdzv_backend", "c10d", "--rdzv_endpoint", f"{first.address}:{PORT}"]
         timeouts = "join_timeout=120,last_call_timeout=2"
         meet += ["--rdzv_id", log.parent.name]
         meet += ["--rdzv_conf", f"is_host={int(self is first)},{timeouts}"]
-        torchrun = [*TORCHRUN, "--nnodes", 2, "--nproc_per_node", ranks, *meet]
+        torchrun = [*TORCHRUN, "--nnodes", 2, "--nproc_per_node", 1, *meet]
         return self.run([*torchrun, "--local_addr", self.address, *words], log, environment)
 
     def run(self, words, log, environment):

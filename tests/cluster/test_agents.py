@@ -49,9 +49,7 @@ def test_the_file_is_valid(kind):
     ("kind", "old", "new"),
     [
         ("trainjob", "numNodes: 2", "numberOfNodes: 2"),
-        ("trainjob", "numProcPerNode: 8", "numProcPerNode: auto"),
         ("trainjob", "terminationGracePeriodSeconds", "gracePeriod"),
-        ("skypilot", "num_nodes: 2", "nodes: 2"),
         ("skypilot", "recover_on_exit_codes: [75]", "recover_on_exit_codes: [750]"),
     ],
 )
@@ -168,8 +166,7 @@ def whole_of(once, words_of):
     def whole_of(recipe, config):
         def train(folder):
             words = (*words_of(recipe), "--output_dir", folder)
-            done = rehearse(config, *words, script=REPO / "recipes" / f"{recipe}.py")
-            assert done.returncode == 0, done.output[-3000:]
+            rehearse(config, *words, script=REPO / "recipes" / f"{recipe}.py", code=0)
 
         return once(f"on_one_machine_{recipe}_{config}", train)
 
@@ -188,10 +185,8 @@ def weights(folder):
 @pytest.mark.parametrize(
     ("kind", "recipe", "config", "strategy"),
     [
-        ("trainjob", "llama", "fsdp", "FSDP2 FULL_SHARD"),
-        ("skypilot", "llama", "fsdp", "FSDP2 FULL_SHARD"),
         ("trainjob", "bert", "deepspeed_zero2", "DeepSpeed ZeRO-2"),
-        ("skypilot", "bert", "ddp", "DDP"),
+        ("skypilot", "llama", "fsdp", "FSDP2 FULL_SHARD"),
     ],
 )
 def test_the_command_of_the_file_trains_as_one_machine_does(

@@ -114,8 +114,8 @@ def test_a_host_is_lost_and_comes_back(start, short_of, tmp_path):
     assert third.wait(PATIENCE) == 0, other_log.read_text()[-3000:]
     assert steps_in(tmp_path / "run") == list(range(1, STEPS + 1))
     flags = ("--max_steps", STEPS, "--per_device_train_batch_size", ROWS // 2, "--logging_steps", 1)
-    whole = rehearse("ddp", *data_of(short_of("llama")), *flags, "--output_dir", tmp_path / "whole")
-    assert whole.returncode == 0, whole.output[-3000:]
+    flags += ("--output_dir", tmp_path / "whole")
+    rehearse("ddp", *data_of(short_of("llama")), *flags, code=0)
     # The same rows in each step; only the order of a sum depends on the number of ranks
     assert losses_of(tmp_path / "run") == pytest.approx(losses_of(tmp_path / "whole"), abs=1e-4)
     # Either agent may have rank 0 of the last attempt, which prints
@@ -134,32 +134,3 @@ def test_what_no_restart_cures_ends_the_agents_of_all_hosts(start, tmp_path):
         assert "ended with exit code 65: " in text
         assert text.count("error: ") == 1 and "missing.jsonl" in text, text
     assert not list((tmp_path / "run").glob(".began*"))
-
-
-@pytest.mark.parametrize(("setting", "joins"), [("0", False), ("1", True)])
-def test_a_host_that_comes_later_needs_the_setting_of_the_script(setting, joins, tmp_path):
-    """Without TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1, torch 2.13 lets the second agent wait for an
-    address that the first one published in an earlier round only."""
-    assert "\nexport TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1\n" in SCRIPT.read_text()
-    (port,) = free_ports(1)
-    conf = "last_call_timeout=1,read_timeout=10"
-    command = [sys.executable, "-m", "torch.distributed.run", "--nnodes=1:2"]
-    command += ["--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{port}", f"--rdzv-conf={conf}"]
-    command += ["--monitor-interval=0.1", "--no-python"]
-    command += ["bash", "-c", "echo world of $WORLD_SIZE; exec sleep 600"]
-    environment = os.environ | {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": setting}
-    started = []
-    logs = [tmp_path / "first.log", tmp_path / "second.log"]
-    try:
-        for log, text in zip(logs, ("world of 1", ""), strict=True):
-            with log.open("w") as file:
-                started.append(subprocess.Popen(command, env=environment, stdout=file, stderr=file))
-            wait(lambda log=log, text=text: text in log.read_text(), text, log)
-        if joins:
-            wait(lambda: all("world of 2" in log.read_text() for log in logs), "two", *logs)
-        else:
-            wait(lambda: "DistStoreError: wait timeout" in logs[1].read_text(), "end", *logs)
-            assert "world of 2" not in logs[1].read_text()
-    finally:
-        for process in started:
-            kill_all_of(process)

@@ -175,15 +175,6 @@ def test_a_job_that_is_cancelled_saves_and_is_not_requeued(cluster, submit, whol
     assert_same_run(submit(job.folder), whole)  # the same command again
 
 
-def test_a_job_whose_node_is_set_down_goes_on_when_it_is_back(cluster, submit, whole):
-    job = submit()
-    job.wait_for_step(5)
-    cluster.run("scontrol", "update", "nodename=n1", "state=down", "reason=test")
-    job.wait_for_attempt(1)
-    cluster.run("scontrol", "update", "nodename=n1", "state=resume")
-    assert_same_run(job, whole)
-
-
 def test_a_job_whose_node_loses_power_goes_on_from_its_newest_checkpoint(cluster, submit, whole):
     job = submit(flags=("--max_steps", STEPS, "--save_steps", 5))
     job.wait_for_step(7)
@@ -236,12 +227,6 @@ def test_an_array_is_three_runs(cluster, submit, tmp_path):
     assert len({weights(tmp_path / str(task)) for task in (1, 2, 3)}) == 3
 
 
-def test_another_recipe_and_yaml_are_two_variables_away(submit):
-    job = submit(flags=("--max_steps", 3), recipe="bert", config="deepspeed_zero2")
-    assert job.end() == "COMPLETED", job.output()
-    assert "ZeRO-2" in job.output()
-
-
 def test_a_job_that_fails_in_the_folder_of_a_finished_one_is_not_taken_for_it(submit):
     first = submit(flags=("--max_steps", 2), sbatch=("--nodes=1",), config="single")
     assert first.end() == "COMPLETED", first.output()
@@ -272,7 +257,6 @@ def test_a_folder_that_only_one_node_has_is_found_before_any_rank_starts(cluster
     [
         ({"flags": ("--no_such_flag", 1)}, 1, "--no_such_flag"),  # the launcher's code
         ({"flags": ("--output_dir", "elsewhere")}, 64, "OUTPUT_DIR names the folder of the run"),
-        ({"flags": ("--output-dir=elsewhere",)}, 64, "OUTPUT_DIR names the folder of the run"),
         ({"config": "missing"}, 64, "CONFIG is the YAML"),
     ],
 )

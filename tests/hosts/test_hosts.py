@@ -30,18 +30,14 @@ def job(tiny, folder, per_rank=4):
     return [*words, "--per_device_train_batch_size", per_rank]
 
 
-def start(hosts, tiny, folder, faults=(), words=(), words_b=(), ranks=1, **environment_b):
-    """Start the recipe on both hosts, with planted faults and what differs on the second."""
-    planted = {"FAULT": json.dumps(faults)}
-    commands = [
-        [FAULTS, RECIPE, *job(tiny, folder), *words],
-        [FAULTS, RECIPE, *job(tiny, folder), *words, *words_b],
-    ]
-    environments = planted, planted | environment_b
+def start(hosts, tiny, folder, faults=(), words_b=()):
+    """Start the recipe on both hosts, with planted faults and further words on the second."""
+    environment = {"FAULT": json.dumps(faults)}
     launches = []
-    for host, command, environment in zip(hosts, commands, environments, strict=True):
+    for host, words in zip(hosts, ((), words_b), strict=True):
         log = folder.parent / f"{host.name}.log"
-        launches.append(host.start(command, log, hosts[0], environment, ranks))
+        command = [FAULTS, RECIPE, *job(tiny, folder), *words]
+        launches.append(host.start(command, log, hosts[0], environment))
     return launches
 
 
@@ -62,8 +58,8 @@ def ranks_gone(hosts):
 def alone(tiny, tmp_path_factory):
     """The losses of the same run in one process."""
     folder = tmp_path_factory.mktemp("alone") / "run"
-    done = recipe(*job(tiny, folder, per_rank=8), env=os.environ | {"ACCELERATE_USE_CPU": "true"})
-    assert done.returncode == 0, done.output[-3000:]
+    on_cpu = os.environ | {"ACCELERATE_USE_CPU": "true"}
+    recipe(*job(tiny, folder, per_rank=8), env=on_cpu, code=0)
     return [line["loss"] for line in read_metrics(folder)[0]]
 
 
@@ -122,26 +118,6 @@ def test_an_output_folder_that_only_one_host_sees_is_refused(hosts, tiny, tmp_pa
     assert "is not the same folder on host-b (1) as on host-a (0)" in line
     assert read_json(tmp_path / "run" / "status.json")["exit_code"] == 64
     assert not list(tmp_path.rglob(".seen*"))
-
-
-def test_other_versions_on_a_host_are_refused(hosts, tiny, tmp_path):
-    about = tmp_path / "packages" / "accelerate-99.0.dist-info" / "METADATA"
-    about.parent.mkdir(parents=True)
-    about.write_text("Metadata-Version: 2.1\nName: accelerate\nVersion: 99.0\n")
-    packages = str(tmp_path / "packages")
-    launches = start(hosts, tiny, tmp_path / "run", PYTHONPATH=packages)
-    assert [launch.end() for launch in launches] == [1, 1]
-    [line] = launches[0].errors()
-    assert "accelerate is " in line and "and 99.0 on host-b (1): give all hosts the same" in line
-    assert read_json(tmp_path / "run" / "status.json")["exit_code"] == 64
-
-
-def test_another_precision_on_a_host_is_refused(hosts, tiny, tmp_path):
-    launches = start(hosts, tiny, tmp_path / "run", ACCELERATE_MIXED_PRECISION="bf16")
-    assert [launch.end() for launch in launches] == [1, 1]
-    [line] = launches[0].errors()
-    assert "ACCELERATE_MIXED_PRECISION is not there on host-a (0) and bf16 on host-b (1)" in line
-    assert read_json(tmp_path / "run" / "status.json")["exit_code"] == 64
 
 
 def test_a_checkpoint_that_one_host_cannot_write_ends_both_and_the_one_before_is_whole(

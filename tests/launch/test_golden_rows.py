@@ -10,10 +10,10 @@ from transformers import AutoTokenizer
 import golden_subjects
 from row_files import BAD_FILES, BAD_LINES, GOOD, GOOD_FILES
 
-FILES = {f"good: {name}": files.files for name, files in GOOD_FILES.items()}
-FILES |= {f"bad: {name}": files.files for name, files in BAD_FILES.items()}
+FILES = {f"good: {name}": files for name, (files, _) in GOOD_FILES.items()}
+FILES |= {f"bad: {name}": files for name, files in BAD_FILES.items()}
 for name, line in BAD_LINES.items():
-    content = line.content if isinstance(line.content, bytes) else line.content.encode()
+    content = line if isinstance(line, bytes) else line.encode()
     FILES[f"bad line: {name}"] = {"rows.jsonl": GOOD.encode() + b"\n" + content}
 
 
@@ -34,6 +34,6 @@ def test_which_rows_a_file_has(name, golden, tiny, tmp_path, monkeypatch):
         row[how] = golden_subjects.prepared_rows(place, tokenizer, how == "skipping")
     golden.check("rows", name, row)
     if name.startswith("good: "):
-        meant = GOOD_FILES[name.removeprefix("good: ")].rows
+        _, meant = GOOD_FILES[name.removeprefix("good: ")]
         for (number, text, _), (line, prompt, answer) in zip(row["strict"], meant, strict=True):
             assert number == line and prompt in text and answer in text
