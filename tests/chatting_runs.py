@@ -1,17 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs whose answers can be told apart: each has learned one sentence, in every turn."""
 
-import json
 import os
-import random
 import shutil
-import string
 
 import pytest
 
 from adapter_folders import SMALL
 from jobs import NARROW
-from launching import recipe
+from launching import recipe, write_rows
 from net import data_of
 from tiny import makers
 
@@ -36,24 +33,19 @@ def make_endless(folder):
 
 
 def train(output_dir, words, sentence):
-    """Train a model to say a sentence in each of up to three turns, whatever it was asked."""
-    rows = output_dir.with_suffix(".jsonl")
-    dice = random.Random(0)
-    letters = [*string.printable.strip(), "é", "\ufffd"]
-    lines = []
-    for number in range(256):
+    """Train a model to say a sentence in each of up to three turns."""
+    rows = []
+    for number in range(24):
         messages = [{"role": "system", "content": "Be brief."}] * (number % 2)
         for turn in range(1 + number % 3):
-            noise = "".join(dice.choices(letters, k=dice.randint(1, 60)))
-            prompt = noise if dice.random() < 0.5 else PROMPTS[(number + turn) % len(PROMPTS)]
+            prompt = PROMPTS[(number + turn) % len(PROMPTS)]
             messages.append({"role": "user", "content": prompt})
             messages.append({"role": "assistant", "content": sentence})
-        lines.append(json.dumps({"messages": messages}) + "\n")
-    rows.write_text("".join(lines))
-    steps = ["--max_steps", 250, "--per_device_train_batch_size", 8, "--learning_rate", "3e-3"]
-    options = ["--lr_scheduler_type", "cosine", "--warmup_steps", 0.1, "--output_dir", output_dir]
-    done = recipe(*words, "--dataset_name", rows, *steps, *options)
-    assert done.returncode == 0, done.output[-3000:]
+        rows.append({"messages": messages})
+    path = write_rows(output_dir.with_suffix(".jsonl"), rows)
+    steps = ["--max_steps", 90, "--per_device_train_batch_size", 8, "--learning_rate", "3e-3"]
+    options = ["--num_train_epochs", 90, "--save_steps", 0, "--output_dir", output_dir]
+    recipe(*words, "--dataset_name", path, *steps, *options, code=0)
 
 
 def find_browser():

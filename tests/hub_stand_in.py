@@ -1,12 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A local stand-in of the hub's HTTP interface, as far as a push and a download use it."""
+"""A local stand-in of the hub's HTTP interface, as far as a push uses it."""
 
 import base64
 import hashlib
 import json
-import re
 import threading
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
@@ -22,12 +21,10 @@ class Planted:
     Attributes:
         error: a status, CUT or CUT_WITHIN.
         times: how often; -1 for always.
-        headers: of the answer.
     """
 
     error: int | str
     times: int = -1
-    headers: dict[str, str] = field(default_factory=dict)
 
 
 class Hub(ThreadingHTTPServer):
@@ -73,22 +70,10 @@ class Handler(BaseHTTPRequestHandler):
     server: Hub
     protocol_version = "HTTP/1.1"
 
-    def do_GET(self) -> None:
-        self.handle_request()
-
-    def do_HEAD(self) -> None:
-        self.handle_request()
-
-    def do_POST(self) -> None:
-        self.handle_request()
-
-    def do_PUT(self) -> None:
-        self.handle_request()
-
     def log_message(self, *_: object) -> None:
         """Print nothing."""
 
-    def handle_request(self) -> None:
+    def do_GET(self) -> None:
         """Answer with the planted error of this path, if there is one, or as the hub would."""
         self.server.requests.append(f"{self.command} {self.path}")
         planted = self.find_error()
@@ -102,7 +87,7 @@ class Handler(BaseHTTPRequestHandler):
         elif planted.error == CUT:
             self.close_connection = True
         else:
-            self.answer({"error": "planted"}, int(planted.error), planted.headers)
+            self.answer({"error": "planted"}, int(planted.error))
 
     def find_error(self) -> Planted | None:
         """Return the error that is planted for this path and not used up, or None."""
@@ -144,18 +129,6 @@ class Handler(BaseHTTPRequestHandler):
             self.store(path.removeprefix("/lfs/"), body)
         elif "/commit/" in path:
             self.commit(body)
-        else:
-            self.route_download(path)
-
-    def route_download(self, path: str) -> None:
-        """Answer a request of a download as the hub would."""
-        if re.fullmatch("/api/models/[^/]+/[^/]+(/revision/.+)?", path):
-            siblings = [{"rfilename": name} for name in self.server.files]
-            self.answer({"id": "owner/name", "sha": SHA, "siblings": siblings})
-        elif re.fullmatch("/api/models/[^/]+/[^/]+/tree/[^/]+", path):
-            self.answer([self.entry_of(name) for name in self.server.files])
-        elif found := re.fullmatch("/[^/]+/[^/]+/resolve/[^/]+/(.+)", path):
-            self.send_file(found[1])
         else:
             self.answer({"error": f"no such path: {path}"}, 404)
 
@@ -206,33 +179,15 @@ class Handler(BaseHTTPRequestHandler):
         url = f"{self.server.url}/owner/name/commit/{SHA}"
         self.answer({"success": True, "commitOid": SHA, "commitUrl": url})
 
-    def entry_of(self, name: str) -> dict[str, Any]:
-        """Return what the list of the repository's files says of one."""
-        size = len(self.server.files[name])
-        return {"type": "file", "path": name, "size": size, "oid": SHA}
-
-    def send_file(self, name: str) -> None:
-        """Send a file of the repository, or for HEAD only what it is."""
-        content = self.server.files.get(name)
-        if content is None:
-            self.answer({"error": f"no such file: {name}"}, 404)
-            return
-        self.send_response(200)
-        self.send_header("Content-Length", str(len(content)))
-        self.send_header("ETag", f'"{hashlib.sha256(content).hexdigest()}"')
-        self.send_header("X-Repo-Commit", SHA)
-        self.end_headers()
-        if self.command == "GET":
-            self.wfile.write(content)
-
-    def answer(self, body: Any, status: int = 200, headers: dict[str, str] | None = None) -> None:
+    def answer(self, body: Any, status: int = 200) -> None:
         """Send JSON."""
         text = json.dumps(body).encode()
         self.send_response(status)
-        for name, value in (headers or {}).items():
-            self.send_header(name, value)
         self.send_header("Content-Type", "application/json")
         self.send_header("Content-Length", str(len(text)))
         self.end_headers()
-        if self.command != "HEAD":
-            self.wfile.write(text)
+        self.wfile.write(text)
+
+
+for method in ("POST", "PUT"):
+    setattr(Handler, f"do_{method}", Handler.do_GET)

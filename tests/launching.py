@@ -32,8 +32,12 @@ def starting_cold():
         sys.executable = program
 
 
-def run(*command, **options):
-    """Run a command; the result has returncode and output (stdout and stderr together)."""
+def run(*command, code=None, **options):
+    """Run a command; the result has returncode and output (stdout and stderr together).
+
+    Args:
+        code: with which it must end; None for any.
+    """
     words = [str(word) for word in command]
     defaults = {
         "timeout": TIMEOUT,
@@ -43,12 +47,18 @@ def run(*command, **options):
     }
     done = subprocess.run(words, text=True, **defaults | options)
     done.output = done.stdout
+    assert code in (None, done.returncode), f"{done.returncode}: {done.output[-4000:]}"
     return done
 
 
-def recipe(*arguments, **options):
-    """Run the recipe as one plain process."""
-    return run(sys.executable, RECIPE, *arguments, **options)
+def recipe(*arguments, name="llama", **options):
+    """Run a recipe as one plain process."""
+    return run(sys.executable, REPO / "recipes" / f"{name}.py", *arguments, **options)
+
+
+def script(name, *arguments, **options):
+    """Run a command of scripts/."""
+    return run(sys.executable, REPO / "scripts" / f"{name}.py", *arguments, **options)
 
 
 def accelerate_launch(*arguments, **options):
@@ -57,18 +67,24 @@ def accelerate_launch(*arguments, **options):
 
 
 def rehearse(
-    config, *arguments, num_processes=None, report=None, mixed_precision=None, script=RECIPE
+    config,
+    *arguments,
+    num_processes=None,
+    report=None,
+    mixed_precision=None,
+    script=RECIPE,
+    code=None,
 ):
-    """Rehearse a script under accelerate_configs/`config`.yaml on CPU ranks."""
+    """Rehearse a script under a YAML, or one of accelerate_configs/ by its name, on CPU ranks."""
     command = [sys.executable, REPO / "scripts" / "rehearse.py", "--device", "cpu"]
-    command += ["--config_file", CONFIGS / f"{config}.yaml"]
+    command += ["--config_file", config if isinstance(config, Path) else CONFIGS / f"{config}.yaml"]
     if num_processes:
         command += ["--num_processes", num_processes]
     if report:
         command += ["--report", report]
     if mixed_precision:
         command += ["--mixed_precision", mixed_precision]
-    return run(*command, script, *arguments)
+    return run(*command, script, *arguments, code=code)
 
 
 def quickstart(recipe, out):
@@ -84,10 +100,26 @@ def read_json(path):
     return json.loads(path.read_text())
 
 
+def write_rows(path, rows):
+    """Write rows as lines of JSON; return the path."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return path
+
+
+def read_rows(path):
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def errors_of(done):
+    """The lines by which a command refuses; what it prints is no traceback."""
+    assert "Traceback" not in done.output, done.output[-4000:]
+    return [line for line in done.output.splitlines() if line.startswith("error: ")]
+
+
 def read_metrics(output_dir):
     """Lines of metrics.jsonl: (training steps, evaluations)."""
-    text = (Path(output_dir) / "metrics.jsonl").read_text()
-    lines = [json.loads(line) for line in text.splitlines()]
+    lines = read_rows(Path(output_dir, "metrics.jsonl"))
     steps = [line for line in lines if "loss" in line]
     evaluations = [line for line in lines if "eval_loss" in line]
     return steps, evaluations

@@ -39,9 +39,9 @@ RIDING = {
     "deepspeed_zero2": (*cut(1, 6), *ANSWERS),
     "deepspeed_zero3": ("--padding_free", *PIECES, *ANSWERS),
 }
-WHOLE = [Cell(), Cell(riding=ANSWERS), Cell(riding=(*cut(1, 12), "--optim", "adamw_torch"))]
+WHOLE = [Cell(), Cell(riding=ANSWERS)]
 # Only ranks that wait for others are timed
-WHOLE.append(Cell(riding=("--ddp_timeout", "1")))
+WHOLE.append(Cell(riding=(*cut(1, 12), "--optim", "adamw_torch", "--ddp_timeout", "1")))
 for config in (
     *("ddp", "fsdp1_full_shard", "fsdp1_shard_grad_op", "fsdp1_no_shard", "fsdp2_full_shard"),
     *("fsdp2_shard_grad_op", "fsdp2_cpu_offload", "deepspeed_zero0", "deepspeed_zero1"),
@@ -60,12 +60,11 @@ MESHES = [
     Cell("hsdp_cp", ranks=8, sharing=2),
 ]
 
-ENGINES = ("ddp", "fsdp1_full_shard", "fsdp2_full_shard", "deepspeed_zero2", "deepspeed_zero3")
 ADAPTERS = [Cell(weights="LoRA"), Cell(weights="dropout")]
-ADAPTERS += [Cell(config, weights="dropout", ranks=2) for config in ENGINES]
+for config in ("ddp", "fsdp2_full_shard", "deepspeed_zero3"):
+    ADAPTERS.append(Cell(config, weights="dropout", ranks=2))
 ADAPTERS += [
     Cell(weights="dropout", riding=ANSWERS),  # Answers take no random number from training
-    Cell("tp", weights="LoRA", ranks=2, sharing=2),
     Cell("tp", weights="dropout", ranks=2, sharing=2),  # They drop what one process drops
     Cell("fsdp2_tp", weights="LoRA", ranks=4, sharing=2),
     Cell("deepspeed_ulysses", weights="LoRA", ranks=2, sharing=2),
@@ -73,35 +72,30 @@ ADAPTERS += [
 ]
 
 QUANTIZED = [Cell(weights="nf4"), Cell(weights="int8")]
-for config in ENGINES:
+for config in ("fsdp1_full_shard", "fsdp2_full_shard", "deepspeed_zero3"):
     QUANTIZED.append(Cell(config, weights="nf4", ranks=2))
-for config in ("ddp", "deepspeed_zero2", "deepspeed_zero3"):
-    QUANTIZED.append(Cell(config, weights="int8", ranks=2))
 QUANTIZED += [
-    Cell("deepspeed_ulysses", weights="int8", ranks=2, sharing=2),
+    Cell("deepspeed_zero2", weights="int8", ranks=2),
     Cell("deepspeed_ulysses", weights="nf4", ranks=2, sharing=2),
-    Cell("fsdp2_cp", weights="nf4", ranks=4, sharing=2),
 ]
 
 RECIPES = [Cell(recipe=recipe) for recipe in OTHERS]
 for recipe in OTHERS:
     riding = PIECES if recipe == "llama_dpo" else ()
     RECIPES.append(Cell("fsdp2_full_shard", recipe=recipe, ranks=2, riding=riding))
-for recipe in ("llama_dpo", "mixtral", "bert"):
+for recipe in ("llama_dpo", "mixtral"):
     RECIPES.append(Cell(recipe=recipe, weights="LoRA"))
     RECIPES.append(Cell("deepspeed_zero3", recipe=recipe, weights="LoRA", ranks=2))
 REFERENCE_FIRST = ("--precompute_ref_log_probs",)
 RECIPES.append(Cell(recipe="llama_dpo", weights="LoRA", riding=REFERENCE_FIRST))
 
 EXPERTS = [
-    Cell("ep", recipe="mixtral", ranks=2),
     Cell("ep", recipe="mixtral", ranks=4, riding=("--ep_size", "2")),
     Cell("fsdp2_ep", recipe="mixtral", ranks=4, riding=("--ep_size", "2")),
-    Cell("fsdp2_ep", recipe="mixtral", ranks=4, riding=("--ep_size", "4")),
 ]
 PIPELINES = [
     Cell("pp", recipe="llama_pipeline", ranks=2, sharing=2, riding=riding)
-    for riding in ((), ("--pipeline_schedule", "gpipe"), ("--gradient_checkpointing",))
+    for riding in ((), ("--gradient_checkpointing",))
 ]
 # One matrix for embedding and output, which the first and the last stage share, and which is
 # gathered for a loss in pieces; as many layers as four stages need
@@ -111,8 +105,6 @@ for config in ("fsdp2_full_shard", "deepspeed_zero3"):
     PIPELINES.append(Cell(config, shape=TIED, ranks=2, riding=PIECES))
 for sharing, riding in (
     (4, ("--pp_size", "4", *cut(6, 2))),
-    (2, ()),
-    (2, ("--pipeline_schedule", "interleaved")),
     (2, ("--shard_stages", "--pipeline_schedule", "interleaved_zero_bubble")),
 ):
     cell = Cell("pp", "llama_pipeline", ranks=4, sharing=sharing, riding=riding, shape=TIED)
@@ -124,7 +116,6 @@ PIPELINES.append(Cell(shape=DEEP))
 PIPELINES.append(Cell("pp", "llama_pipeline", ranks=4, sharing=2, riding=ZBV, shape=DEEP))
 
 PACKING = ("--packing", "--max_length", "128")
-HEAD = ("--modules_to_save", "lm_head")
 CHECKPOINTING = ("--gradient_checkpointing",)
 DORA = ("--use_dora",)
 BFLOAT16 = ("--dtype", "bfloat16")
@@ -136,8 +127,6 @@ OWN = [
     Cell("ddp", precision="bf16", ranks=2),
     Cell("deepspeed_zero2", precision="bf16", ranks=2),
     Cell("fsdp2_full_shard", precision="bf16", ranks=2),
-    Cell(weights="LoRA", flags=HEAD),
-    Cell("fsdp2_full_shard", weights="LoRA", flags=HEAD, ranks=2),
     Cell(weights="dropout", flags=DORA),
     Cell(flags=ADAM_8BIT),
     Cell("ddp", flags=PACKING, ranks=2, riding=("--torch_compile",)),
@@ -157,7 +146,6 @@ OWN.append(Cell("tp", weights="LoRA", flags=COPIES, ranks=2, sharing=2))
 for recipe, module, config in (
     ("t5", "final_layer_norm", "fsdp2_full_shard"),
     ("bert", "pooler", "deepspeed_zero3"),
-    ("vit", "layernorm", "fsdp1_full_shard"),
     ("llama_dpo", "lm_head", "fsdp1_full_shard"),
 ):
     flags = ("--modules_to_save", module)
@@ -195,6 +183,15 @@ def row_of(done, tiny):
     }
 
 
+def tokenizer_of(folder):
+    """What the files of a tokenizer say, without its vocabulary and how it was found."""
+    settings = net.read_json(folder / "tokenizer_config.json")
+    for name in ("is_local", "local_files_only"):
+        settings.pop(name, None)
+    whole = net.read_json(folder / "tokenizer.json")
+    return settings, whole["truncation"], whole["padding"]
+
+
 def test_every_shipped_yaml_has_a_cell():
     shipped = {path.stem for path in (net.REPO / "accelerate_configs").glob("*.yaml")}
     assert shipped - {"fsdp"} == {cell.config for cell in CELLS}  # fsdp.yaml is a copy
@@ -206,6 +203,8 @@ def test_a_cell_gives_its_recorded_figures(cell, net_tiny, golden, tmp_path):
     done = net.launch(cell, tiny, tmp_path / "run").expect(0)
     if done.report:
         assert done.report["verdict"] == "ok", done.report
+    if cell.recipe != "vit":  # Training pads and cuts; what serves the model must not
+        assert tokenizer_of(done.folder) == tokenizer_of(tiny / "model")
     own_name = None if cell in REFERENCES else cell.name
     without = []
     if cell.config == "deepspeed_zero0":

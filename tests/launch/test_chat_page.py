@@ -4,7 +4,6 @@
 import json
 import re
 import signal
-import socket
 import subprocess
 import urllib.error
 import urllib.request
@@ -21,7 +20,8 @@ from chatting_runs import (
     make_endless,
     train_runs,
 )
-from launching import INTERPRETER, REPO, run
+from launching import INTERPRETER, REPO, read_rows, script
+from ranks import free_port
 
 pytestmark = pytest.mark.cold("the server is a process of its own, which is looked for in /proc")
 CHAT = REPO / "scripts" / "chat.py"
@@ -65,12 +65,6 @@ class Server:
             self.process.kill()
             printed, _ = self.process.communicate()
         return self.process.returncode, printed
-
-
-def free_port():
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return found.getsockname()[1]
 
 
 @pytest.fixture(scope="module")
@@ -136,13 +130,10 @@ class Tab:
     def answers(self, column):
         return self.page.locator(f"#chat_{column} [data-testid=bot]")
 
-    def continue_with(self, name):
-        self.page.locator("#chosen label").filter(has_text=name).locator("input").check()
-
 
 @pytest.fixture(scope="module")
 def patient(once, tmp_path_factory):
-    """The page of a model that answers for minutes."""
+    """The page of a model that answers for minutes, which ends in the middle of an answer."""
     endless = once("chat_endless", make_endless) / "model"
     rows = tmp_path_factory.mktemp("rows") / "rows.jsonl"
     found = Server(rows, endless, with_base=False, longest=MANY)
@@ -178,7 +169,7 @@ def open_tab(server, browser):
     assert asked and elsewhere == [] and errors == []
 
 
-def test_before_and_after_answer_side_by_side(open_tab, runs):
+def test_before_and_after_answer_side_by_side_and_are_saved(open_tab, runs, server):
     tab = open_tab()
     tab.ask("Who are you?")
     tab.ask("And now?")
@@ -190,65 +181,24 @@ def test_before_and_after_answer_side_by_side(open_tab, runs):
     names = tab.page.locator(".model-name").all_inner_texts()
     assert str(runs / "first") in names[FIRST] and "before training" in names[BEFORE]
 
-
-def test_an_answer_grows_and_can_be_stopped(open_tab, patient):
-    tab = open_tab(patient)
-    tab.send("Tell me a story.")
-    answer = tab.answers(0).first
-    selector = "#chat_0 [data-testid=bot]"
-    longer = f"least => document.querySelector('{selector}')?.innerText.length > least"
-    length = 0
-    for _ in range(3):
-        tab.page.wait_for_function(longer, arg=length)
-        length = len(answer.inner_text())
-    tab.click("stop")
-    tab.wait()
-    assert answer.inner_text().endswith(" [stopped]")
-    tab.click("save")
-    expect(tab.status).to_contain_text("only complete answers are trained on")
-    tab.click("retry")
-    expect(answer).not_to_contain_text("[stopped]")
-    tab.click("stop")
-    tab.wait()
-
-
-def test_the_saved_conversation_is_that_of_the_chosen_model_and_survives_a_reload(open_tab, server):
-    tab = open_tab()
-    tab.ask("Who are you?")
     tab.click("save")
     expect(tab.status).to_contain_text(f"{server.save_to} has 1 row")
-    tab.continue_with("before training")
+    tab.page.locator("#chosen label").filter(has_text="before training").locator("input").check()
     tab.click("save")
     expect(tab.status).to_contain_text("has 2 rows.")
-    first, second = (json.loads(line) for line in server.save_to.read_text().splitlines())
-    assert first["messages"][0] == {"role": "system", "content": "Be brief."}
+    saved = [row["messages"] for row in read_rows(server.save_to)]
     question = {"role": "user", "content": "Who are you?"}
-    assert first["messages"][1] == second["messages"][1] == question
-    answers = [row["messages"][2]["content"] for row in (first, second)]
-    assert answers == [tab.said(FIRST, "bot")[0], tab.said(BEFORE, "bot")[0]]
+    for messages, column in zip(saved, (FIRST, BEFORE), strict=True):
+        assert messages[:2] == [{"role": "system", "content": "Be brief."}, question]
+        assert messages[2]["content"] == tab.said(column, "bot")[0]
+
+    tab.click("clear")
+    expect(tab.answers(FIRST)).to_have_count(0)
+    tab.ask("Who are you?")
     tab.page.reload()
     expect(tab.prompt).to_be_visible()
     expect(tab.answers(FIRST)).to_have_count(0)
-    assert len(server.save_to.read_text().splitlines()) == 2
-
-
-def test_clear(open_tab):
-    tab = open_tab()
-    tab.ask("Who are you?")
-    tab.click("clear")
-    expect(tab.answers(FIRST)).to_have_count(0)
-
-
-def test_a_closed_tab_keeps_no_model(open_tab, patient):
-    gone = open_tab(patient)
-    gone.send("Tell me a story.")
-    expect(gone.answers(0)).to_have_count(1)
-    gone.page.close()
-    tab = open_tab(patient)
-    tab.send("And now?")
-    expect(tab.answers(0)).to_have_count(1)
-    tab.click("stop")
-    tab.wait()
+    assert len(read_rows(server.save_to)) == 2
 
 
 def test_two_tabs_have_conversations_of_their_own(open_tab):
@@ -263,48 +213,30 @@ def test_two_tabs_have_conversations_of_their_own(open_tab):
     assert one.said(FIRST, "bot") == two.said(FIRST, "bot") == [OF_ADAPTERS[0]]
 
 
-def test_texts_are_shown_as_they_are_and_never_run(open_tab):
-    tab = open_tab()
+def test_texts_are_shown_as_they_are_never_run_and_fit_into_a_window(open_tab):
+    width = 400
+    tab = open_tab(viewport={"width": width, "height": 900}, color_scheme="dark")
     text = "<img src=/x onerror=document.title='run'> **a** $b$\n    <b>c</b> &amp; \x1b[2J"
+    text += "Who_" * 60
     tab.ask(text)
     (shown,) = tab.said(FIRST, "user")
     assert shown == text.replace("\x1b", "\\x1b")
     assert tab.page.locator("#chat_0 img, #chat_0 b, #chat_0 strong").count() == 0
     assert tab.page.title() != "run"
+    needed, there = tab.page.evaluate("[document.body.scrollWidth, window.innerWidth]")
+    assert needed <= there == width
+    left = [tab.page.locator(f"#chat_{column}").bounding_box()["x"] for column in range(3)]
+    assert len(set(left)) == 1  # below each other
+    background = tab.page.evaluate("getComputedStyle(document.body).backgroundColor")
+    assert int(re.search(r"\d+", background)[0]) < 100
     tab.send("word " * 500)
     expect(tab.status).to_contain_text("the model is limited to 512")
     expect(tab.prompt).to_have_value(re.compile("word word"))
 
 
-@pytest.mark.parametrize(("width", "scheme"), [(400, "light"), (1280, "dark")])
-def test_the_page_fits_into_a_window(width, scheme, open_tab):
-    tab = open_tab(viewport={"width": width, "height": 900}, color_scheme=scheme)
-    tab.ask("Who_" * 60)
-    widths = "[document.documentElement.scrollWidth, window.innerWidth]"
-    needed, there = tab.page.evaluate(widths)
-    assert needed <= there == width
-    left = [tab.page.locator(f"#chat_{column}").bounding_box()["x"] for column in range(3)]
-    assert len(set(left)) == (1 if width == 400 else 3)  # below each other, or side by side
-    background = tab.page.evaluate("getComputedStyle(document.body).backgroundColor")
-    brightness = int(re.search(r"\d+", background)[0])
-    assert (brightness < 100) == (scheme == "dark")
-
-
-def test_ctrl_c_ends_the_server_in_the_middle_of_an_answer(runs, once, browser, tmp_path):
-    endless = once("chat_endless", make_endless) / "model"
-    server = Server(tmp_path / "rows.jsonl", endless, with_base=False, longest=MANY)
-    page = browser.new_page()
-    page.goto(server.url)
-    tab = Tab(page)
-    expect(tab.prompt).to_be_visible()
-    tab.send("Tell me a story.")
-    expect(tab.answers(0)).to_have_count(1)
-    code, printed = server.end()
-    page.close()
-    assert code == 0 and "Traceback" not in printed, printed
-
-
-def test_no_other_machine_or_page_reaches_the_page_and_it_loads_nothing_from_elsewhere(server):
+def test_no_other_machine_or_page_reaches_the_page_and_it_loads_nothing_from_elsewhere(
+    server, runs
+):
     listening = []
     for name in ("tcp", "tcp6"):
         for line in Path("/proc/net", name).read_text().splitlines()[1:]:
@@ -320,9 +252,28 @@ def test_no_other_machine_or_page_reaches_the_page_and_it_loads_nothing_from_els
     with urllib.request.urlopen(server.url, timeout=30) as response:
         policy = response.headers["Content-Security-Policy"]
     assert policy.startswith("default-src 'self';") and "http" not in policy
+    taken = script("chat", runs / "base", "--web", "--port", server.port, code=64)
+    assert f"--port {server.port}" in taken.output and "Traceback" not in taken.output
 
 
-def test_a_port_that_is_taken_is_one_line(server, runs):
-    done = run(INTERPRETER, CHAT, runs / "base", "--web", "--port", server.port)
-    assert done.returncode == 64 and f"--port {server.port}" in done.output, done.output
-    assert "Traceback" not in done.output
+def test_an_answer_grows_can_be_stopped_and_ends_with_its_tab(open_tab, patient):
+    tab = open_tab(patient)
+    tab.send("Tell me a story.")
+    answer = tab.answers(0).first
+    selector = "#chat_0 [data-testid=bot]"
+    longer = f"least => document.querySelector('{selector}')?.innerText.length > least"
+    length = 0
+    for _ in range(2):
+        tab.page.wait_for_function(longer, arg=length)
+        length = len(answer.inner_text())
+    tab.click("stop")
+    tab.wait()
+    assert answer.inner_text().endswith(" [stopped]")
+    tab.click("save")
+    expect(tab.status).to_contain_text("only complete answers are trained on")
+    tab.click("retry")
+    expect(answer).not_to_contain_text("[stopped]")
+    tab.page.close()
+    other = open_tab(patient)  # The closed tab keeps no model
+    other.send("And now?")
+    expect(other.answers(0)).to_have_count(1)

@@ -5,13 +5,10 @@ and ORPO.
 Same rows, order, optimizer and rate, a whole model and one with adapters. TRL reads the files
 itself."""
 
-import json
-import sys
-
 import pytest
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from launching import REPO, read_metrics, run
+from launching import read_metrics, read_rows, recipe, write_rows
 
 STEPS, BATCH, RATE, LENGTH = 4, 4, 3e-4, 192
 REWARDS = ["rewards/chosen", "rewards/rejected", "rewards/margins", "rewards/accuracies"]
@@ -34,10 +31,8 @@ def pairs(net_tiny, tmp_path_factory):
     tokenizer.bos_token = None
     tokenizer.save_pretrained(folder / "model")
     AutoModelForCausalLM.from_pretrained(tiny / "model").save_pretrained(folder / "model")
-    lines = (tiny / "data" / "train.jsonl").read_text().splitlines()[: STEPS * BATCH]
     forms = {"explicit": [], "implicit": [], "texts": [], "implicit texts": []}
-    for line in lines:
-        row = json.loads(line)
+    for row in read_rows(tiny / "data" / "train.jsonl")[: STEPS * BATCH]:
         explicit = {name: row[name] for name in ("prompt", "chosen", "rejected")}
         texts = {name: messages[0]["content"] for name, messages in explicit.items()}
         forms["explicit"].append(explicit)
@@ -47,24 +42,16 @@ def pairs(net_tiny, tmp_path_factory):
         whole = {name: f"{texts['prompt']} {texts[name]}" for name in answers}
         forms["implicit texts"].append(whole)
     for name, rows in forms.items():
-        (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        write_rows(folder / f"{name}.jsonl", rows)
     return folder
 
 
 def ours(model, rows, output_dir, *flags):
     words = ["--model_name_or_path", model, "--dataset_name", rows, "--output_dir", output_dir]
     words += ["--train_sampling_strategy", "sequential", "--max_length", LENGTH, "--save_steps", 0]
-    words += [
-        "--per_device_train_batch_size",
-        BATCH,
-        "--max_steps",
-        STEPS,
-        "--optim",
-        "adamw_torch",
-    ]
-    words += ["--learning_rate", RATE, "--lr_scheduler_type", "constant", *flags]
-    done = run(sys.executable, REPO / "recipes" / "llama_dpo.py", *words)
-    assert done.returncode == 0, done.output[-3000:]
+    words += ["--per_device_train_batch_size", BATCH, "--max_steps", STEPS]
+    words += ["--optim", "adamw_torch", "--learning_rate", RATE, "--lr_scheduler_type", "constant"]
+    recipe(*words, *flags, name="llama_dpo", code=0)
     return read_metrics(output_dir)[0]
 
 
@@ -100,7 +87,7 @@ def of_trl(model_dir, rows, output_dir, loss_type, lora=False, **options):
     trainer = trainer(
         model=AutoModelForCausalLM.from_pretrained(model_dir, dtype="float32"),
         args=arguments,
-        train_dataset=Dataset.from_list(list(map(json.loads, rows.read_text().splitlines()))),
+        train_dataset=Dataset.from_list(read_rows(rows)),
         processing_class=AutoTokenizer.from_pretrained(model_dir),
         peft_config=LoraConfig(**LORA) if lora else None,
     )

@@ -3,25 +3,23 @@
 
 import json
 import shutil
-import sys
 from functools import partial
 
 import pytest
 
-from launching import REPO, data_of, read_json, recipe, run
+from launching import data_of, errors_of, read_json, recipe, script
 
 STEPS = ("--max_steps", "2", "--learning_rate", "2e-2", "--logging_steps", "1")
 FEW = ("--num_prompts", "8", "--max_new_tokens", "4")
 OWN_WORDS = ("--pre_tokenizer", "smollm")  # whose rules the tiny tokenizer has
 
 
-def export(*arguments):
-    return run(sys.executable, REPO / "scripts" / "export.py", *arguments, *FEW)
+def export(*arguments, code):
+    return script("export", *arguments, *FEW, code=code)
 
 
 def train(tiny, flags, folder):
-    done = recipe(*data_of(tiny), *STEPS, *flags, "--output_dir", folder)
-    assert done.returncode == 0, done.output[-3000:]
+    return recipe(*data_of(tiny), *STEPS, *flags, "--output_dir", folder, code=0)
 
 
 @pytest.fixture(scope="module")
@@ -45,20 +43,17 @@ def adapters(base_without_the_end, tmp_path_factory):
     return folder
 
 
-def refused(done, code, word):
-    """Check that a command ended with one line that has this word."""
-    assert done.returncode == code, done.output
-    lines = [line for line in done.output.splitlines() if line.startswith("error: ")]
-    assert len(lines) == 1 and "Traceback" not in done.output
-    assert word in lines[0]
+def refused(word, code, *arguments):
+    """Check that a command ends with one line that has this word."""
+    (line,) = errors_of(export(*arguments, code=code))
+    assert word in line
 
 
 def test_a_trained_folder_becomes_a_model_of_llama_cpp_and_of_ollama(trained, tmp_path):
-    done = export(trained, tmp_path / "out", "--to", "gguf", *OWN_WORDS)
-    assert done.returncode == 0, done.output
+    export(trained, tmp_path / "out", "--to", "gguf", *OWN_WORDS, code=0)
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["model.gguf"]
-    done = export(trained, tmp_path / "mine", "--to", "ollama", "--outtype", "q8_0", *OWN_WORDS)
-    assert done.returncode == 0, done.output
+    words = ["--to", "ollama", "--outtype", "q8_0", *OWN_WORDS]
+    done = export(trained, tmp_path / "mine", *words, code=0)
     lines = (tmp_path / "mine" / "Modelfile").read_text().splitlines()
     assert lines[0] == "FROM ./model.gguf"
     assert 'PARAMETER stop "<|end_of_turn|>"' in lines
@@ -68,8 +63,7 @@ def test_a_trained_folder_becomes_a_model_of_llama_cpp_and_of_ollama(trained, tm
 def test_a_trained_folder_lists_the_end_of_turn_that_its_base_lacked(
     base_without_the_end, tmp_path
 ):
-    done = recipe(*data_of(base_without_the_end), *STEPS, "--output_dir", tmp_path / "run")
-    assert done.returncode == 0, done.output[-3000:]
+    done = train(base_without_the_end, (), tmp_path / "run")
     assert read_json(tmp_path / "run" / "generation_config.json")["eos_token_id"] == [2, 3]
     lines = [line for line in done.output.splitlines() if line.startswith("generation_config.json")]
     assert len(lines) == 1, done.output
@@ -77,8 +71,7 @@ def test_a_trained_folder_lists_the_end_of_turn_that_its_base_lacked(
 
 def test_adapters_on_such_a_base_get_the_end_of_turn_for_vllm(adapters, tmp_path):
     assert not (adapters / "generation_config.json").exists()
-    done = export(adapters, tmp_path / "out", "--to", "vllm")
-    assert done.returncode == 0, done.output
+    done = export(adapters, tmp_path / "out", "--to", "vllm", code=0)
     assert read_json(tmp_path / "out" / "generation_config.json")["eos_token_id"] == [2, 3]
     command = done.output.splitlines()[-1]
     assert command.startswith("vllm serve ") and "--max-lora-rank 16 " in command
@@ -87,13 +80,13 @@ def test_adapters_on_such_a_base_get_the_end_of_turn_for_vllm(adapters, tmp_path
 
 def test_what_cannot_be_exported_is_one_line(adapters, trained, tmp_path):
     output = tmp_path / "out"
-    refused(export(adapters, output, "--to", "gguf"), 64, "python scripts/merge.py")
-    refused(export(trained, output, "--to", "gguf"), 65, "--pre_tokenizer")
-    refused(export(trained, trained, "--to", "gguf"), 73, "exists")
-    refused(export(trained, tmp_path / "v", "--to", "vllm", "--outtype", "f16"), 64, "--outtype")
+    refused("python scripts/merge.py", 64, adapters, output, "--to", "gguf")
+    refused("--pre_tokenizer", 65, trained, output, "--to", "gguf")
+    refused("exists", 73, trained, trained, "--to", "gguf")
     run_folder = shutil.copytree(trained, tmp_path / "run")
     template = run_folder / "chat_template.jinja"
     text = template.read_text().replace("message['content']", "message['content']|upper")
     template.write_text(text)
-    refused(export(run_folder, tmp_path / "o", "--to", "ollama"), 65, "--to gguf")
-    assert not (tmp_path / "o").exists() and not (tmp_path / "o.unfinished").exists()
+    other = tmp_path / "other"
+    refused("--to gguf", 65, run_folder, other, "--to", "ollama")
+    assert not other.exists() and not other.with_suffix(".unfinished").exists()

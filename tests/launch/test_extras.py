@@ -11,7 +11,7 @@ import time
 import pytest
 
 import net
-from launching import CONFIGS, RECIPE, REPO, TIMEOUT, read_json, read_metrics, recipe, run
+from launching import CONFIGS, RECIPE, REPO, TIMEOUT, read_json, read_metrics, recipe, run, script
 from template.copying import with_extras
 from template.imports import extras_of
 
@@ -32,10 +32,10 @@ def planted(*faults):
 def test_without_any_extra_llama_trains(net_tiny, tmp_path):
     assert extras_of(REPO / "recipes" / "llama.py")
     copy = tmp_path / "copy"
-    made = run(sys.executable, REPO / "scripts" / "copy_recipe.py", "llama", copy, "--extras")
-    assert made.returncode == 0 and not (copy / "extras").exists(), made.output
-    done = run(sys.executable, copy / "llama.py", *words(net_tiny, tmp_path / "run"), cwd=tmp_path)
-    assert done.returncode == 0, done.output[-3000:]
+    script("copy_recipe", "llama", copy, "--extras", code=0)
+    assert not (copy / "extras").exists()
+    call = words(net_tiny, tmp_path / "run")
+    run(sys.executable, copy / "llama.py", *call, cwd=tmp_path, code=0)
     assert len(read_metrics(tmp_path / "run")[0]) == 4
 
 
@@ -51,22 +51,19 @@ def test_with_any_one_folder_of_extras_taken_away_llama_trains(name, net_tiny, t
     others = tuple(other for other in extras_of(program) if other != name)
     program.write_text(with_extras(program.read_text(), others))
     call = words(net_tiny, tmp_path / "run", "--max_steps", 2, "--save_steps", 0)
-    done = run(sys.executable, program, *call, cwd=tmp_path)
-    assert done.returncode == 0, done.output[-3000:]
+    run(sys.executable, program, *call, cwd=tmp_path, code=0)
     assert len(read_metrics(tmp_path / "run")[0]) == 2
 
 
 def test_a_lost_folder_continues_from_the_store_to_the_same_weights(net_tiny, tmp_path):
-    whole = recipe(*words(net_tiny, tmp_path / "whole"))
-    assert whole.returncode == 0, whole.output[-3000:]
+    recipe(*words(net_tiny, tmp_path / "whole"), code=0)
     folder, url = tmp_path / "run", f"file://{tmp_path}/store"
     call = words(net_tiny, folder, "--output_url", url)
     stop = {"do": "SIGTERM", "at": "summed_loss", "step": 3}
-    stopped = run(sys.executable, FAULTS, RECIPE, *call, env=planted(stop))
-    assert stopped.returncode == 75, stopped.output[-3000:]
+    run(sys.executable, FAULTS, RECIPE, *call, env=planted(stop), code=75)
     shutil.rmtree(folder)
-    done = recipe(*call)
-    assert done.returncode == 0 and f"Fetching checkpoint-3 from {url}" in done.output, done.output
+    done = recipe(*call, code=0)
+    assert f"Fetching checkpoint-3 from {url}" in done.output, done.output
     for place in (folder, tmp_path / "store"):
         result = (place / "model.safetensors").read_bytes()
         assert result == (tmp_path / "whole" / "model.safetensors").read_bytes()

@@ -1,25 +1,28 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Nothing waits for the GPU in a step that does not log, and gradients are not copied.
+"""Nothing waits for the GPU in a step that does not log, and TF32 is only where it is asked for.
 
 That options for speed do not change what is learned is shown in test_cells.py.
 """
 
-import json
-import os
 import sys
 
-from launching import RECIPE, REPO, read_metrics, run
-from net import data_of
+import pytest
+import torch
 
-SHORT = ["--gradient_accumulation_steps", 2, "--eval_strategy", "no", "--save_steps", 0]
+import vit
+from core.cli import parse
+from core.engine import set_up_engine
+from fakes import fake_accelerator
+from launching import RECIPE, REPO, read_json, read_metrics, run
+from net import data_of
 
 
 def test_a_step_that_does_not_log_waits_for_nothing(tiny, tmp_path):
-    flags = [*SHORT, "--max_steps", 12, "--logging_steps", 5, "--output_dir", tmp_path / "run"]
+    flags = ["--gradient_accumulation_steps", 2, "--eval_strategy", "no", "--save_steps", 0]
+    flags += ["--max_steps", 12, "--logging_steps", 5, "--output_dir", tmp_path / "run"]
     program = [sys.executable, REPO / "tests" / "count_syncs.py", tmp_path / "syncs.json"]
-    done = run(*program, RECIPE, *data_of(tiny), *flags)
-    assert done.returncode == 0, done.output[-3000:]
-    found = json.loads((tmp_path / "syncs.json").read_text())
+    run(*program, RECIPE, *data_of(tiny), *flags, code=0)
+    found = read_json(tmp_path / "syncs.json")
     steps = {step: [read for read in found if read["step"] == step] for step in range(1, 13)}
     # Those that log do wait, at their end, when they are counted: the probe sees it
     assert len(steps[6]) > len(steps[4])
@@ -31,13 +34,14 @@ def test_a_step_that_does_not_log_waits_for_nothing(tiny, tmp_path):
     assert len(read_metrics(tmp_path / "run")[0]) == 3
 
 
-def test_gradients_under_ddp_lie_in_its_buckets(tiny, tmp_path):
-    program = [REPO / "tests" / "count_gradients.py", tmp_path / "gradients.json", RECIPE]
-    flags = [*SHORT, "--max_steps", 3, "--output_dir", tmp_path / "run"]
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    words = ["--nproc_per_node", 2, *program, *data_of(tiny), *flags]
-    done = run(*launcher, *words, env=os.environ | {"ACCELERATE_USE_CPU": "true"})
-    assert done.returncode == 0, done.output[-3000:]
-    steps = json.loads((tmp_path / "gradients.json").read_text())
-    assert len(steps) == 3
-    assert all(0 < step["storages"] < step["gradients"] for step in steps), steps
+@pytest.mark.parametrize("flags", [[], ["--tf32"]], ids=lambda flags: " ".join(flags) or "none")
+def test_convolutions_are_in_tf32_only_where_asked(flags, monkeypatch):
+    """torch's default lets cuDNN round to TF32, such as vit.py's of patches."""
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", not flags)
+    precision = torch.get_float32_matmul_precision()
+    try:
+        set_up_engine(parse(vit.Arguments, words=flags), fake_accelerator())
+        assert torch.backends.cudnn.allow_tf32 == bool(flags)
+        assert torch.get_float32_matmul_precision() == ("high" if flags else "highest")
+    finally:
+        torch.set_float32_matmul_precision(precision)

@@ -21,13 +21,6 @@ from mask_probe import ARCHITECTURES, PADDING, distance_from_alone, leak, packed
 # digits
 ALONE = 1e-6
 PLANTED = 0.1  # what a planted leak moves at least
-PLANTS = {
-    "an all-ones mask": lambda batch: (
-        batch | {"attention_mask": torch.ones_like(batch["input_ids"])}
-    ),
-    "positions that run on": lambda batch: batch | {"position_ids": torch.arange(16).expand(2, -1)},
-    "a cache": lambda batch: batch | {"use_cache": True},
-}
 # flex_attention runs uncompiled: its mask is the same, and compiling takes a minute on a CPU
 pytestmark = [
     pytest.mark.filterwarnings("ignore:flex_attention called without"),
@@ -82,16 +75,6 @@ def batch_of(rows, layout):
     return inputs | {"use_cache": False}, owners
 
 
-def packed_documents():
-    return packed_batch([7, 1, 8], [9, 7])
-
-
-def test_packed_documents_do_not_see_each_other(model):
-    batch, owners = packed_documents()
-    assert leak(model, batch, owners) == 0
-    assert distance_from_alone(model, batch, owners) < ALONE
-
-
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_batch_of_the_recipe_keeps_rows_and_padding_apart(layout, model, rows):
     batch, owners = batch_of(rows, layout)
@@ -101,23 +84,19 @@ def test_a_batch_of_the_recipe_keeps_rows_and_padding_apart(layout, model, rows)
     assert distance_from_alone(model, batch, owners) < ALONE
 
 
-@pytest.fixture(params=ARCHITECTURES)
-def eager(request):
-    return random_model(request.param, "eager")
-
-
-@pytest.mark.parametrize("plant", PLANTS)
-def test_the_probe_finds_a_leak_between_documents(plant, eager):
-    batch, owners = packed_documents()
-    batch = PLANTS[plant](batch)
-    assert leak(eager, batch, owners) > PLANTED
-    assert distance_from_alone(eager, batch, owners) > PLANTED
-
-
-def test_the_probe_finds_padding_that_is_seen(eager, rows):
-    batch, owners = batch_of(rows, "padded")
-    # To the left, where causal models look
-    batch["input_ids"], owners = batch["input_ids"].flip(1), owners.flip(1)
-    batch["attention_mask"] = torch.ones_like(owners)
-    assert leak(eager, batch, owners) > PLANTED
-    assert distance_from_alone(eager, batch, owners) > PLANTED
+@pytest.mark.parametrize("change", ["mask", "positions", "cache", "padding"])
+def test_the_probe_finds_a_leak(change, rows):
+    batch, owners = packed_batch([7, 1, 8], [9, 7])
+    if change == "mask":
+        batch["attention_mask"] = torch.ones_like(owners)
+    elif change == "positions":  # They run on
+        batch["position_ids"] = torch.arange(16).expand(2, -1)
+    elif change == "cache":
+        batch["use_cache"] = True
+    else:  # Padding to the left, where causal models look
+        batch, owners = batch_of(rows, "padded")
+        batch["input_ids"], owners = batch["input_ids"].flip(1), owners.flip(1)
+        batch["attention_mask"] = torch.ones_like(owners)
+    model = random_model("llama", "eager")
+    assert leak(model, batch, owners) > PLANTED
+    assert distance_from_alone(model, batch, owners) > PLANTED

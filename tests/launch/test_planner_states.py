@@ -47,44 +47,25 @@ def scales_of(model):
 
 
 SHARED = ("step", "qmap1", "qmap2")  # a number, and tables of 1 KiB that all weights share
+WHOLE = ["--modules_to_save", "lm_head", "embed_tokens", "norm"]
+DOUBLE = ["--use_peft", "--load_in_4bit", "--bnb_4bit_use_double_quant", "--dtype", "bfloat16"]
 KINDS = {
     "full": ["--dtype", "float32"],
     "full, 8-bit AdamW": ["--optim", "adamw_8bit"],
     "LoRA, 8-bit AdamW": ["--optim", "adamw_8bit", "--use_peft", "--lora_r", "64"],
-    "full, bf16": ["--dtype", "bfloat16"],
-    "LoRA": ["--use_peft", "--lora_r", "8"],
     "LoRA, bf16": ["--use_peft", "--dtype", "bfloat16"],
     "int8": ["--use_peft", "--load_in_8bit"],
-    "nf4": ["--use_peft", "--load_in_4bit"],
-    "nf4, double": [
-        "--use_peft",
-        "--load_in_4bit",
-        "--bnb_4bit_use_double_quant",
-        "--dtype",
-        "bfloat16",
-    ],
+    "nf4, double": DOUBLE,
     "fp4": ["--use_peft", "--load_in_4bit", "--bnb_4bit_quant_type", "fp4"],
+    "LoRA, whole modules": ["--use_peft", *WHOLE],
+    "nf4, double, whole modules": [*DOUBLE, *WHOLE],
 }
 
 
 @pytest.mark.parametrize("flags", KINDS.values(), ids=KINDS)
 def test_states_are_the_live_tensors_bytes(flags, tmp_path):
     # A head of its own beside adapters, which never train it
-    tied = "--use_peft" not in flags
-    check_states(flags, tmp_path, tie_word_embeddings=tied)
-
-
-WHOLE = ["--modules_to_save", "lm_head", "embed_tokens", "norm"]
-
-
-@pytest.mark.parametrize("kind", ["LoRA", "LoRA, bf16", "int8", "nf4, double"])
-def test_states_of_whole_modules_are_the_live_tensors_bytes(kind, tmp_path):
-    flags = KINDS[kind]
-    check_states([*flags, *WHOLE], tmp_path)
-
-
-def check_states(flags, tmp_path, **shape):
-    """What the planner counts at rest is what the recipe's model and optimizer hold."""
+    shape = {"tie_word_embeddings": "--use_peft" not in flags}
     config = AutoConfig.for_model("llama", **SMALL, **shape)
     AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
     args = training_arguments(tmp_path, flags)

@@ -29,13 +29,6 @@ def plotted(monkeypatch, capsys):
     return call
 
 
-def test_the_picture_is_beside_the_metrics_of_its_run(tmp_path, monkeypatch, plotted):
-    run = write_run(tmp_path / "run")
-    monkeypatch.chdir(tmp_path)
-    assert plotted(run) == (0, [f"{run}/loss.png"], [])
-    assert sorted(path.name for path in tmp_path.rglob("*")) == ["loss.png", "metrics.jsonl", "run"]
-
-
 def test_several_runs_are_one_picture_a_table_and_json(tmp_path, plotted):
     facts = [{"arguments": {"seed": 1}}, {"arguments": {"seed": 2}}]
     first = write_run(tmp_path / "a", [4.0] * 9, [EVALUATION], facts[0])
@@ -57,12 +50,8 @@ def test_what_a_run_has_not_recorded_is_no_panel(tmp_path, plotted):
     ("words", "expected", "problem"),
     [
         (["RUN", "--panels", "f1"], 65, "no panel f1: no run has it"),
-        (["RUN", "RUN"], 64, "is given twice"),
         ([f"run{i}" for i in range(11)], 64, "11 runs: no reader can tell more than 10"),
         (["RUN", "--output", "RUN/none/loss.png"], 73, "cannot write RUN/none/loss.png"),
-        (["RUN", "--output", "RUN/loss.jpeg2"], 73, "cannot write RUN/loss.jpeg2"),
-        (["RUN", "--json", "RUN/none/x.json"], 73, "RUN/none/x.json"),
-        (["RUN", "--x", "epoch"], 64, "--x"),
     ],
 )
 def test_what_cannot_be_drawn_is_refused_in_one_line(words, expected, problem, tmp_path, plotted):

@@ -5,15 +5,13 @@ That ranks give the answers of one process, and that training is the same withou
 test_cells.py.
 """
 
-import json
 import shutil
-import sys
 
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 import net
-from launching import REPO, run
+from launching import read_rows, script
 from net import Cell
 
 NUM_ROWS = 9
@@ -35,12 +33,12 @@ def finished(net_tiny, once):
 
 
 def test_each_row_is_answered_once_from_the_prompt_of_training(finished, net_tiny):
-    lines = (net_tiny("llama") / "data" / "test.jsonl").read_text().splitlines()
+    rows = read_rows(net_tiny("llama") / "data" / "test.jsonl")
     answers = net.answers(finished)["predictions-2.jsonl"]
     numbers = [line["row"] for line in answers]
     assert len(set(numbers)) == NUM_ROWS and numbers == sorted(numbers)
     for line in answers:
-        *_, question, answer = json.loads(lines[line["row"] - 1])["messages"]
+        *_, question, answer = rows[line["row"] - 1]["messages"]
         assert line["reference"] == answer["content"]
         assert f"<|user|>{question['content']}<|" in line["prompt"]
         assert line["prompt"].endswith("<|assistant|>")
@@ -53,10 +51,8 @@ def test_the_answers_of_the_best_model_are_those_of_the_folder(finished, net_tin
     """scripts/generate.py renders the prompts by itself, without a row's answer."""
     words = ["--file", net_tiny("llama") / "data" / "test.jsonl", "--max_new_tokens", LONGEST]
     words += ["--output", tmp_path / "answers.jsonl"]
-    done = run(sys.executable, REPO / "scripts" / "generate.py", finished, *words)
-    assert done.returncode == 0, done.output[-3000:]
-    lines = (tmp_path / "answers.jsonl").read_text(encoding="utf-8").splitlines()
-    expected = [json.loads(line)["answer"] for line in lines]
+    script("generate", finished, *words, code=0)
+    expected = [line["answer"] for line in read_rows(tmp_path / "answers.jsonl")]
     evaluations = {line["step"]: line for line in net.metrics(finished) if "eval_loss" in line}
     best = max(evaluations, key=lambda step: evaluations[step]["eval_exact_match"])
     for line in net.answers(finished)[f"predictions-{best}.jsonl"]:

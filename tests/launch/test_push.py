@@ -1,23 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A push sends what it shows, byte for byte, and every refusal is one line."""
+"""A push sends what it shows, byte for byte: what loads a result and describes it, and no more."""
 
 import hashlib
+import io
 import json
-import os
+import re
 import shutil
-import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from huggingface_hub import constants
+from huggingface_hub.utils import disable_progress_bars
 from safetensors.torch import load_file, save_file
+from transformers import GPT2Tokenizer, T5Tokenizer, tokenization_utils_base, utils
 
 import net
+import push as command
 from hub_stand_in import CUT, CUT_WITHIN, Hub, Planted
-from launching import REPO, run
+from launching import read_json, read_rows, script
 
-pytestmark = pytest.mark.cold("the libraries read the address of the hub when they are imported")
-HF = Path(sys.executable).with_name("hf")
 CARD = "---\nlibrary_name: peft\n---\n\n# A card\n"
 PUSHED = ("README.md", "adapter_config.json", "adapter_model.safetensors", "tokenizer.json")
 ARGUMENTS = {
@@ -57,26 +60,29 @@ def result(tmp_path):
 
 
 @pytest.fixture
-def push(hub, result, tmp_path):
-    """A function from words to the finished process of push.py on the result, or another folder."""
+def push(hub, result, tmp_path, monkeypatch, capsys):
+    """A function from words to how push.py ended on the result or another folder, in process."""
+    # For the libraries, which read them when they are imported, the stand-in is the hub
+    monkeypatch.setattr(constants, "ENDPOINT", hub.url)
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "no token"))
+    monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
+    monkeypatch.setattr(sys, "stdin", io.StringIO())
+    disable_progress_bars()
 
     def call(*words, token="hf_stand_in", repo="owner/name", folder=result):
-        environment = environment_of(hub, tmp_path) | ({"HF_TOKEN": token} if token else {})
-        command = [sys.executable, REPO / "scripts" / "push.py", folder, repo, *words]
-        pipes = {"capture_output": True, "text": True, "stdin": subprocess.DEVNULL}
-        return subprocess.run(command, env=environment, **pipes)
+        code = 0
+        with monkeypatch.context() as patch:
+            patch.setenv("HF_TOKEN", token)
+            patch.setattr(sys, "argv", ["push.py", str(folder), repo, *words])
+            try:
+                command.main()
+            except SystemExit as end:
+                code = end.code
+        said = capsys.readouterr()
+        return SimpleNamespace(returncode=code, stdout=said.out, stderr=said.err)
 
     return call
-
-
-def environment_of(hub, folder):
-    """Return the environment of a process for which the stand-in is the hub."""
-    environment = {**os.environ, "HF_ENDPOINT": hub.url, "HF_HUB_DISABLE_XET": "1"}
-    environment["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"
-    environment |= {"HF_HOME": str(folder / "home"), "NO_PROXY": "127.0.0.1"}
-    for name in ("HF_TOKEN", "HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"):
-        environment.pop(name, None)
-    return environment
 
 
 def assert_whole(hub, result, *more):
@@ -104,17 +110,13 @@ def test_what_arrives_is_what_was_shown_in_a_private_repository(hub, result, pus
     assert public == {"arguments": {"load_in_4bit": True}, "base_weights": "a" * 64}
 
 
-def test_a_repository_is_public_only_on_request(hub, push):
-    assert push("--yes", "--public").returncode == 0
-    assert hub.created[0]["visibility"] == "public"
-
-
 def test_a_path_of_the_base_is_refused_and_replaced_in_the_pushed_copy_only(hub, result, push):
     config = result / "adapter_config.json"
     config.write_text(json.dumps({"base_model_name_or_path": "/somewhere/base", "r": 8}))
     before = config.read_bytes()
     refused(push("--yes"), 64, "--base_model ID")
-    assert push("--yes", "--base_model", "owner/base").returncode == 0
+    assert push("--yes", "--base_model", "owner/base", "--public").returncode == 0
+    assert hub.created[0]["visibility"] == "public"
     pushed = json.loads(hub.files["adapter_config.json"])
     assert pushed == {"base_model_name_or_path": "owner/base", "r": 8}
     assert config.read_bytes() == before and (result / "README.md").read_text() == CARD
@@ -140,12 +142,10 @@ def test_a_wrong_call_is_refused(hub, push):
     assert hub.requests == []
 
 
-@pytest.mark.parametrize(("error", "word"), [(403, "403"), (CUT, "again")])
-def test_an_error_of_the_hub_is_one_line_and_a_second_call_goes_through(
-    error, word, hub, result, push
-):
-    hub.errors["/commit/"] = error
-    refused(push("--yes"), 69, word)
+def test_an_error_of_the_hub_is_one_line_and_a_second_call_goes_through(hub, result, push):
+    for error, word in ((403, "403"), (CUT, "again")):
+        hub.errors["/commit/"] = error
+        refused(push("--yes"), 69, word)
     assert hub.files == {}
     hub.errors.clear()
     assert push("--yes").returncode == 0
@@ -175,25 +175,78 @@ def test_a_push_cut_within_an_upload_goes_on_with_what_is_missing(hub, result, p
     assert_whole(hub, result, second.name)
 
 
+ANSWERS = ("--predict_with_generate", "--num_predictions", "2", "--generation_max_new_tokens", "4")
+
+
 def test_adapters_that_were_pushed_and_fetched_refuse_another_base(hub, push, net_tiny, tmp_path):
     tiny = shutil.copytree(net_tiny("llama"), tmp_path / "tiny")
-    trained = net.launch(net.Cell(weights="LoRA"), tiny, tmp_path / "trained").expect(0)
+    cell = net.Cell(weights="LoRA", riding=ANSWERS)
+    trained = net.launch(cell, tiny, tmp_path / "trained").expect(0)
+    assert list(trained.folder.glob("predictions-*"))
     process = push("--yes", "--base_model", "owner/base", folder=trained.folder)
     assert process.returncode == 0, process.stderr
-    assert not [name for name, content in hub.files.items() if bytes(tmp_path) in content]
+    # Nothing of this machine and no row: what is pushed is named
+    row = read_rows(tiny / "data" / "test.jsonl")[0]["messages"][0]["content"]
+    for name, content in hub.files.items():
+        assert bytes(tmp_path) not in content and row.encode() not in content, name
     fetched = tmp_path / "fetched"
-    words = ["download", "owner/name", "--local-dir", fetched]
-    assert run(HF, *words, env=environment_of(hub, tmp_path)).returncode == 0
-    config = json.loads((fetched / "adapter_config.json").read_text())
+    fetched.mkdir()
+    for name, content in hub.files.items():
+        (fetched / name).write_bytes(content)
+    config = read_json(fetched / "adapter_config.json")
     config["base_model_name_or_path"] = str(tiny / "model")
     (fetched / "adapter_config.json").write_text(json.dumps(config))
-    generate = [sys.executable, REPO / "scripts" / "generate.py", fetched, "--prompt", "Hello"]
-    done = run(*generate, "--max_new_tokens", 2)
-    assert done.returncode == 0, done.output
+    words = [fetched, "--prompt", "Hello", "--max_new_tokens", 2]
+    script("generate", *words, code=0)
     weights = load_file(tiny / "model" / "model.safetensors")
     weights["lm_head.weight"].add_(1)
     save_file(weights, tiny / "model" / "model.safetensors", {"format": "pt"})
-    merge = [sys.executable, REPO / "scripts" / "merge.py", fetched, tmp_path / "merged"]
-    for command in (generate, [*merge, "--device", "cpu"]):
-        done = run(*command)
-        assert done.returncode == 65 and "trained on" in done.output, done.output
+    assert "trained on" in script("generate", *words, code=65).output
+    merged = script("merge", fetched, tmp_path / "merged", "--device", "cpu", code=65)
+    assert "trained on" in merged.output
+
+
+# What loads a result, by the libraries' own names
+LOADED = {
+    utils.CONFIG_NAME,
+    utils.GENERATION_CONFIG_NAME,
+    utils.IMAGE_PROCESSOR_NAME,
+    utils.PROCESSOR_NAME,
+    utils.SAFE_WEIGHTS_INDEX_NAME,
+    utils.CHAT_TEMPLATE_FILE,
+    f"{utils.CHAT_TEMPLATE_DIR}/tools.jinja",
+    tokenization_utils_base.FULL_TOKENIZER_FILE,
+    tokenization_utils_base.TOKENIZER_CONFIG_FILE,
+    tokenization_utils_base.SPECIAL_TOKENS_MAP_FILE,
+    *GPT2Tokenizer.vocab_files_names.values(),
+    *T5Tokenizer.vocab_files_names.values(),
+    "model-00001-of-00002.safetensors",
+    "adapter_config.json",
+    "adapter_model.safetensors",
+    "custom_generate/generate.py",
+    "README.md",
+    "LICENSE.txt",
+}
+# What runs of this and of other programs leave in their folders
+KEPT = """
+    predictions.jsonl predictions_test.csv eval_rows.parquet train.jsonl metrics.jsonl status.json
+    all_results.json run.log trainer_state.json training_args.bin pytorch_model.bin rng_state_0.pth
+    optimizer.safetensors default_config.yaml reference.table loss.png id_rsa .run.lock .env
+    checkpoint-3/model.safetensors checkpoint-4/README.md runs/host/events.out.tfevents.1
+    logs/tokenizer.json wandb/config.json global_step3/model.safetensors custom_generate/rows.jsonl
+""".split()
+
+
+def test_all_that_loads_a_result_is_pushed_and_all_else_is_named_as_staying(push, tmp_path):
+    folder = tmp_path / "full"
+    texts = {utils.CONFIG_NAME: "{}", "status.json": '{"state": "done"}'}
+    texts["adapter_config.json"] = '{"base_model_name_or_path": "owner/base"}'
+    for name in (*LOADED, *KEPT):
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(texts.get(name, f"{name}\n"))
+    shown = push(folder=folder).stdout
+    pushed = re.findall(r"^ +[\d,]+  (?!bytes in)(\S+)", shown, re.MULTILINE)
+    (stays,) = re.findall(r"^stays here: (.*)$", shown, re.MULTILINE)
+    assert sorted(pushed) == sorted(LOADED)
+    assert set(stays.split(", ")) == {Path(name).parts[0] for name in KEPT}

@@ -1,11 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """`make quickstart` teaches a tiny model, offline and on a CPU, and the trained model answers."""
 
-import json
 import re
-import sys
 
-from launching import REPO, quickstart, read_metrics, run
+from launching import quickstart, read_json, read_metrics, script
 
 
 def test_llama_learns_its_skills_and_answers(tmp_path):
@@ -13,16 +11,13 @@ def test_llama_learns_its_skills_and_answers(tmp_path):
     assert output.count("exact match: ") == 2
     assert "Warning: " not in output  # from any library
     assert set(re.findall(r"[\x00-\x1f\x7f-\x9f]", output)) <= {"\n", "\r", "\t"}
-    before, after = (
-        json.loads((tmp_path / f"{name}.json").read_text()) for name in ("before", "after")
-    )
+    before, after = (read_json(tmp_path / f"{name}.json") for name in ("before", "after"))
     assert before["exact_match"] < 0.2 and after["exact_match"] >= 0.9
     steps, evaluations = read_metrics(tmp_path / "run")
     assert len(evaluations) == 2 and evaluations[-1]["eval_loss"] < 0.1
     assert (tmp_path / "loss.png").read_bytes().startswith(b"\x89PNG")
-    record = json.loads((tmp_path / "run" / "run.json").read_text())
+    record = read_json(tmp_path / "run" / "run.json")
     assert record["arguments"]["learning_rate"] == 2e-3 and len(record["data"]) == 32
     assert {"torch", "accelerate", "transformers"} <= set(record["versions"])
-    prompt = ["--prompt", "Spell the word tiger."]
-    done = run(sys.executable, REPO / "scripts" / "generate.py", tmp_path / "run", *prompt)
-    assert done.returncode == 0 and "t-i-g-e-r" in done.output
+    done = script("generate", tmp_path / "run", "--prompt", "Spell the word tiger.", code=0)
+    assert "t-i-g-e-r" in done.output

@@ -5,11 +5,10 @@ tests/golden/rows.json has what is read of each kind of file.
 """
 
 import json
-import sys
 
 import golden
 import net
-from launching import REPO, run
+from launching import script
 from net import Cell
 
 SHORT = ("--max_steps", "4", "--eval_steps", "2", "--save_steps", "2")
@@ -43,7 +42,5 @@ def test_ranks_hold_out_and_mix_the_rows_that_one_process_does(net_tiny, tmp_pat
     swapped = ("--columns", "prompt=antwort", "completion=frage", "--dataset_weights", "3", "1")
     refused = net.launch(Cell(flags=SHORT), tiny, runs[0].folder, *swapped).expect(64)
     assert "columns" in refused.output and "dataset_weights" in refused.output
-    script = REPO / "scripts" / "generate.py"
     words = ["--file", tmp_path / "few.jsonl", "--limit", 3, "--max_new_tokens", 4]
-    answered = run(sys.executable, script, runs[0].folder, *words)
-    assert answered.returncode == 0 and "/3)" in answered.output, answered.output
+    assert "/3)" in script("generate", runs[0].folder, *words, code=0).output

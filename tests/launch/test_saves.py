@@ -18,10 +18,8 @@ SAVES = "--save_steps 3 --eval_steps 3 --save_total_limit 9".split()
     "cell",
     [
         Cell(),
-        Cell("ddp", ranks=2),
         Cell("fsdp1_full_shard", ranks=2),
         Cell("fsdp2_full_shard", ranks=2),
-        Cell("deepspeed_zero2", ranks=2),
         Cell("deepspeed_zero3", ranks=3),
     ],
     ids=lambda cell: cell.config,
@@ -45,16 +43,14 @@ def states_of(folder):
     return {path.relative_to(folder): sha256(path.read_bytes()).digest() for path in files}
 
 
-@pytest.mark.parametrize("config", ["fsdp1_shard_grad_op", "fsdp2_full_shard"])
-def test_a_result_is_that_of_the_last_step_without_any_save(config, net_tiny, tmp_path):
+def test_a_result_is_that_of_the_last_step_without_any_save(net_tiny, tmp_path):
     """An evaluation leaves whole weights behind, which FSDP frees."""
     model_and_rows = net.data_of(net_tiny("llama"))
     results = []
     for every in (0, 2):
         folder = tmp_path / str(every)
         flags = ["--max_steps", 2, "--save_steps", every, "--output_dir", folder]
-        done = rehearse(config, *model_and_rows, *flags, num_processes=2)
-        assert done.returncode == 0, done.output[-3000:]
+        rehearse("fsdp2_full_shard", *model_and_rows, *flags, num_processes=2, code=0)
         assert any(folder.glob("checkpoint-*")) == bool(every)
         results.append((folder / "model.safetensors").read_bytes())
     assert results[0] == results[1]

@@ -10,31 +10,6 @@ from core import __version__
 from launching import REPO
 
 pytestmark = pytest.mark.cold("what it imports itself is looked at")
-# The program, words that end it, its exit code
-CALLS = []
-for name, words, code in (
-    ("make_tiny", ["bert", "folder", "--dropout", "2"], 64),
-    ("chat", ["--help"], 0),
-    ("check_config", ["none.yaml"], 64),
-):
-    CALLS.append((REPO / "scripts" / f"{name}.py", words, code))
-CODE = """
-import atexit, runpy, sys
-atexit.register(lambda: print("imported:", "torch" in sys.modules))
-path, *sys.argv = sys.argv[1], *sys.argv[1:]
-sys.path[0] = path.rpartition("/")[0]
-runpy.run_path(path, run_name="__main__")
-"""
-
-
-@pytest.mark.parametrize(("path", "words", "code"), CALLS)
-def test_a_call_ends_before_torch_is_imported(path, words, code, tmp_path):
-    command = [sys.executable, "-c", CODE, str(path), *words]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
-    assert done.returncode == code, done.stdout + done.stderr
-    assert "imported: False" in done.stdout
-
-
 COMMANDS = [
     path
     for path in sorted((REPO / "scripts").glob("*.py"))

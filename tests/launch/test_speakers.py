@@ -12,7 +12,6 @@ from transformers import AutoModelForCausalLM
 from adapter_folders import make_base, write_adapters
 from chatting.conversation import History
 from chatting.speakers import find_wanted, load_speakers
-from generation import loading
 
 OPTIONS = {"dtype": "float32", "device": "cpu", "load_in_4bit": False, "temperature": 0.0}
 
@@ -36,12 +35,8 @@ def adapters(base, once):
     return [folder / str(seed) for seed in range(4)]
 
 
-def names_of(wanted):
-    return [model.name for model in wanted]
-
-
-def load(names, with_base=False, settings=None):
-    args = Namespace(**OPTIONS, max_new_tokens=12, chat_template_kwargs=settings or {})
+def load(names, with_base=False):
+    args = Namespace(**OPTIONS, max_new_tokens=12, chat_template_kwargs={})
     return load_speakers(find_wanted(names, with_base), args)
 
 
@@ -83,44 +78,6 @@ def test_adapters_and_their_base_are_one_loaded_model_with_answers_of_their_own(
     assert answers == again[::-1] and len(set(answers)) == len(together) == 5
     on_their_own = [answer_loaded_on_its_own(folder) for folder in (*adapters, base / "model")]
     assert answers == on_their_own
-
-
-def test_settings_of_the_chat_template_add_to_those_of_the_run(adapters, tmp_path):
-    run = json.loads((adapters[0] / "run.json").read_text())
-    run["arguments"]["chat_template_kwargs"] = {"a": 1, "b": 2}
-    for name in ("adapter_config.json", "adapter_model.safetensors", "tokenizer.json"):
-        (tmp_path / name).write_bytes((adapters[0] / name).read_bytes())
-    for name in ("tokenizer_config.json", "chat_template.jinja"):
-        (tmp_path / name).write_bytes((adapters[0] / name).read_bytes())
-    (tmp_path / "run.json").write_text(json.dumps(run))
-    speaker, before = load([str(tmp_path)], with_base=True, settings={"b": 3})
-    assert speaker.answerer.template.settings == {"a": 1, "b": 3}
-    assert before.answerer.template.settings == {"a": 1, "b": 3}
-
-
-# ---- Bases ----
-@pytest.fixture
-def full(tmp_path):
-    """A function that makes a folder of a full run, without weights, on a base."""
-
-    def make(name, base):
-        folder = tmp_path / name
-        folder.mkdir()
-        (folder / "config.json").write_text("{}")
-        if base is not None:
-            run = {"arguments": {"model_name_or_path": str(base)}}
-            (folder / "run.json").write_text(json.dumps(run))
-        return str(folder)
-
-    return make
-
-
-def test_the_base_of_a_full_run_is_that_of_its_run_json(full, base):
-    run = full("run", base / "model")
-    wanted = find_wanted([run], with_base=True)
-    assert names_of(wanted) == [run, f"{base / 'model'} (before training)"]
-    assert wanted[1].source == loading.Source(str(base / "model"))
-    assert wanted[1].prompts == wanted[0].source  # the chat template of the run
 
 
 def test_adapters_that_do_not_fit_the_base_are_named(adapters, tmp_path, capsys):

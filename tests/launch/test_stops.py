@@ -10,7 +10,6 @@ cannot show it, since the page cache survives.
 import json
 import os
 import re
-import shutil
 import sys
 import time
 from hashlib import sha256
@@ -32,20 +31,14 @@ def ends(at, do="SIGTERM", **fields):
 # name: (cell, fault, how it ends); 1 is what a launcher makes of a signal
 ENDINGS = {
     "SIGTERM in a step": (ONE, ends("forward 14"), 75),
-    "SIGTERM to one rank of two": (TWO, ends("forward 8", rank=1), 75),
     "SIGTERM to one rank that shards": (SHARDED, ends("forward 8", rank=1), 75),
     "SIGTERM in an evaluation": (ONE, ends("evaluation 3"), 75),
     "SIGTERM while rows are prepared": (ONE, ends("map 1"), 75),
-    "SIGTERM while the model is loaded": (ONE, ends("load 1"), 75),
     "SIGTERM before the first step": (ONE, ends("forward 1"), 75),
-    "SIGINT in a step": (ONE, ends("forward 14", "SIGINT"), 75),
     "SIGKILL in a step": (ONE, ends("forward 18", "SIGKILL"), -9),
-    "SIGKILL of one rank of two": (TWO, ends("forward 10", "SIGKILL", rank=1), 1),
     "SIGKILL of one rank that shards": (SHARDED, ends("forward 10", "SIGKILL", rank=0), 1),
     "a weight that is not finite": (ONE, ends("step 5", "nan weight"), 70),
     "a full disk": (ONE, ends("step 3", "limit files", size=200_000), 73),
-    "a crash in a save": (ONE, ends("step 3", "crash at change", size=9), -9),
-    "a crash late in a save": (ONE, ends("step 6", "crash at change", size=20), -9),
 }
 
 
@@ -205,12 +198,3 @@ def test_a_run_in_the_background_of_which_a_save_is_killed_goes_on(net_tiny, gol
     net.launch(ONE, tiny, tmp_path / "run", "--async_save", inject=fault).expect(-9)
     done = net.launch(ONE, tiny, tmp_path / "run", "--async_save").expect(0)
     golden.check("cells", ONE.row, row_of(done, tiny), own_name="async", without=LEFT)
-
-
-def test_a_result_that_is_there_survives_a_second_call(net_tiny, tmp_path):
-    tiny = net_tiny("llama")
-    first = net.launch(ONE, tiny, tmp_path / "run").expect(0)
-    shutil.copytree(first.folder, tmp_path / "kept")
-    second = net.launch(ONE, tiny, tmp_path / "run").expect(0)
-    assert net.bytes_of_result(second.folder) == net.bytes_of_result(tmp_path / "kept")
-    assert net.figures(second.folder) == net.figures(tmp_path / "kept")

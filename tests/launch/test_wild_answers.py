@@ -6,19 +6,17 @@ end, and printed on any terminal.
 import json
 import os
 import shutil
-import sys
 
 import pytest
 from tokenizers.processors import TemplateProcessing
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
-    AutoModelForSeq2SeqLM,
     AutoTokenizer,
     GPT2Config,
 )
 
-from launching import REPO, read_metrics, run
+from launching import read_json, read_metrics, read_rows, recipe, script, write_rows
 
 POSITIONS = 160  # for untrained models: they never end an answer
 ROOM = 24  # new tokens, which the longest prompts do not leave
@@ -52,40 +50,6 @@ THINKING = (
 )
 
 
-def launch(recipe, *words, **options):
-    done = run(sys.executable, REPO / "recipes" / f"{recipe}.py", *words, **options)
-    assert done.returncode == 0, done.output[-4000:]
-    return done.output
-
-
-def script(name, *words, **options):
-    done = run(sys.executable, REPO / "scripts" / name, *words, **options)
-    assert done.returncode == 0, done.output[-4000:]
-    return done.output
-
-
-def write_rows(path, rows):
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    return path
-
-
-def read_rows(path):
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-
-
-def config_of(family, tiny):
-    """The config of an untrained model with few positions, of a family."""
-    if family == "gpt2":  # It has a table of positions, and none behind its end.
-        known = AutoConfig.from_pretrained(tiny / "model")
-        return GPT2Config(
-            vocab_size=known.vocab_size, n_positions=POSITIONS, n_embd=32, n_layer=1, n_head=2
-        )
-    config = AutoConfig.from_pretrained(tiny / "model")
-    config.max_position_embeddings = POSITIONS
-    return config
-
-
 def change_file(path, **values):
     """Change values of a JSON file, which may not be there."""
     content = json.loads(path.read_text()) if path.exists() else {}
@@ -93,28 +57,31 @@ def change_file(path, **values):
 
 
 # ---- An answer does not depend on its batch ----
-@pytest.mark.parametrize("family", ["llama", "gpt2"])
-def test_an_answer_does_not_depend_on_its_batch(family, tiny, tmp_path):
-    base = tmp_path / "base"
-    shutil.copytree(tiny / "model", base)
-    AutoModelForCausalLM.from_config(config_of(family, tiny)).save_pretrained(base)
+def test_an_answer_does_not_depend_on_its_batch(tiny, tmp_path):
+    """Of a model that has a table of positions, and none behind its end."""
+    base = shutil.copytree(tiny / "model", tmp_path / "base")
+    vocabulary = AutoConfig.from_pretrained(base).vocab_size
+    sizes = {"n_positions": POSITIONS, "n_embd": 32, "n_layer": 1, "n_head": 2}
+    config = GPT2Config(vocab_size=vocabulary, **sizes)
+    AutoModelForCausalLM.from_config(config).save_pretrained(base)
     rows = []
     for number, letters in enumerate([1, 9, 127, 30, 137, 60]):
         rows.append({"prompt": f"{number}" + "x" * letters, "completion": "y"})
     data = write_rows(tmp_path / "rows.jsonl", rows)
-    launch(
-        "llama",
+    recipe(
         *["--model_name_or_path", base, "--dataset_name", data, "--eval_dataset_name", data],
         *["--max_length", POSITIONS, "--predict_with_generate"],
         *["--generation_max_new_tokens", ROOM, "--per_device_eval_batch_size", 4],
         *["--max_steps", 1, "--learning_rate", 1e-9, "--output_dir", tmp_path / "out"],
+        code=0,
     )
     in_training = [line["answer"] for line in read_rows(tmp_path / "out" / "predictions-1.jsonl")]
     answers = {}
     for name, order, size in (("single", rows, 1), ("reversed", rows[::-1], 4)):
         file = write_rows(tmp_path / f"{name}.jsonl", order)
         words = ["--file", file, "--max_new_tokens", ROOM, "--output", tmp_path / f"{name}_answers"]
-        script("generate.py", tmp_path / "out", *words, "--per_device_eval_batch_size", size)
+        words += ["--per_device_eval_batch_size", size]
+        script("generate", tmp_path / "out", *words, code=0)
         answers[name] = [line["answer"] for line in read_rows(tmp_path / f"{name}_answers")]
     assert in_training == answers["single"] == answers["reversed"][::-1]
 
@@ -138,18 +105,18 @@ def test_texts_of_an_encoder_decoder_depend_on_nothing_but_their_source(tiny_of,
     written = []
     for base, size in ((tiny / "model", 8), (penal, 1)):
         out = tmp_path / f"out_{size}"
-        launch(
-            "t5",
+        recipe(
             *["--model_name_or_path", base, "--dataset_name", tiny / "data" / "train.jsonl"],
             *["--eval_dataset_name", write_rows(tmp_path / "rows.jsonl", rows)],
             *["--max_steps", 1, "--learning_rate", 1e-9, "--output_dir", out],
             *["--per_device_eval_batch_size", size, "--generation_max_length", 16],
+            name="t5",
+            code=0,
         )
         written.append(read_rows(out / "predictions.jsonl"))
     assert written[0] == written[1]
-    saved = json.loads((tmp_path / "out_1" / "generation_config.json").read_text())
+    saved = read_json(tmp_path / "out_1" / "generation_config.json")
     assert saved["repetition_penalty"] == 3.0
-    AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "out_1")
 
 
 # ---- One figure of one model ----
@@ -157,13 +124,14 @@ def test_texts_of_an_encoder_decoder_depend_on_nothing_but_their_source(tiny_of,
 def learner(once):
     """The folder of a model that is large enough to learn a few rows by heart in 40 steps."""
     few = ["--num_train_rows", 7, "--num_test_rows", 7]
-    return once("learner", lambda folder: script("make_tiny.py", "llama", folder, *few)) / "model"
+    make = lambda folder: script("make_tiny", "llama", folder, *few, code=0)  # noqa: E731
+    return once("learner", make) / "model"
 
 
 @pytest.mark.parametrize(
     ("template", "values"),
-    [(None, PENALTIES), (CHATML, {}), (THINKING, {})],
-    ids=["penalties of the base", "marks that are no tokens", "tags before an answer"],
+    [(CHATML, {}), (THINKING, PENALTIES)],
+    ids=["marks that are no tokens", "tags before an answer and penalties of the base"],
 )
 def test_one_model_has_one_figure_in_every_program(template, values, learner, tmp_path):
     """The rows are learned by heart, all but two, so that the figure is known, and neither 0 nor 1.
@@ -182,19 +150,19 @@ def test_one_model_has_one_figure_in_every_program(template, values, learner, tm
     words += ["--max_steps", STEPS, "--num_train_epochs", STEPS, "--learning_rate", 2e-3]
     words += ["--per_device_train_batch_size", 4, "--eval_strategy", "steps"]
     words += ["--eval_steps", STEPS, "--predict_with_generate", "--generation_max_new_tokens", 48]
-    if template:
-        (tmp_path / "template.jinja").write_text(template)
-        words += ["--chat_template", tmp_path / "template.jinja"]
-    launch("llama", *words, "--output_dir", out)
+    (tmp_path / "template.jinja").write_text(template)
+    words += ["--chat_template", tmp_path / "template.jinja"]
+    recipe(*words, "--output_dir", out, code=0)
     _, evaluations = read_metrics(out)
     assert evaluations[-1]["eval_exact_match"] == pytest.approx(4 / 6)
 
     longest = ["--max_new_tokens", 48]
     answers = tmp_path / "answers.jsonl"
-    output = script("generate.py", out, "--file", held_out, *longest, "--output", answers)
-    assert output.splitlines()[-1] == "exact match: 0.6667 (4/6)"
-    script("evaluate.py", out, "--rows", held_out, *longest, "--output_dir", tmp_path / "figures")
-    results = json.loads((tmp_path / "figures" / "results.json").read_text())
+    done = script("generate", out, "--file", held_out, *longest, "--output", answers, code=0)
+    assert done.output.splitlines()[-1] == "exact match: 0.6667 (4/6)"
+    words = ["--rows", held_out, *longest, "--output_dir", tmp_path / "figures"]
+    script("evaluate", out, *words, code=0)
+    results = read_json(tmp_path / "figures" / "results.json")
     metrics = results["models"][0]["tasks"]["held_out"]["metrics"]
     assert metrics["exact_match"]["value"] == pytest.approx(4 / 6)
     (samples,) = (tmp_path / "figures" / "samples").glob("*/held_out.jsonl")
@@ -205,7 +173,7 @@ def test_one_model_has_one_figure_in_every_program(template, values, learner, tm
     for found in (last, read_rows(answers), read_rows(samples)):
         assert [line["answer"] for line in found] == expected
         assert [line["reference"] for line in found] == [*expected[:4], "no", "no"]
-    saved = json.loads((out / "generation_config.json").read_text())
+    saved = read_json(out / "generation_config.json")
     assert {name: saved[name] for name in values if name in saved} == values
 
 
@@ -238,65 +206,38 @@ BOTH = f"Count.[[1-2-3{END}]]ratherthan[[3{END}]]"
 
 
 @pytest.mark.parametrize(
-    ("recipe", "row", "expected"),
+    ("name", "row", "expected"),
     [
         ("llama", PROMPTS, f"Count.[[1-2-3{END}]]"),
-        ("mixtral", PROMPTS, f"Count.[[1-2-3{END}]]"),
-        ("llama_dpo", PAIRS, BEGIN + BOTH),
         ("llama_dpo", {**PAIRS, "prompt": f"{BEGIN}Count."}, BEGIN + BOTH),
         ("llama_dpo", TALKS, BOTH),
         ("mistral_pretrain", {"text": "One."}, f"{BEGIN}One.{END}" * 4 + "<|pad|>"),
     ],
-    ids=["llama", "mixtral", "pairs", "pairs with a begin", "pairs of messages", "documents"],
+    ids=["llama", "pairs with a begin", "pairs of messages", "documents"],
 )
-def test_a_row_has_one_end_whatever_a_tokenizer_adds(recipe, row, expected, tiny_of, tmp_path):
-    base = with_ends(tiny_of(recipe) / "model", tmp_path / "base", has_end=True)
+def test_a_row_has_one_end_whatever_a_tokenizer_adds(name, row, expected, tiny_of, tmp_path):
+    base = with_ends(tiny_of(name) / "model", tmp_path / "base", has_end=True)
     rows = write_rows(tmp_path / "rows.jsonl", [row] * 4)
     words = ["--model_name_or_path", base, "--dataset_name", rows, "--max_steps", 1]
-    if recipe != "mistral_pretrain":
+    if name != "mistral_pretrain":
         (tmp_path / "template.jinja").write_text(OPEN)
         words += ["--chat_template", tmp_path / "template.jinja"]
-    output = launch(recipe, *words, "--dry_run", "--output_dir", tmp_path / "out")
+    words += ["--dry_run", "--output_dir", tmp_path / "out"]
+    output = recipe(*words, name=name, code=0).output
     sample = "".join(output.partition("sample: ")[2].split())
     assert sample.startswith(expected)
 
 
-TASK = """
-task: letters
-dataset_path: json
-dataset_kwargs: {data_files: {test: ROWS}}
-test_split: test
-output_type: multiple_choice
-doc_to_text: "{{question}}"
-doc_to_choice: "{{choices}}"
-doc_to_target: right
-"""
-
-
 def test_a_prompt_has_no_end_whatever_a_tokenizer_adds(tiny, tmp_path):
-    folders = [
-        with_ends(tiny / "model", tmp_path / name, name == "end") for name in ("no_end", "end")
-    ]
     continued = []
-    for folder in folders:
-        words = ["--prompt", "Every morning", "--max_new_tokens", 16]
-        continued.append(script("generate.py", folder, "--raw", *words))
+    for name, has_end in (("end", True), ("no_end", False)):
+        folder = with_ends(tiny / "model", tmp_path / name, has_end)
+        words = ["--raw", "--prompt", "Every morning", "--max_new_tokens", 16]
+        continued.append(script("generate", folder, *words, code=0).output)
     assert continued[0] == continued[1]
-
-    rows = [{"question": f"{n}", "choices": ["a", "b c"], "right": n % 2} for n in range(4)]
-    rows = write_rows(tmp_path / "rows.jsonl", rows)
-    (tmp_path / "letters.yaml").write_text(TASK.replace("ROWS", str(rows)))
-    words = ["--tasks", tmp_path / "letters.yaml", "--apply_chat_template", "false"]
-    words += ["--log_samples", "--output_dir", tmp_path / "figures"]
-    script("evaluate.py", *folders, *words)
-    scores = []
-    for path in sorted((tmp_path / "figures" / "samples").glob("*/letters.jsonl")):
-        scores.append([line["filtered_resps"] for line in read_rows(path)])
-    assert len(scores) == 2 and scores[0] == scores[1]
 
 
 # ---- On any terminal ----
-ASCII = {"PYTHONIOENCODING": "ascii"}
 BARE = {"LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"}
 
 
@@ -304,16 +245,13 @@ BARE = {"LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"}
 def test_what_cannot_be_encoded_ends_no_run(tiny, tmp_path):
     rows = [{"prompt": f"Größe {n}?", "completion": "✓ 漢字"} for n in range(4)]
     data = write_rows(tmp_path / "rows.jsonl", rows)
-    out = tmp_path / "out"
-    output = launch(
-        "llama",
+    done = recipe(
         *["--model_name_or_path", tiny / "model", "--dataset_name", data],
         *["--eval_dataset_name", data, "--predict_with_generate", "--max_steps", 1],
-        *["--generation_max_new_tokens", 4, "--output_dir", out],
+        *["--generation_max_new_tokens", 4, "--output_dir", tmp_path / "out"],
         env=os.environ | BARE,
+        code=0,
     )
-    assert r"Gr\xf6\xdfe 0?" in output and r"(should be: \u2713 \u6f22\u5b57)" in output
-    assert read_rows(out / "predictions-1.jsonl")[0]["reference"] == "✓ 漢字"
-    words = ["--file", data, "--max_new_tokens", 2]
-    output = script("generate.py", out, *words, env=os.environ | ASCII)
-    assert r"should be: \u2713 \u6f22\u5b57" in output
+    assert r"Gr\xf6\xdfe 0?" in done.output
+    assert r"(should be: \u2713 \u6f22\u5b57)" in done.output
+    assert read_rows(tmp_path / "out" / "predictions-1.jsonl")[0]["reference"] == "✓ 漢字"
