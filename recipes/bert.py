@@ -29,15 +29,12 @@ from core.arguments import CommonArguments, DenseModelArguments, LengthArguments
 from core.batches import Line, Plan, rows_of_lines
 from core.cli import arg, parse
 from core.data import (
-    MAX_SHOWN,
     Rows,
     describe_rows,
     hash_of_row,
     hold_out_and_mix,
     missing_columns,
     read_rows,
-    shorten,
-    without_lone_surrogates,
 )
 from core.engine import backward_of_sum, make_accelerator
 from core.export import save_model
@@ -129,9 +126,7 @@ def tokenize_text(
         raise ValueError(missing_columns(row, ", ".join(needed), *roles, "label"))
     texts = [row[name] for name in columns]
     if not all(isinstance(text, str) for text in texts) or not "".join(texts).strip():
-        values = ", ".join(map(shorten, texts))
-        raise ValueError(f"has no text in {' and '.join(columns)}: {values[:MAX_SHOWN]}")
-    texts = [without_lone_surrogates(text) for text in texts]
+        raise ValueError(f"has no text in {' and '.join(columns)}: {texts!s:.80}")
     label = read_label(row[label_column], label_column)
     encoded = tokenizer(*texts, truncation=True, max_length=max_length)
     tokens = np.array(encoded["input_ids"], dtype=np.int32)

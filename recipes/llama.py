@@ -134,7 +134,7 @@ def tokenize_row(
 ) -> dict[str, Any]:
     """Return the tokens of a row and their labels: by default, the answers are trained on."""
     conversation = row_to_conversation(row, columns)
-    return tokenize_conversation(row, conversation, template, max_length, **options)
+    return tokenize_conversation(conversation, template, max_length, **options)
 
 
 def load_data(args: Arguments, tokenizer: Any) -> tuple[Rows, Rows | None]:

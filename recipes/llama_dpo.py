@@ -131,12 +131,12 @@ def tokenize_answers(
     Args:
         columns: {role: name of its column}, from --columns.
     """
-    named = rename_columns(row, columns or {})
-    prompt, chosen, rejected = read_pair(named)
+    row = rename_columns(row, columns or {})
+    prompt, chosen, rejected = read_pair(row)
     if isinstance(prompt, str):
         return tokenize_text_pair(prompt, chosen, rejected, template.tokenizer, max_length)
-    tools = find_tools(named)
-    return tokenize_message_pair(row, prompt, chosen, rejected, tools, template, max_length)
+    tools = find_tools(row)
+    return tokenize_message_pair(prompt, chosen, rejected, tools, template, max_length)
 
 
 def load_data(args: Arguments, tokenizer: Any) -> tuple[Rows, Rows | None]:

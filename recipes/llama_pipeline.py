@@ -131,7 +131,7 @@ def tokenize_row(
     EDIT: your columns, from which `read_conversation` makes a conversation.
     """
     conversation = read_conversation(row, PROMPT_AND_ANSWER, columns)
-    return tokenize_conversation(row, conversation, template, max_length, **options)
+    return tokenize_conversation(conversation, template, max_length, **options)
 
 
 def load_data(args: Arguments, tokenizer: Any) -> tuple[Rows, Rows | None]:

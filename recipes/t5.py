@@ -38,14 +38,12 @@ from core.arguments import CommonArguments, DenseModelArguments, MixtureArgument
 from core.batches import Plan
 from core.cli import POSITIVE, arg, free, parse
 from core.data import (
-    MAX_SHOWN,
     Rows,
     describe_rows,
     hash_of_row,
     hold_out_and_mix,
     missing_columns,
     read_rows,
-    without_lone_surrogates,
 )
 from core.engine import Layout, backward_of_sum, make_accelerator
 from core.export import save_model
@@ -179,8 +177,8 @@ def source_and_target(
         raise ValueError(problem)
     for column in chosen:
         if not isinstance(row[column], str) or not row[column].strip():
-            raise ValueError(f"has no text in {column}: {str(row[column])[:MAX_SHOWN]}")
-    return [without_lone_surrogates(row[column]) for column in chosen]
+            raise ValueError(f"has no text in {column}: {row[column]!s:.80}")
+    return [row[column] for column in chosen]
 
 
 def tokenize_pair(

@@ -20,7 +20,7 @@ def trained_text(template, messages, tools):
     tokenizer = tokenizer_of(template)
     try:
         conversation = make_conversation(messages, tools)
-        row = tokenize_conversation({}, conversation, ChatTemplate(tokenizer), 10**6)
+        row = tokenize_conversation(conversation, ChatTemplate(tokenizer), 10**6)
     except Exception:  # a template may raise anything
         return None
     text = show(tokenizer, row["input_ids"], [label != -100 for label in row["labels"]])

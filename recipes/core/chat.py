@@ -25,13 +25,11 @@ from transformers.utils.chat_template_utils import render_jinja_template
 from core.data import (
     IGNORED,
     Row,
-    TrackedRow,
     hash_of_row,
     is_empty,
     list_columns,
     missing_columns,
     rename_columns,
-    shorten,
 )
 
 Message = dict[str, Any]  # {"role": ..., "content": ...}, and possibly more keys
@@ -62,26 +60,18 @@ class Conversation:
     Attributes:
         is_trained_on: of each message, whether it is trained on; only the assistant's are.
         is_pair: whether it is from a column with a question and one with its answer.
-        has_weight_0: whether the row itself says that a message is not trained on.
     """
 
     messages: list[Message]
     tools: list[dict[str, Any]] = field(default_factory=list)
     is_trained_on: Sequence[bool] = ()
     is_pair: bool = False
-    has_weight_0: bool = False
 
     def up_to(self, index: int) -> "Conversation":
         """Return the conversation before the message at an index."""
         return replace(
             self, messages=self.messages[:index], is_trained_on=self.is_trained_on[:index]
         )
-
-    def with_last_answer_only(self) -> "Conversation":
-        """Return the conversation with only the last of its answers to be trained on."""
-        numbers = range(len(self.messages))
-        last = max(number for number in numbers if self.is_trained_on[number])
-        return replace(self, is_trained_on=[number == last for number in numbers])
 
 
 ANSWER = "31415"  # digits, which no chat template rewrites
@@ -147,32 +137,26 @@ def make_conversation(
         system: the text of a system message that comes first, unless they begin with one.
         num_asked: how many messages at the beginning are the question, and not trained on.
     """
-    read = [read_message(message, number) for number, message in enumerate(given, 1)]
-    messages = [message for message, _ in read]
-    check_roles(messages)
+    messages = []
     is_trained_on = []
-    for index, (message, weight) in enumerate(read):
-        by_assistant = message["role"] == "assistant"
-        is_trained_on.append(by_assistant and weight is not False and index >= num_asked)
+    for index, said in enumerate(given):
+        message, has_weight = read_message(said, index + 1)
+        messages.append(message)
+        is_trained_on.append(has_weight and index >= num_asked)
         if is_trained_on[index] and not says_something(message):
             raise ValueError(f"message {index + 1} is empty: the model would learn to say nothing")
-    if not any(is_trained_on):
-        raise ValueError("has no answer to train on: all of the assistant's messages have weight 0")
+    speakers = [message["role"] for message in messages if says_something(message)]
+    turns = [role for role in speakers if role in ("user", "assistant")]
+    if turns[:1] != ["user"] or not any(is_trained_on):
+        raise ValueError(
+            "has no answer to train on: one after a user's text, without a weight of 0; its texts "
+            f"are by {list_columns(speakers)}"
+        )
     if not is_empty(system) and messages[0]["role"] != "system":
         first, _ = read_message({"role": "system", "content": system}, 0)
         messages.insert(0, first)
         is_trained_on.insert(0, False)
-    has_weight_0 = False in [weight for _, weight in read]
-    return Conversation(messages, tools, is_trained_on, has_weight_0=has_weight_0)
-
-
-def check_roles(messages: Sequence[Message]) -> None:
-    """Check that the assistant says something after a user does."""
-    said_by = [message["role"] for message in messages if says_something(message)]
-    has_answer = "user" in said_by and "assistant" in said_by[said_by.index("user") :]
-    if not has_answer or messages[0]["role"] == "assistant":
-        roles = list_columns(said_by)
-        raise ValueError(f"has no answer to train on after a user's text: its texts are by {roles}")
+    return Conversation(messages, tools, is_trained_on)
 
 
 def says_something(message: Message) -> bool:
@@ -182,14 +166,14 @@ def says_something(message: Message) -> bool:
 
 
 # ---- Messages ----
-def read_message(given: Any, number: int) -> tuple[Message, bool | None]:
+def read_message(given: Any, number: int) -> tuple[Message, bool]:
     """Return a message with role, content as one text, calls as objects, and no empty keys.
 
     Args:
         number: its number in the conversation, from 1, for problems.
 
     Returns:
-        The message, and whether it says itself that it is trained on; None if it does not say.
+        The message, and whether it may be trained on: it is the assistant's and has no weight of 0.
     """
     if isinstance(given, Mapping) and "from" in given and "role" not in given:
         given = from_sharegpt(given)
@@ -241,20 +225,21 @@ def read_content(content: Any, name: str) -> str:
         if isinstance(part, Mapping) and part.get("type") in (None, "text"):
             text = part.get("text")
         if not isinstance(text, str):
-            raise ValueError(f"{name} has no text or list of texts, but {shorten(content)}")
+            raise ValueError(f"{name} has no text or list of texts, but {content!s:.80}")
         texts.append(text)
     return "\n".join(texts)
 
 
-def pop_weight(message: Message, name: str) -> bool | None:
-    """Remove WEIGHTS from a message; return whether it is trained on, None without any of them."""
+def pop_weight(message: Message, name: str) -> bool:
+    """Remove WEIGHTS from a message; return whether it may be trained on."""
+    by_assistant = message["role"] == "assistant"
     weights = {key: message.pop(key) for key in WEIGHTS if key in message}
     for key, weight in weights.items():
-        if weight not in (0, 1) or (weight and message["role"] != "assistant"):
+        if weight not in (0, 1) or (weight and not by_assistant):
             raise ValueError(
                 f"{name} has {key} {weight!s:.40}: it has to be 0, or 1 if the assistant says it"
             )
-    return all(weights.values()) if weights else None
+    return by_assistant and all(weights.values())
 
 
 # ---- Tools ----
@@ -489,93 +474,51 @@ def complete_marks(
 
 # ---- What the template drops ----
 def check_nothing_is_lost(
-    row: Row,
-    conversation: Conversation,
-    text: str,
-    template: ChatTemplate,
-    left_out: Collection[int] = (),
+    conversation: Conversation, text: str, template: ChatTemplate, left_out: Collection[int] = ()
 ) -> None:
     """Raise a ValueError that names what was said and is not in the text of a conversation.
 
-    Other keys that the template drops (id, name, ...) are noted in a TrackedRow.
+    A template may write a content in another way, as JSON for example. So what is not there word
+    for word, and each call, gets a mark, and the template has to write the marks.
 
     Args:
         left_out: indices of messages that are not trained on, since the template rewrites them. It
             often drops their reasoning on purpose.
     """
-    if isinstance(row, TrackedRow):
-        source = template.tokenizer.get_chat_template(tools=conversation.tools or None)
-        keys = {key for message in conversation.messages for key in message}
-        read = {"role", "content", *REASONING, *re.findall(r"\w+", source)}
-        row.dropped_keys.update(keys - read)
     names = [tool["function"]["name"] for tool in conversation.tools]
     lost = [f"has the tool {name}" for name in names if name not in text]
-    messages = conversation.messages
-    texts = ("content", *REASONING)
-    said = "\n".join(str(message[key]) for message in messages for key in texts if key in message)
-    roles = "\n".join(message["role"] for message in messages)
-
-    def is_written(part: str) -> bool:
-        # It may also be there in another message, or of the template's own accord, as a role is
-        return text.count(part) == said.count(part) and part not in roles
-
-    probe = copy.deepcopy(conversation)
-    marks: dict[str, str] = {}  # {what is in the text of the probe: what is lost if not}
-    for index, message in enumerate(probe.messages):
+    marked = copy.deepcopy(conversation)
+    marks: dict[str, str] = {}  # {mark: what is lost if the template does not write it}
+    for index, message in enumerate(marked.messages):
+        name = name_message(message, index + 1)
         keys = ["content"]
         if conversation.is_trained_on[index] and index not in left_out:
             keys += REASONING
-        for mark, key in mark_texts(message, keys, str(index), is_written).items():
-            marks[mark] = f"{name_message(message, index + 1)} has {key}"
-    for index, message in enumerate(probe.messages):
-        for mark in mark_calls(message, str(index)):
-            marks[mark] = f"{name_message(message, index + 1)} has tool_calls"
+        for key in keys:
+            said = str(message.get(key, ""))
+            if said.strip() not in text:
+                mark = f"_{index}_{key}_"
+                # In the middle: some templates only take what is before or behind a </think>
+                message[key] = said + mark + said
+                marks[mark] = f"{name} has {key}"
+        for number, call in enumerate(message.get("tool_calls", ())):
+            tool = call["function"]["name"]  # which is also in the list of tools
+            mark = f"{tool}_{index}_{number}_"
+            call["function"]["name"] = mark
+            if isinstance(call.get("id"), str):  # Kimi's template takes the name from there
+                call["id"] = call["id"].replace(tool, mark)
+            marks[mark] = f"{name} has tool_calls"
     if marks:
         with contextlib.suppress(ValueError):  # the template needs what was changed
-            rendered = template.render(probe)
+            rendered = template.render(marked)
             lost += [what for mark, what in marks.items() if mark not in rendered]
     if lost:
         fix = "remove it from the data, or use a template that writes it (--chat_template)"
         raise ValueError(f"{lost[0]}, which the chat template drops: {fix}")
 
 
-def mark_texts(
-    message: Message, keys: Sequence[str], name: str, is_written: Callable[[str], bool]
-) -> dict[str, str]:
-    """Put a mark into what a message says under keys and may not be written; return {mark: key}.
-
-    In the middle, since some templates only take what is before or behind a </think>.
-    """
-    marks = {}
-    for key in keys:
-        said = str(message.get(key, ""))
-        if said.strip() and not is_written(said.strip()):
-            mark = f"_{name}_{key}_"
-            message[key] = said + mark + said
-            marks[mark] = key
-    return marks
-
-
-def mark_calls(message: Message, name: str) -> list[str]:
-    """Give each tool that a message calls another name; return these.
-
-    The name of a tool is also in the list of tools and in other calls. Kimi's template names a call
-    by its id, such as functions.weather:0.
-    """
-    marks = []
-    for number, call in enumerate(message.get("tool_calls", ())):
-        tool = call["function"]["name"]
-        mark = f"{tool}_{name}_{number}_"
-        call["function"]["name"] = mark
-        if isinstance(call.get("id"), str):
-            call["id"] = call["id"].replace(tool, mark)
-        marks.append(mark)
-    return marks
-
-
 # ---- Tokens ----
 def tokenize_conversation(
-    row: Row,
     conversation: Conversation,
     template: ChatTemplate,
     max_length: int,
@@ -590,7 +533,6 @@ def tokenize_conversation(
     (huggingface/trl#976).
 
     Args:
-        row: where the conversation is from, in which keys that the template drops are noted.
         learn, completion_only_loss, assistant_only_loss: as in `InstructionTuningArguments`.
 
     Returns:
@@ -599,22 +541,21 @@ def tokenize_conversation(
         the tokens.
     """
     if learn == "last":
-        conversation = conversation.with_last_answer_only()
-    answers_only = completion_only_loss if conversation.is_pair else assistant_only_loss
-    if conversation.has_weight_0 and not answers_only:
-        raise ValueError("has a message of weight 0, which would be trained on as all others are")
+        numbers = range(len(conversation.messages))
+        last = max(number for number in numbers if conversation.is_trained_on[number])
+        conversation = replace(conversation, is_trained_on=[number == last for number in numbers])
     conversation = fit_arguments(conversation, template)
     text, spans, left_out = find_answers(conversation, template)
-    check_nothing_is_lost(row, conversation, text, template, left_out)
+    check_nothing_is_lost(conversation, text, template, left_out)
     if spans and spans[-1][1] >= len(text.rstrip()):
         closed = close_last_turn(text, template)
         if closed != text:
             spans[-1] = (spans[-1][0], len(closed))
         text = closed
+    answers_only = completion_only_loss if conversation.is_pair else assistant_only_loss
     if not answers_only:
         spans = [(0, len(text))]
         left_out = []
-    text.encode()  # raises the error that locates a lone surrogate
     encoded = template.tokenizer(
         text, add_special_tokens=False, return_offsets_mapping=True, verbose=False
     )
@@ -654,11 +595,7 @@ def close_last_turn(text: str, template: ChatTemplate) -> str:
     stripped = text.rstrip()
     if stripped.endswith(template.end_tokens):
         return text
-    if template.tokenizer.eos_token is None:
-        raise ValueError(
-            "has an answer without an end: neither chat template nor tokenizer has one"
-        )
-    return stripped + template.tokenizer.eos_token
+    return stripped + (template.tokenizer.eos_token or "")
 
 
 def show_trained_tokens(row: Mapping[str, Any], tokenizer: Any) -> str:

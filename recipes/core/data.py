@@ -27,38 +27,30 @@ Row = Mapping[str, Any]  # {name of a column: its value}
 Prepare = Callable[[Row], dict[str, Any]]
 IGNORED = -100  # the label of a token that is not trained on; torch's cross_entropy leaves it out
 NUM_NAMED = 3  # rows that a message names
-MAX_SHOWN = 80  # characters of a value or of a list of columns, in a message
 # A column of tools is often JSON as text, so empty JSON counts too
 EMPTY_VALUES = (None, "", [], {}, "null", "[]", "{}")
 FILE_TYPES = (".jsonl", ".json", ".parquet", ".csv")
 # Columns that rows have while they are prepared. The first one becomes `row`, which a file may have
 # in another type.
 NUMBER = "number_in_file"
-UNREAD = "not_read"  # the columns and message keys that nothing has read, as JSON
+UNREAD = "not_read"  # the columns that nothing has read, as JSON
 
 
 # ---- One row ----
 class TrackedRow(UserDict[str, Any]):
-    """A row that remembers which of its columns were read, so that the others can be reported.
-
-    Attributes:
-        columns_read: names of the columns that were read.
-        dropped_keys: keys of its messages that the chat template drops, as far as found.
-    """
+    """A row that remembers which of its columns were read, so that the others can be reported."""
 
     def __init__(self, row: Row) -> None:
         super().__init__(row)
         self.columns_read: set[str] = set()
-        self.dropped_keys: set[str] = set()
 
     def __getitem__(self, key: str) -> Any:
         self.columns_read.add(key)
         return super().__getitem__(key)
 
     def unread(self) -> list[str]:
-        """Return the columns and message keys that nothing read."""
-        keys = [f"{key} (of messages)" for key in sorted(self.dropped_keys)]
-        return keys + [name for name in self.data if name not in self.columns_read]
+        """Return the columns that nothing read."""
+        return [name for name in self.data if name not in self.columns_read]
 
 
 def name_classes(value: Any, names: Sequence[str]) -> Any:
@@ -94,14 +86,9 @@ def is_empty(value: object) -> bool:
     return value in EMPTY_VALUES
 
 
-def shorten(value: object) -> str:
-    """Return the beginning of a value as text, for a message."""
-    return "null" if value is None else str(value)[:MAX_SHOWN]
-
-
 def list_columns(names: Iterable[str]) -> str:
     """Return names of columns as text, for a message."""
-    return ", ".join(names)[:MAX_SHOWN] or "none"
+    return ", ".join(names)[:80] or "none"
 
 
 def missing_columns(names: Iterable[str], needed: str, *roles: str) -> str:
@@ -114,11 +101,6 @@ def missing_columns(names: Iterable[str], needed: str, *roles: str) -> str:
     """
     flags = " ".join(f"{role}=COLUMN" for role in roles)
     return f"has the columns {list_columns(names)}; needs {needed}: name yours by --columns {flags}"
-
-
-def without_lone_surrogates(text: str) -> str:
-    """Return a text unchanged, or raise the UnicodeEncodeError that locates a lone surrogate."""
-    return text.encode().decode()
 
 
 def tokenize_text(text: str, tokenizer: Any) -> list[int]:
@@ -242,9 +224,6 @@ def open_rows(
         files = find_files(name, split)
     if not files and Path(name).is_file():  # datasets would look for it on the hub
         fail(Exit.DATA, f"{name}: rows are read from {', '.join(FILE_TYPES)}: convert it")
-    for file in files:
-        if file.is_file() and not file.stat().st_size:
-            fail(Exit.DATA, f"{file}: is empty")
     options: dict[str, Any]
     try:
         if files:
@@ -306,31 +285,25 @@ def parse_line(text: str) -> dict[str, Any] | None:
     """Return the object in a line of a .jsonl file, which was read as Latin-1; None if it is blank.
 
     Raises:
-        ValueError: if there is no object in it.
+        ValueError: there is no object in it, or a lone surrogate, which no tokenizer takes.
     """
     line = decode(text)
     if not line.strip():
         return None
     try:
-        row = json.loads(line, object_pairs_hook=object_or_pairs)
+        row = json.loads(line)
     except json.JSONDecodeError as error:
         raise ValueError(f"is not JSON: {error.msg} at column {error.colno}") from None
-    except RecursionError as error:
-        raise ValueError(str(error)) from None
     if not isinstance(row, dict):
-        raise ValueError("is not a JSON object with each key once")
+        raise ValueError("is not a JSON object")
+    if "\\u" in line:
+        json.dumps(row, ensure_ascii=False).encode()
     return row
 
 
 def decode(text: str) -> str:
     """Return the UTF-8 text that was read as Latin-1, without its byte order mark."""
     return text.encode("latin-1").decode("utf-8-sig")
-
-
-def object_or_pairs(pairs: list[tuple[str, Any]]) -> Any:
-    """Return a JSON object as a dict, or as a list of its pairs if a key occurs twice."""
-    fields = dict(pairs)
-    return fields if len(fields) == len(pairs) else pairs
 
 
 # ---- Prepared rows ----

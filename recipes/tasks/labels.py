@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader
 from core import workarounds
 from core.arguments import CommonArguments
 from core.cli import arg
-from core.data import MAX_SHOWN, NUM_NAMED, Rows
+from core.data import NUM_NAMED, Rows
 from core.engine import Layout
 from core.exits import Exit, fail
 from core.model import add_adapters, is_of_body, load_pretrained, read_config, set_up_layers
@@ -53,7 +53,7 @@ def read_label(value: Any, column: str) -> dict[str, Any]:
     if isinstance(value, float):  # Readers turn 2 into 2.0 if a number is missing elsewhere.
         text = text.removesuffix(".0")
     if not isinstance(value, str | int | float) or text in NO_LABELS:
-        raise ValueError(f"has no label in {column}: {str(value)[:MAX_SHOWN]}")
+        raise ValueError(f"has no label in {column}: {value!s:.80}")
     return {"label_text": text, "number": math.inf if isinstance(value, str) else float(value)}
 
 

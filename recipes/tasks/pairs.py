@@ -92,7 +92,6 @@ def tokenize_text_pair(
 
 
 def tokenize_message_pair(
-    row: Row,
     prompt: Sequence[Any],
     chosen: Sequence[Any],
     rejected: Sequence[Any],
@@ -103,7 +102,6 @@ def tokenize_message_pair(
     """Return the tokens of a prompt, up to where an answer begins, and of both answers.
 
     Args:
-        row: where the messages are from, in which keys that the template drops are noted.
         prompt, chosen, rejected: lists of messages.
         max_length: as in `tokenize_text_pair`.
 
@@ -113,14 +111,12 @@ def tokenize_message_pair(
     texts = []
     asked = Conversation([])
     for answer in (chosen, rejected):
-        read = make_conversation([*prompt, *answer], tools, num_asked=len(prompt))
-        if read.has_weight_0:
-            raise ValueError("has a message of weight 0, but answers are compared as a whole")
-        conversation = fit_arguments(read, template)
+        conversation = make_conversation([*prompt, *answer], tools, num_asked=len(prompt))
+        conversation = fit_arguments(conversation, template)
         text = template.render(conversation)
         # Templates may drop the reasoning of all messages but the last
         before_last = range(len(conversation.messages) - 1)
-        check_nothing_is_lost(row, conversation, text, template, before_last)
+        check_nothing_is_lost(conversation, text, template, before_last)
         texts.append(close_last_turn(text, template))
         asked = conversation.up_to(len(prompt))
     encoded = []

@@ -25,7 +25,6 @@ from datasets import Dataset, IterableDataset
 from core.batches import Plan, starts_of_batches
 from core.data import (
     FILE_TYPES,
-    MAX_SHOWN,
     Row,
     Source,
     decode,
@@ -36,7 +35,6 @@ from core.data import (
     open_sources,
     parse_line,
     tokenize_text,
-    without_lone_surrogates,
 )
 from core.engine import timeout_of_groups
 
@@ -126,8 +124,8 @@ class Documents:
             raise ValueError(missing_columns(row, column, "text"))
         text = row[column]
         if not isinstance(text, str):
-            raise ValueError(f"has no text in {column}: {str(text)[:MAX_SHOWN]}")
-        return without_lone_surrogates(text)
+            raise ValueError(f"has no text in {column}: {text!s:.80}")
+        return text
 
 
 def open_documents(args: Any) -> tuple[Documents, Documents | None]:

@@ -18,7 +18,7 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader
 from transformers import PretrainedConfig
 
-from core.data import IGNORED, MAX_SHOWN, Rows, missing_columns, without_lone_surrogates
+from core.data import IGNORED, Rows, missing_columns
 from core.engine import Layout
 from core.exits import Exit, fail
 from core.run import Run
@@ -46,8 +46,8 @@ def read_words(row: Mapping[str, Any], word_column: str, tag_column: str) -> lis
     words = row[word_column]
     is_list = isinstance(words, list) and len(words) > 0
     if not is_list or not all(isinstance(word, str) for word in words):
-        raise ValueError(f"has no list of words in {word_column}: {str(words)[:MAX_SHOWN]}")
-    return [without_lone_surrogates(word) for word in words]
+        raise ValueError(f"has no list of words in {word_column}: {words!s:.80}")
+    return words
 
 
 def read_tags(values: Any, names: Sequence[str] | None, column: str) -> list[str]:
@@ -61,7 +61,7 @@ def read_tags(values: Any, names: Sequence[str] | None, column: str) -> list[str
         ValueError: if there are no tags in the column, or one that has no name.
     """
     if not isinstance(values, list):
-        raise ValueError(f"has no list of tags in {column}: {str(values)[:MAX_SHOWN]}")
+        raise ValueError(f"has no list of tags in {column}: {values!s:.80}")
     by_number = dict(enumerate(names or []))
     found = []
     for value in values:

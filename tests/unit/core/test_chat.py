@@ -9,7 +9,6 @@ from transformers import AutoTokenizer
 
 from chat_templates import CALL, HELLO, WEATHER, said_by, show, tokenizer_of
 from core.chat import DEFAULT_TEMPLATE, ChatTemplate, make_conversation, tokenize_conversation
-from core.data import TrackedRow
 
 QUESTION = "Spell the word lamp."
 ANSWER = "l-a-m-p"
@@ -55,10 +54,10 @@ def tokenize(name, tokenizer, max_length=1024):
     return tokenize_messages(messages_of(name), tokenizer, max_length)
 
 
-def tokenize_messages(messages, tokenizer, max_length=1024, row=None, **options):
+def tokenize_messages(messages, tokenizer, max_length=1024, **options):
     conversation = make_conversation(messages, tools=[])
     template = ChatTemplate(tokenizer)
-    return tokenize_conversation(row or {}, conversation, template, max_length, **options)
+    return tokenize_conversation(conversation, template, max_length, **options)
 
 
 def trained_text(row, tokenizer):
@@ -86,6 +85,14 @@ def test_a_prompt_is_tokenized_as_generation_will_see_it(tokenizer):
     )
     assert row["input_ids"][: len(prompt)] == prompt
     assert row["labels"][: len(prompt)] == [-100] * len(prompt)
+
+
+@pytest.mark.parametrize("weight", [1, 0])
+def test_the_last_answer_can_be_the_only_one(weight, tokenizer):
+    messages = messages_of("two answers")
+    messages[-1]["weight"] = weight
+    learned = trained_text(tokenize_messages(messages, tokenizer, learn="last"), tokenizer)
+    assert learned == ("two" if weight else "one") + "<|end_of_turn|>"
 
 
 # ---- Templates ----
@@ -196,7 +203,7 @@ def shown(text, messages, tools=(), **settings):
     template = template_of(text, **settings)
     template.tokenizer.chat_template = text
     conversation = make_conversation(messages, list(tools))
-    row = tokenize_conversation({}, conversation, template, 10**6)
+    row = tokenize_conversation(conversation, template, 10**6)
     is_trained_on = [label != -100 for label in row["labels"]]
     return show(template.tokenizer, row["input_ids"], is_trained_on)
 
@@ -283,28 +290,10 @@ def test_what_was_said_and_is_not_written_is_named(template, messages, tools, wo
         shown(template, messages, tools)
 
 
-@pytest.mark.parametrize("question", ["Hello.", "lo", "assistant", "a"])
-def test_a_content_is_missed_although_its_text_is_elsewhere(question):
-    """In the answer, or in what the template writes of its own."""
-    drops = "{% for m in messages if m.role != 'user' %}<|assistant|>{{ m.content }}{% endfor %}"
-    messages = [said_by("user", question), said_by("assistant", "Hello.")]
-    with pytest.raises(ValueError, match=r"message 1 .user. has content, which the chat template"):
-        shown(drops, messages)
-
-
-def test_a_content_that_others_repeat_is_not_missed_where_it_is_written():
-    messages = [said_by("user", "a"), said_by("assistant", "a"), said_by("user", "aa a")]
-    messages.append(said_by("assistant", "a"))
-    assert shown(PLAIN, messages).count("[[a<|end|>]]") == 2
-    twice = "{{ messages[0].content }}" + PLAIN
-    assert shown(twice, HELLO).startswith("Hi.<|user|>Hi.")
-
-
-def test_dropped_keys_that_describe_a_message_are_noted_in_the_row():
-    row = TrackedRow({"source": "web"})
-    conversation = make_conversation([HELLO[0] | {"id": "x7", "time": 12}, HELLO[1]], [])
-    tokenize_conversation(row, conversation, template_of(PLAIN), 10**6)
-    assert row.unread() == ["id (of messages)", "time (of messages)", "source"]
+def test_a_content_that_is_written_in_another_way_is_not_missed():
+    quoted = PLAIN.replace("m.content", "m.content | tojson")
+    said = [said_by("user", 'A "b".'), said_by("assistant", 'C "d".')]
+    assert r'[["C \"d\"."<|end|>]]' in shown(quoted, said)
 
 
 # ---- Arguments of calls ----

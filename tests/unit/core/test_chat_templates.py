@@ -36,7 +36,7 @@ def trained_here(template, name):
     """Return the row that this project makes of a conversation."""
     conversation = make_conversation(*CONVERSATIONS[name])
     tokenizer = tokenizer_of(template)
-    return tokenize_conversation({}, conversation, ChatTemplate(tokenizer), 10**6)
+    return tokenize_conversation(conversation, ChatTemplate(tokenizer), 10**6)
 
 
 def trained_by_trl(template, name):

