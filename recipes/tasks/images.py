@@ -3,17 +3,16 @@
 
 import io
 import os
-from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import torch
-from datasets import Dataset, Features, Value
 from datasets import Image as ImageColumn
+from datasets import load_dataset
 from PIL import Image
 
-from core.data import Source, find_files, hash_of_row, open_rows
+from core.data import Source, find_files, hash_of_row, in_one_line, literal, open_rows
 from core.exits import Exit, fail
 from core.workarounds import workaround
 from tasks.labels import NO_LABELS
@@ -29,61 +28,30 @@ def open_images(
 ) -> Source | None:
     """Return the images of a split, which stay encoded, and their labels.
 
-    This is `core.data.open_rows` for images: a folder may also hold SPLIT/CLASS/IMAGE or
-    CLASS/IMAGE files, which have the columns `image` and `label`.
+    This is `core.data.open_rows` for images: a folder may also hold SPLIT/CLASS/IMAGE or, where the
+    split is required, CLASS/IMAGE files, which have the columns `image` and `label`.
 
     Args:
         column: that of the images.
     """
     has_tables = any(file.suffix == ".parquet" for file in find_files(name, split))
-    if Path(name).is_dir() and not has_tables:
-        return open_folder(name, split, is_required)
-    source = open_rows(name, config, split, is_required)
-    if source is None or column not in source.dataset.column_names:
-        return source
-    dataset: Any = source.dataset
-    return replace(source, dataset=dataset.cast_column(column, ImageColumn(decode=False)))
-
-
-def open_folder(name: str, split: str, is_required: bool) -> Source | None:
-    """Return the images in FOLDER/SPLIT/CLASS or, if the split is required, in FOLDER/CLASS."""
+    if not Path(name).is_dir() or has_tables:
+        source = open_rows(name, config, split, is_required)
+        if source is None or column not in source.dataset.column_names:
+            return source
+        dataset: Any = source.dataset
+        return replace(source, dataset=dataset.cast_column(column, ImageColumn(decode=False)))
     folder = Path(name, split)
-    if is_required and not folder.is_dir():
+    if not folder.is_dir():
+        if not is_required:
+            return None
         folder = Path(name)
-    files = find_visible_files(folder)
-    if not files:
-        if is_required:
-            fail(Exit.DATA, f"{folder}: no images in it")
-        return None
-    # datasets has these in the key of its cache, so that a file that has changed is read again
-    known = []
-    for file in files:
-        stat = file.stat()
-        known.append((str(file.relative_to(folder)), stat.st_size, stat.st_mtime_ns))
-    dataset = Dataset.from_generator(
-        list_images,
-        features=Features({"image": ImageColumn(decode=False), "label": Value("string")}),
-        gen_kwargs={"folder": str(folder), "files": tuple(known)},
-    )
+    try:
+        found = load_dataset("imagefolder", data_files={split: f"{literal(folder)}/**"})
+    except Exception as error:  # the loader raises exceptions of its own
+        fail(Exit.DATA, f"{folder}: no images in it: {in_one_line(error)}")
+    dataset = found[split].cast_column("image", ImageColumn(decode=False))
     return Source(name, (), dataset)
-
-
-def find_visible_files(folder: Path) -> list[Path]:
-    """Return the files in a folder and in its subfolders, except hidden ones, in order."""
-    files = [path for path in folder.rglob("*") if path.is_file()]
-    return sorted(path for path in files if not path.name.startswith("."))
-
-
-def list_images(folder: str, files: Sequence[tuple[str, int, int]]) -> Iterator[dict[str, Any]]:
-    """Yield a row for each file, with the label CLASS of CLASS/IMAGE, and None elsewhere.
-
-    Args:
-        files: path in the folder, size and time of change of each.
-    """
-    for file, _, _ in files:
-        parts = Path(file).parts
-        label = parts[0] if len(parts) == 2 else None
-        yield {"image": {"bytes": None, "path": f"{folder}/{file}"}, "label": label}
 
 
 # ---- Check ----
