@@ -36,6 +36,7 @@ from core.run import Run
 from tasks.labels import load_classifier, pad_texts
 from tasks.tags import (
     NO_WORD,
+    check_tags,
     count_tags,
     describe_tags,
     evaluate_tags,
@@ -46,7 +47,6 @@ from tasks.tags import (
     read_words,
     show_tags,
     summed_tag_loss,
-    without_unknown_tags,
 )
 
 # EDIT: your columns of tags
@@ -148,7 +148,7 @@ def load_data(args: Arguments, tokenizer: Any) -> tuple[Rows, Rows | None, dict[
     of_data = [source.class_names[name] for name in columns if name in source.class_names]
     tag_ids = order_tags(count_tags(rows), source.name, model_names, *of_data)
     if eval_rows is not None:
-        eval_rows = without_unknown_tags(eval_rows, tag_ids, args.skip_bad_rows)
+        check_tags(eval_rows, tag_ids)
     return *hold_out_and_mix(args, rows, eval_rows), tag_ids
 
 

@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader
 from core import workarounds
 from core.arguments import CommonArguments
 from core.cli import arg
-from core.data import NUM_NAMED, Rows
+from core.data import Rows
 from core.engine import Layout
 from core.exits import Exit, fail
 from core.model import add_adapters, is_of_body, load_pretrained, read_config, set_up_layers
@@ -116,27 +116,22 @@ def add_labels(rows: Rows, classes: Mapping[str, int], args: Any) -> Rows:
     """Return the rows with the columns `labels` and `weights`, as the loss needs them.
 
     With --class_weights balanced, the rows of each class have the same total weight. Ends with 65
-    if a label occurs in no training row, or is not a number; with --skip_bad_rows such rows are
-    left out.
+    if a label occurs in no training row.
 
     Args:
         classes: as `find_classes` returns them.
     """
-    texts = rows.column("label_text").tolist()
     if classes:
+        texts = rows.column("label_text").tolist()
+        unknown = [text for text in texts if text not in classes]
+        if unknown:
+            place = rows.place(texts.index(unknown[0]))
+            known = f"occurs in no training row: those have {', '.join(classes)[:200]}"
+            fail(Exit.DATA, f"{place}: its label {unknown[0]!r} {known}")
         number_of = {label: number for number, label in enumerate(classes)}
-        labels = np.array([number_of.get(text, -1) for text in texts])
-        is_unfit = labels < 0
-        why = f"occurs in no training row: those have {', '.join(classes)[:200]}"
+        labels = np.array([number_of[text] for text in texts])
     else:
         labels = rows.column("number").astype(np.float32)
-        is_unfit = ~np.isfinite(labels)
-        why = "is not a number"
-    if is_unfit.any():
-        unfit = np.flatnonzero(is_unfit).tolist()
-        problems = {index: f"its label {texts[index]!r} {why}" for index in unfit}
-        rows = leave_out(rows, problems, args.skip_bad_rows, reason="label")
-        labels = labels[~is_unfit]
     weights = np.ones(len(labels), dtype=np.float32)
     if args.class_weights == "balanced":
         mean = sum(classes.values()) / len(classes)
@@ -144,24 +139,6 @@ def add_labels(rows: Rows, classes: Mapping[str, int], args: Any) -> Rows:
         weights = np.array(of_class, dtype=np.float32)[labels]
     dataset = rows.dataset.add_column("labels", labels).add_column("weights", weights)
     return replace(rows, dataset=dataset.with_format("numpy"))
-
-
-def leave_out(rows: Rows, problems: Mapping[int, str], skip_bad_rows: bool, reason: str) -> Rows:
-    """Return the rows without those that turn out to be unusable once all were read.
-
-    Ends with 65, naming the first of them, unless --skip_bad_rows leaves them out and some remain.
-
-    Args:
-        problems: {index of a row, from 0: what continues "train.jsonl, line 7: "}.
-        reason: what they are left out for, in the notes: "label".
-    """
-    if not skip_bad_rows or len(problems) == len(rows):
-        named = [f"{rows.place(index)}: {problems[index]}" for index in list(problems)[:NUM_NAMED]]
-        advice = "fix them, or leave them out with --skip_bad_rows"
-        fail(Exit.DATA, *named, f"{len(problems)} of {len(rows)} rows cannot be used: {advice}")
-    kept = np.delete(np.arange(len(rows)), list(problems))
-    notes = f"{rows.notes}, {len(problems)} more for their {reason}"
-    return replace(rows, dataset=rows.dataset.select(kept), notes=notes)
 
 
 # ---- Metrics ----

@@ -22,7 +22,6 @@ from core.data import IGNORED, Rows, missing_columns
 from core.engine import Layout
 from core.exits import Exit, fail
 from core.run import Run
-from tasks.labels import leave_out
 
 NO_WORD = -1  # The number of the word of a special token, which has none
 ROWS_AT_A_TIME = 1000
@@ -185,19 +184,12 @@ def describe_tags(counts: Counter[str], tag_ids: dict[str, int]) -> str:
     return text
 
 
-def without_unknown_tags(rows: Rows, tag_ids: dict[str, int], skip_bad_rows: bool) -> Rows:
-    """Return the rows whose tags are all known.
-
-    Ends with 65 if one has another tag; with --skip_bad_rows such rows are left out.
-    """
-    if set(count_tags(rows)) <= set(tag_ids):
-        return rows
-    problems = {}
-    known = f"those have {', '.join(tag_ids)[:200]}"
-    for index, tags in enumerate(rows.dataset.with_format(None)["tags"]):
-        for tag in set(tags) - set(tag_ids):
-            problems[index] = f"its tag {tag!r} occurs in no training row: {known}"
-    return leave_out(rows, problems, skip_bad_rows, reason="tags")
+def check_tags(rows: Rows, tag_ids: dict[str, int]) -> None:
+    """End with 65 if rows have a tag that occurs in no training row."""
+    unknown = set(count_tags(rows)) - set(tag_ids)
+    if unknown:
+        problem = f"no training row has the tags {', '.join(sorted(unknown))[:200]}"
+        fail(Exit.DATA, f"{rows.sources[0].name}: {problem}: those have {', '.join(tag_ids)[:200]}")
 
 
 # ---- Entities ----
