@@ -42,7 +42,6 @@ from core.cli import NOT_NEGATIVE, POSITIVE, arg, free, parse
 from core.engine import Layout, backward_of_sum, make_accelerator
 from core.exits import Exit, fail
 from core.export import save_model
-from core.generation import stop_tokens_of_texts
 from core.loss import LossInHead, evaluate_perplexity
 from core.model import (
     add_adapters,
@@ -353,7 +352,7 @@ def train(args: Arguments, run: Run) -> None:
             measure()
 
     # ---- Save ----
-    stop_tokens = stop_tokens_of_texts(tokenizer)
+    stop_tokens = {tokenizer.eos_token_id} - {None}
     save_model(accelerator, model, tokenizer, args.output_dir, stop_tokens)
     accelerator.print(stream.describe())
     run.finish(f'Try it: python scripts/generate.py {args.output_dir} --raw --prompt "..."')

@@ -53,7 +53,6 @@ from core.generation import (
     generate,
     greedy_options,
     show_prediction,
-    stop_tokens_of_texts,
     write_predictions,
 )
 from core.model import (
@@ -409,7 +408,7 @@ def train(args: Arguments, run: Run) -> None:
             measure(eval_loader)
 
     # ---- Save ----
-    stop_tokens = stop_tokens_of_texts(tokenizer)
+    stop_tokens = {tokenizer.eos_token_id} - {None}
     save_model(accelerator, model, tokenizer, args.output_dir, stop_tokens)
     run.finish(f"Its curve: python scripts/plot_loss.py {args.output_dir}")
 

@@ -20,19 +20,6 @@ Optimizer = Literal[
 Schedule = Literal[
     "linear", "cosine", "cosine_with_min_lr", "constant", "constant_with_warmup", "inverse_sqrt"
 ]
-Tracker = Literal[
-    "none",
-    "all",
-    "tensorboard",
-    "wandb",
-    "trackio",
-    "comet_ml",
-    "mlflow",
-    "clearml",
-    "dvclive",
-    "swanlab",
-    "aim",
-]
 ACCELERATE_DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 
 
@@ -49,14 +36,10 @@ class ModelArguments:
         type=lambda name: ACCELERATE_DTYPES.get(name, name),
     )
     no_master_weights: bool = free(
-        False,
-        "allow --dtype bfloat16 without --use_peft where the strategy keeps no fp32 copy of the "
-        "weights: half their memory, but updates below 1/256 of a weight are lost",
+        False, "train bfloat16 weights without an fp32 copy, which loses updates below 1/256 of one"
     )
     attn_implementation: str | None = free(
-        None,
-        "eager, sdpa, flex_attention, varlen (torch's own FlashAttention), flash_attention_2, "
-        "_3, _4, or the hub id of a kernel [sdpa if the model supports it, otherwise eager]",
+        None, "eager, sdpa, flex_attention, varlen, flash_attention_2, _3, _4, or a kernel's hub id"
     )
     gradient_checkpointing: bool = free(
         False, "recompute activations in the backward pass: much less memory, a third more compute"
@@ -75,15 +58,11 @@ class ModelArguments:
 class DenseModelArguments:
     """What models without experts can do: compiled layers, a quantized base, variants of LoRA."""
 
-    torch_compile: bool = free(
-        False, "compile each kind of layer once, which takes a minute at the start"
-    )
+    torch_compile: bool = free(False, "compile each kind of layer once, at the start")
     load_in_8bit: bool = arg(False, "load the base in int8 (LLM.int8, bitsandbytes)")
     load_in_4bit: bool = arg(False, "load the base in 4 bits (QLoRA, bitsandbytes)")
     bnb_4bit_quant_type: Literal["nf4", "fp4"] = arg("nf4", "4-bit number format")
-    bnb_4bit_use_double_quant: bool = arg(
-        False, "quantize the scales too, which saves 0.37 bits per parameter"
-    )
+    bnb_4bit_use_double_quant: bool = arg(False, "quantize the scales of 4-bit weights too")
     use_rslora: bool = arg(False, "multiply adapters by alpha / sqrt(r) (rsLoRA)")
     use_dora: bool = arg(False, "train magnitude and direction of weights apart (DoRA)")
 
@@ -100,10 +79,7 @@ class LossInHeadArguments:
     """The loss of causal language models, computed in pieces inside the output head."""
 
     max_logits_mib: float | None = free(
-        None,
-        "most MiB of fp32 logits to hold at a time; a larger loss is computed in pieces "
-        "[1/64 of the GPU's memory, 256 on a CPU]",
-        POSITIVE,
+        None, "MiB of fp32 logits held at a time [1/64 of the GPU's memory, 256 on a CPU]", POSITIVE
     )
 
 
@@ -111,9 +87,7 @@ class LossInHeadArguments:
 class LigerArguments:
     """Liger's kernels."""
 
-    use_liger_kernel: bool = free(
-        False, "use Liger's Triton kernels for norms, rotary positions and MLPs"
-    )
+    use_liger_kernel: bool = free(False, "use Liger's kernels for norms, rotary positions and MLPs")
 
 
 @dataclass(kw_only=True)
@@ -122,19 +96,11 @@ class AdapterArguments:
 
     use_peft: bool = arg(False, "train LoRA adapters on a frozen base")
     lora_r: int = arg(16, "rank of the two matrices of an adapter", POSITIVE)
-    lora_alpha: float = arg(
-        32, "adapters are multiplied by alpha / r, with --use_rslora by alpha / sqrt(r)", POSITIVE
-    )
+    lora_alpha: float = arg(32, "adapters are multiplied by alpha / r", POSITIVE)
     lora_dropout: float = arg(0.0, "dropout on the input of the adapters", SHARE)
-    lora_target_modules: list[str] = arg(
-        ["all-linear"],
-        "names of the layers that get adapters; all-linear stands for all linear layers",
-    )
+    lora_target_modules: list[str] = arg(["all-linear"], "names of the layers that get adapters")
     modules_to_save: list[str] = arg(
-        [],
-        "names of modules that are trained whole beside the adapters, for example lm_head; memory "
-        "holds the original and the copy that is trained",
-        names=["lora_modules_to_save"],
+        [], "modules trained whole beside the adapters: lm_head", names=["lora_modules_to_save"]
     )
 
     def conflicts(self) -> Iterator[str]:
@@ -160,17 +126,11 @@ class DataArguments:
     dataset_config: str | None = arg(None, "name of the configuration of a data set on the hub")
     dataset_train_split: str = arg("train", "split to train on")
     dataset_test_split: str = free("test", "split to evaluate on, if there is one")
-    eval_dataset_name: str | None = free(
-        None, "evaluate on this file or data set instead of a split"
-    )
+    eval_dataset_name: str | None = free(None, "file or data set to evaluate on, not a split")
     eval_split: float = arg(
-        0,
-        "hold out this share (below 1) or number of training rows, drawn by --seed, to evaluate on",
-        NOT_NEGATIVE,
+        0, "share (below 1) or number of training rows to hold out and evaluate on", NOT_NEGATIVE
     )
-    columns: list[str] = arg(
-        [], "your columns as ROLE=COLUMN, where their names differ from their roles"
-    )
+    columns: list[str] = arg([], "your columns as ROLE=COLUMN, where their names are not the roles")
     skip_bad_rows: bool = arg(False, "leave out the rows that cannot be used, and count them")
 
     def __post_init__(self) -> None:
@@ -205,9 +165,7 @@ class MixtureArguments:
     """Several data sets, which are joined."""
 
     dataset_weights: list[float] = arg(
-        [],
-        "shares of several data sets among the rows, for example 3 1; a small one is repeated, a "
-        "large one is cut, and the number of rows stays that of all [each row once]",
+        [], "shares of several data sets among the rows, for example 3 1 [each row once]"
     )
 
     def conflicts(self) -> Iterator[str]:
@@ -239,9 +197,7 @@ class ChatArguments:
     """How conversations become text."""
 
     chat_template: str | None = arg(
-        None,
-        "file with a Jinja chat template, which is saved with the model [the tokenizer's own]",
-        names=["chat_template_path"],
+        None, "file with a Jinja chat template [the tokenizer's]", names=["chat_template_path"]
     )
     chat_template_kwargs: dict[str, Any] | None = arg(
         None,
@@ -254,19 +210,11 @@ class ChatArguments:
 class InstructionTuningArguments:
     """Which tokens of a conversation are trained on, and noise on all of them."""
 
-    learn: Literal["all", "last"] = arg(
-        "all", "which answers of a conversation are trained on: all of them, or only the last"
-    )
-    completion_only_loss: bool = arg(
-        True, "in rows with a prompt and its answer, train only on the answer and not on the prompt"
-    )
-    assistant_only_loss: bool = arg(
-        True, "in rows with messages, train only on what the assistant says"
-    )
+    learn: Literal["all", "last"] = arg("all", "which answers of a conversation are trained on")
+    completion_only_loss: bool = arg(True, "in rows with a prompt and its answer, train on that")
+    assistant_only_loss: bool = arg(True, "in rows with messages, train on the assistant's only")
     neftune_noise_alpha: float | None = arg(
-        None,
-        "scale of the noise that NEFTune adds to embeddings in training, as 5 [no noise]",
-        POSITIVE,
+        None, "scale of NEFTune's noise on embeddings in training, as 5 [no noise]", POSITIVE
     )
 
     def conflicts(self) -> Iterator[str]:
@@ -293,30 +241,21 @@ class TrainingArguments:
     learning_rate: float = arg(
         2e-5, "peak of the learning rate; adapters need about ten times more", POSITIVE
     )
-    adam_beta1: float = arg(0.9, "decay of AdamW's running mean of gradients, per step", SHARE)
-    adam_beta2: float = arg(
-        0.999, "decay of AdamW's running mean of squared gradients, per step", SHARE
-    )
-    adam_epsilon: float = arg(
-        1e-8,
-        "what AdamW adds to the root of the squared gradients, against division by 0",
-        POSITIVE,
-    )
+    adam_beta1: float = arg(0.9, "decay of AdamW's running mean of gradients", SHARE)
+    adam_beta2: float = arg(0.999, "decay of AdamW's running mean of squared gradients", SHARE)
+    adam_epsilon: float = arg(1e-8, "what AdamW adds to the root of squared gradients", POSITIVE)
     lr_scheduler_type: Schedule = arg("linear", "schedule after the warmup")
     lr_scheduler_kwargs: dict[str, Any] | None = arg(
         None,
-        "further settings of the schedule as JSON: cosine_with_min_lr needs min_lr or min_lr_rate, "
-        "the share of the peak that is left at the end, as in '{\"min_lr_rate\": 0.1}'",
+        "further settings of the schedule as JSON: '{\"min_lr_rate\": 0.1}' of cosine_with_min_lr",
         type=read_json_object,
     )
     warmup_steps: float = arg(
         0, "optimizer steps of warmup; a value below 1 is a share of all steps", NOT_NEGATIVE
     )
-    weight_decay: float = arg(
-        0.0, "weight decay of AdamW, which spares biases and norms", NOT_NEGATIVE
-    )
+    weight_decay: float = arg(0.0, "weight decay of AdamW, not of biases and norms", NOT_NEGATIVE)
     max_grad_norm: float = arg(
-        1.0, "clip the global norm of the gradient to this; 0 does not clip", NOT_NEGATIVE
+        1.0, "clip the gradient's norm to this; 0 does not clip", NOT_NEGATIVE
     )
     seed: int = arg(42, "seed of adapters, dropout and the order of the rows", NOT_NEGATIVE)
 
@@ -333,21 +272,13 @@ class EvaluationArguments:
     )
     eval_steps: int = free(500, "optimizer steps between evaluations", POSITIVE)
     eval_on_start: bool = free(False, "also evaluate before the first step")
-    load_best_model_at_end: bool = arg(
-        False,
-        "save the model of the best evaluation at the end, and keep its checkpoint until then",
-    )
-    metric_for_best_model: str = arg(
-        "loss", "metric of an evaluation that says which model is best, with or without eval_"
-    )
+    load_best_model_at_end: bool = arg(False, "save the model of the best evaluation at the end")
+    metric_for_best_model: str = arg("loss", "metric of an evaluation by which a model is best")
     greater_is_better: bool | None = arg(
-        None,
-        "whether more of that metric is better [false for loss, perplexity and mse, else true]",
+        None, "whether more of it is better [false for loss, perplexity and mse, else true]"
     )
-    logging_steps: int = free(
-        1, "optimizer steps between logged steps; only a logged step waits for the GPU", POSITIVE
-    )
-    report_to: Tracker = free("none", "tracker that also gets the metrics")
+    logging_steps: int = free(1, "steps between logged ones, which wait for the GPU", POSITIVE)
+    report_to: str = free("none", "tracker that also gets the metrics, or all that are installed")
     run_name: str | None = free(None, "name of the run in the tracker [the tracker chooses]")
 
     def conflicts(self) -> Iterator[str]:
@@ -368,33 +299,20 @@ class RunArguments:
     save_steps: int = free(
         500, "optimizer steps between checkpoints; 0: only when the run is stopped", NOT_NEGATIVE
     )
-    async_save: bool = free(
-        False,
-        "write checkpoints while training continues; until one is written, each rank needs host "
-        "memory for its share of 12 bytes per trained parameter",
-    )
+    async_save: bool = free(False, "write checkpoints while training continues, from host memory")
     save_total_limit: int = free(2, "newest checkpoints to keep", POSITIVE)
     resume_from_checkpoint: str = free(
         "auto", "auto (the newest that is intact), none (start over) or a checkpoint's folder"
     )
-    allow_change: list[str] = free(
-        [], "arguments that may differ from the checkpoint's, although they affect training"
-    )
+    allow_change: list[str] = free([], "arguments that may differ from those of the checkpoint")
     nonfinite: Literal["stop", "skip"] = free(
-        "stop",
-        "what to do if loss or gradient are not finite; such a step never changes the weights",
+        "stop", "what to do if loss or gradient are NaN or inf"
     )
     nonfinite_budget: int = free(10, "steps that --nonfinite skip may leave out", NOT_NEGATIVE)
     ddp_timeout: int = free(
-        1800,
-        "seconds that ranks wait for each other, including while one prepares the rows (to do that "
-        "before: --num_processes 1 and --dry_run); after that, each prints its stacks and ends",
-        POSITIVE,
+        1800, "seconds that ranks wait for one, also while it prepares the rows", POSITIVE
     )
-    dry_run: bool = free(
-        False,
-        "check arguments, strategy and data without loading weights, print the summary, and stop",
-    )
+    dry_run: bool = free(False, "check arguments, strategy and data, print the summary, and stop")
 
     def conflicts(self) -> Iterator[str]:
         resume = self.resume_from_checkpoint

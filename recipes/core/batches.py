@@ -70,29 +70,26 @@ class Plan:
             steps.add(0)
         return frozenset(steps)
 
-    def describe_batch(self, unit: str = "rows", tokens_per_line: float = 0) -> str:
+    def describe_batch(self, unit: str = "rows", tokens_per_line: float | None = None) -> str:
         """Return how many rows, lines or pairs a step has, and about how many tokens.
 
         Args:
-            unit: what a line is, if it is no packed one.
-            tokens_per_line: on average, if they are not those of `lengths`.
+            unit: what a line is, where it is no packed one.
+            tokens_per_line: on average; None for those of `lengths`.
         """
-        size = self.args.per_device_train_batch_size
-        accumulated = self.args.gradient_accumulation_steps
+        if self.lengths is not None and len(self.lengths) > self.num_lines:
+            unit = "packed lines"
         number = self.rows_per_step
-        packed = ""
-        if self.lengths is not None:
-            total = self.lengths.sum()
-            tokens_per_line = tokens_per_line or total / self.num_lines
-            if len(self.lengths) > self.num_lines:
-                unit = "lines"
-                full = total / (self.num_lines * self.args.max_length)
-                packed = f"; {len(self.lengths)} rows in {self.num_lines} lines, {full:.1%} full"
-        text = f"{size} {unit} x {accumulated} accumulated x {self.layout.data_ranks} in parallel"
-        text += f" = {number:,} {unit} per step"
-        if tokens_per_line:
+        text = (
+            f"{self.args.per_device_train_batch_size} {unit} "
+            f"x {self.args.gradient_accumulation_steps} accumulated "
+            f"x {self.layout.data_ranks} in parallel = {number:,} {unit} per step"
+        )
+        if tokens_per_line is None and self.lengths is not None:
+            tokens_per_line = self.lengths.sum() / self.num_lines
+        if tokens_per_line is not None:
             text += f", about {tokens_per_line * number:,.0f} tokens"
-        return text + packed
+        return text
 
     def order_of(self, epoch: int) -> np.ndarray:
         """Return the numbers of all lines in the order of an epoch, by --train_sampling_strategy.

@@ -75,11 +75,6 @@ def listed_stop_tokens(generation_config: Any) -> set[int]:
     return set(listed) if isinstance(listed, list) else {listed}
 
 
-def stop_tokens_of_texts(tokenizer: Any) -> set[int]:
-    """Return the token that ends a text or a document; none for a tokenizer without one."""
-    return set() if tokenizer.eos_token_id is None else {tokenizer.eos_token_id}
-
-
 # ---- Answers in a conversation ----
 def around_answer(template: ChatTemplate) -> tuple[str, str]:
     """Return what a template writes before and behind an answer that is no token: "" if nothing.
@@ -135,12 +130,6 @@ def write_predictions(predictions: Sequence[Mapping[str, Any]], path: Path) -> N
 
 def show_prediction(read: str, written: str, wanted: str) -> None:
     """Print above the progress bar, on one line, what was read, written and wanted."""
-    wanted = on_one_line(wanted[:SHOWN_LETTERS])
-    written = on_one_line(written[:SHOWN_LETTERS])
-    tqdm.write(f"{on_one_line(read)} -> {written} (should be: {wanted})")
-
-
-def on_one_line(text: str) -> str:
-    """Return a text with blanks for white space, and without what could control a terminal."""
-    words = " ".join(text.split())
-    return "".join(letter for letter in words if letter.isprintable())
+    wanted = wanted[:SHOWN_LETTERS]
+    shown = f"{read} -> {written[:SHOWN_LETTERS]} (should be: {wanted})"
+    tqdm.write(" ".join(shown.split()))

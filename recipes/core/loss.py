@@ -7,9 +7,10 @@ Only the logits of tokens that are trained on are computed, and never more of th
 
 import contextlib
 import math
-from collections.abc import Callable, Generator, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any
+from unittest import mock
 
 import torch
 from torch.autograd.function import once_differentiable
@@ -20,9 +21,8 @@ from torch.utils.checkpoint import checkpoint
 from core.engine import Layout
 from core.run import Run
 
-# The share of a GPU's memory that fp32 logits may take at a time: 1.25 GiB of 80. For a moment the
-# loss takes about three times as much.
-LOGITS_SHARE = 1 / 64
+# What fp32 logits may take at a time. For a moment the loss takes about three times as much.
+LOGITS_SHARE = 1 / 64  # of a GPU's memory: 1.25 GiB of 80
 LOGITS_MIB_ON_CPU = 256
 
 
@@ -35,11 +35,7 @@ def token_losses(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
 
 
 def logits_mib(max_logits_mib: float | None, device: torch.device) -> float:
-    """Return how many MiB of fp32 logits are held at a time.
-
-    The default is a share of the GPU's whole memory, not of what is free, so that a resumed run and
-    the memory planner get the same.
-    """
+    """Return how many MiB of fp32 logits are held at a time: --max_logits_mib, or the default."""
     if max_logits_mib is not None:
         return max_logits_mib
     if device.type != "cuda":
@@ -163,33 +159,14 @@ def changes_logits_after_head(model: Any) -> bool:
         model = model.get_base_model()
     marker = torch.zeros(1, 1, 1)
     head = model.get_output_embeddings()
-
-    def body(*_: Any, **__: Any) -> HiddenStates:
-        return HiddenStates(marker)
-
-    def pass_on(*_: Any, **__: Any) -> torch.Tensor:
-        return marker
-
     without_head = [child for child in model.children() if head not in child.modules()]
-    forwards = dict.fromkeys([head, *without_head], pass_on) | {model.base_model: body}
-    with contextlib.ExitStack() as replaced:
-        for module, forward in forwards.items():
-            replaced.enter_context(replaced_forward(module, forward))
+    outputs: dict[Any, Any] = dict.fromkeys([head, *without_head], marker)
+    outputs[model.base_model] = HiddenStates(marker)
+    with contextlib.ExitStack() as patched:
+        for module, output in outputs.items():
+            patched.enter_context(mock.patch.object(module, "forward", return_value=output))
         output = model(input_ids=torch.zeros(1, 1, dtype=torch.long))
     return output.logits is not marker
-
-
-@contextlib.contextmanager
-def replaced_forward(module: torch.nn.Module, forward: Callable) -> Generator[None]:
-    """Replace a module's forward within this context."""
-    own = vars(module).get("forward")  # None unless it was replaced before: it is the class's.
-    module.forward = forward
-    try:
-        yield
-    finally:
-        del module.forward
-        if own is not None:
-            module.forward = own
 
 
 # ---- In pieces ----
@@ -218,10 +195,9 @@ class LossInPieces(torch.autograd.Function):
             weight, bias: of the head, [vocabulary, features] and [vocabulary] or None.
             piece: tokens whose logits are held at a time.
         """
-        device_type = hidden.device.type
         ctx.dtype = None
-        if torch.is_autocast_enabled(device_type):
-            ctx.dtype = torch.get_autocast_dtype(device_type)
+        if torch.is_autocast_enabled(hidden.device.type):
+            ctx.dtype = torch.get_autocast_dtype(hidden.device.type)
         ctx.piece = piece
         ctx.save_for_backward(hidden, weight, bias, targets)
         # Cast here, once: autocast would cache a cast that was made without gradients, and reuse it
@@ -324,8 +300,5 @@ def evaluate_perplexity(
 
 
 def perplexity_of(loss: float) -> float:
-    """Return the perplexity of a mean loss in nats; a loss above 700 counts as 700.
-
-    A float holds no number above e to the power of 709.
-    """
+    """Return the perplexity of a mean loss in nats, of which a float holds only that of 709."""
     return math.exp(min(loss, 700))

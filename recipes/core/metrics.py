@@ -122,11 +122,11 @@ def cut_after(path: Path, step: int, evaluated: bool) -> None:
 
 # ---- Trackers ----
 def find_missing_tracker(args: Any) -> Iterator[str]:
-    """Yield a line if the tracker is not installed: accelerate would leave it out silently."""
+    """Yield a line if no such tracker is installed: accelerate would leave it out silently."""
     name = args.report_to
     available = [tracker.value for tracker in get_available_trackers()]
     if name not in ("none", *available) and not (name == "all" and available):
-        yield f"--report_to {name}: its package is not installed: install it, or choose none"
+        yield f"--report_to {name}: no such tracker is installed: install it, or choose none"
 
 
 def start_trackers(accelerator: Accelerator, args: Any, is_resumed: bool) -> None:

@@ -19,7 +19,7 @@ from common import Exit, stop
 from core import workarounds
 from core.chat import ChatTemplate, Conversation, fit_arguments
 from core.data import FILE_TYPES
-from core.generation import listed_stop_tokens, most_positions, stop_tokens_of_texts
+from core.generation import listed_stop_tokens, most_positions
 from generation.loading import (
     LOAD_ERRORS,
     Source,
@@ -119,7 +119,7 @@ class Trained:
 
     def stop_tokens(self, generation_config: Any) -> list[int]:
         """Return the tokens that end an answer: those of scripts/generate.py."""
-        ends = stop_tokens_of_texts(self.tokenizer)
+        ends = {self.tokenizer.eos_token_id} - {None}
         if self.tokenizer.chat_template:
             ends = ChatTemplate(self.tokenizer).stop_tokens()
         return sorted(listed_stop_tokens(generation_config) | ends)

@@ -25,7 +25,6 @@ from core.checkpoint import (
     saved_tensors,
 )
 from core.export import INDEX, list_stop_tokens
-from core.generation import stop_tokens_of_texts
 from core.model import load_tokenizer, read_config
 from generation.comparing import new_folder
 
@@ -111,7 +110,7 @@ def write_configs(folder: Path, trained: Any, dtype: str) -> None:
     if hasattr(trained, "chat_template"):
         stop_tokens = ChatTemplate(tokenizer).stop_tokens()
     else:
-        stop_tokens = stop_tokens_of_texts(tokenizer)
+        stop_tokens = {tokenizer.eos_token_id} - {None}
     try:
         generation = GenerationConfig.from_pretrained(
             trained.model_name_or_path, revision=trained.model_revision

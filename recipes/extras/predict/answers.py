@@ -32,7 +32,6 @@ from core.generation import (
     listed_stop_tokens,
     most_positions,
     show_prediction,
-    stop_tokens_of_texts,
     write_predictions,
 )
 
@@ -210,7 +209,7 @@ class Predictor:
                 "out --no_completion_only_loss and --no_assistant_only_loss",
             )
         ends = {question.end for question in self._questions.values() if question.end is not None}
-        self._ends = ends | stop_tokens_of_texts(tokenizer)
+        self._ends = ends | {tokenizer.eos_token_id} - {None}
         collator = PromptCollator(tokenizer.pad_token_id)
         self._loaders: dict[int, DataLoader] = {}
         for room in sorted(numbers):
