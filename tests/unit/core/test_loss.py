@@ -6,6 +6,7 @@ In process, on random numbers and tiny random models in fp32.
 
 from dataclasses import dataclass
 from types import SimpleNamespace
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -29,12 +30,7 @@ from transformers import (
 
 from core.batches import TokenCollator
 from core.data import IGNORED
-from core.loss import (
-    LossInHead,
-    LossInPieces,
-    changes_logits_after_head,
-    replaced_forward,
-)
+from core.loss import LossInHead, LossInPieces, changes_logits_after_head
 from tasks.pairs import adapters_disabled
 
 CPU = torch.device("cpu")
@@ -316,7 +312,7 @@ def losses_behind(token_loss, model, hidden, targets):
         "positions": torch.arange(len(targets)),
         "targets": targets,
     }
-    with replaced_forward(model.base_model, body):
+    with mock.patch.object(model.base_model, "forward", body):
         return token_loss.losses(model, batch)[0]
 
 
