@@ -90,12 +90,10 @@ class Arguments(
     }
     max_length: int = 512
     text_columns: list[str] | None = arg(
-        None,
-        "column of the text, or both columns of a pair [the first entry of TEXT_COLUMNS found]",
+        None, "column of the text, or both columns of a pair [the first of TEXT_COLUMNS found]"
     )
     label_column: str = arg(
-        "label",
-        "column of the label: text or whole numbers are classes, other numbers a regression target",
+        "label", "column of the label: text or whole numbers are classes, others a regression"
     )
 
     def conflicts(self) -> Iterator[str]:

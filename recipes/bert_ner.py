@@ -77,9 +77,7 @@ class Arguments(
         None, "column of the tags, a list of names or numbers [the first of TAG_COLUMNS in a row]"
     )
     label_all_tokens: bool = arg(
-        False,
-        "train on the tag at all tokens of a word, with I in place of B after the first one, "
-        "instead of only at the first one; evaluation looks only at the first one",
+        False, "train on the tag at all tokens of a word, I in place of B, not only at the first"
     )
 
 

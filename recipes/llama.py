@@ -90,9 +90,7 @@ class Arguments(
     output_dir: str = "runs/llama"
     COLUMN_ROLES = (*CHAT_COLUMNS, *PROMPT_AND_ANSWER, *PROMPT_AND_ANSWER.values())
     packing: bool = arg(
-        False,
-        "pack whole rows into sequences of --max_length tokens, without attention between rows; "
-        "batch sizes then count packed sequences",
+        False, "pack whole rows into sequences of --max_length tokens, which batch sizes count"
     )
     padding_free: bool = free(
         False, "concatenate the rows of each batch instead of padding them; the loss stays the same"

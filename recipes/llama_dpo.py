@@ -103,16 +103,13 @@ class Arguments(
     max_length: int = arg(1024, "tokens of a prompt with one answer; longer ones lose their end")
     learning_rate: float = 1e-6
     loss_type: Literal["sigmoid", "sigmoid_norm", "ipo", "hinge", "orpo"] = arg(
-        "sigmoid",
-        "sigmoid: DPO; sigmoid_norm: the same per token; orpo: no reference, plus the negative "
-        "log-likelihood of chosen answers",
+        "sigmoid", "sigmoid: DPO; sigmoid_norm: the same per token; orpo: without a reference"
     )
     beta: float = arg(
         0.1, "how close to the reference the model stays; tau of ipo, lambda of orpo", POSITIVE
     )
     precompute_ref_log_probs: bool = free(
-        False,
-        "run the reference once before training, not in each step; always so without adapters",
+        False, "run the reference once before training; always so without adapters"
     )
 
 

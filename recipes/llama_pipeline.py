@@ -95,9 +95,7 @@ class Arguments(
     output_dir: str = "runs/llama_pipeline"
     COLUMN_ROLES = (*CHAT_COLUMNS, *PROMPT_AND_ANSWER, *PROMPT_AND_ANSWER.values())
     packing: bool = arg(
-        False,
-        "pack whole rows into sequences of --max_length tokens, without attention between rows; "
-        "batch sizes then count packed sequences",
+        False, "pack whole rows into sequences of --max_length tokens, which batch sizes count"
     )
 
     def conflicts(self) -> Iterator[str]:

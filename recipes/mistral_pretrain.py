@@ -88,11 +88,7 @@ class Arguments(
     output_dir: str = "runs/mistral_pretrain"
     COLUMN_ARGUMENTS = {"text": "text_column"}
     text_column: str = arg("text", "column of the text; .txt files have none")
-    streaming: bool = arg(
-        False,
-        "read the data in order, without a copy on this disk; without it each pass is shuffled as "
-        "a whole, and a resumed run finds its place at once",
-    )
+    streaming: bool = arg(False, "read the data in order, without a copy on this disk")
     shuffle_buffer_size: int = arg(
         1000, "documents that --streaming holds in memory and shuffles at a time", POSITIVE
     )
@@ -100,27 +96,16 @@ class Arguments(
         0, "for rows; documents are held out with --num_eval_documents", NOT_NEGATIVE
     )
     num_eval_documents: int = arg(
-        0,
-        "hold out this many documents from the start of the data and evaluate on them",
-        NOT_NEGATIVE,
+        0, "documents to hold out from the start of the data and evaluate on", NOT_NEGATIVE
     )
-    max_eval_tokens: int = free(
-        1_000_000,
-        "evaluate on at most this many tokens, from the start of the evaluation text",
-        POSITIVE,
-    )
+    max_eval_tokens: int = free(1_000_000, "most tokens to evaluate on, from the start", POSITIVE)
     max_length: int = arg(1024, "tokens per block; a batch counts blocks")
     max_train_tokens: float = arg(
-        1e7,
-        "the budget, rounded up to whole steps; data that end before it is spent are read again in "
-        "another order",
-        POSITIVE,
+        1e7, "tokens to train on, rounded up to whole steps; shorter data are read again", POSITIVE
     )
     # pyrefly: ignore[bad-override-mutable-attribute]  # narrower: arguments are only read
     num_train_epochs: int | None = arg(
-        None,
-        "passes over the data instead of that budget; to count their tokens, each rank tokenizes "
-        "all data first, so prefer the budget for much more than 1e9 tokens",
+        None, "passes over the data instead; each rank tokenizes all of it first, to count tokens"
     )
     # pyrefly: ignore[bad-override-mutable-attribute]  # narrower: arguments are only read
     eval_strategy: Literal["no", "steps"] = free(

@@ -86,14 +86,11 @@ class Arguments(
     # Experts are parameters of a mixture and not layers
     lora_target_parameters: list[str] = arg(
         ["experts.gate_up_proj", "experts.down_proj"],
-        "ends of the names of parameters that get adapters; gate.weight also trains most routers; "
-        "without a value, no parameters do",
+        "ends of the names of parameters that get adapters",
         nargs="*",
     )
     router_aux_loss_coef: float | None = arg(
-        None,
-        "weight of the router's loss; 0 leaves it out of training [that of the model's config]",
-        NOT_NEGATIVE,
+        None, "weight of the router's loss [that of the model's config]", NOT_NEGATIVE
     )
 
     def __post_init__(self) -> None:

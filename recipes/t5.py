@@ -99,46 +99,29 @@ class Arguments(
         1e-4, "peak of the learning rate; BART needs less, 3e-5; adapters need ten times more"
     )
     source_column: str | None = arg(
-        None,
-        "column of the text to read [the first found of document, article, text, dialogue, "
-        "question, prompt and source]",
+        None, "column of the text to read [the first found of SOURCE_AND_TARGET]"
     )
     target_column: str | None = arg(
-        None,
-        "column of the text to write [the one that goes with the source: summary, highlights, "
-        "answer, completion or target]",
+        None, "column of the text to write [the one that goes with the source]"
     )
     source_lang: str | None = arg(
-        None,
-        "language of the source, for rows {translation: {en: ..., de: ...}} and for multilingual "
-        "tokenizers",
+        None, "language of the source, for rows {translation: {en: ..., de: ...}} and tokenizers"
     )
     target_lang: str | None = arg(None, "language of the target")
-    source_prefix: str = arg(
-        "",
-        "text put before every source: T5 tells its tasks apart by 'summarize: ', 'translate "
-        "English to German: ' and the like",
-    )
+    source_prefix: str = arg("", "text before every source, as 'summarize: ' is for T5")
     max_source_length: int = arg(
         1024, "tokens of a source, prefix included; longer ones lose their end", POSITIVE
     )
-    max_target_length: int = arg(
-        128,
-        "tokens of a target; longer ones lose their end in the loss, though not in ROUGE and BLEU",
-        POSITIVE,
-    )
+    max_target_length: int = arg(128, "tokens of a target; longer ones lose their end", POSITIVE)
     predict_with_generate: bool = free(
-        True,
-        "generate texts in evaluations, for ROUGE, BLEU and exact match; without it, evaluations "
-        "compute the loss only, which is faster (the default of transformers)",
+        True, "generate texts in evaluations, for ROUGE, BLEU and exact match"
     )
     generation_max_length: int | None = free(
         None, "most tokens to generate per text [--max_target_length]", POSITIVE
     )
     generation_num_beams: int = free(1, "beams of the search; 1 is greedy", POSITIVE)
     forced_bos_token: str | None = arg(
-        None,
-        "token that every generated text begins with: for mBART and NLLB, the target language's",
+        None, "token that generated texts begin with, the target language's of mBART and NLLB"
     )
 
     def conflicts(self) -> Iterator[str]:

@@ -77,22 +77,15 @@ class Arguments(CommonArguments, DenseModelArguments, LabelArguments, RowArgumen
     output_dir: str = "runs/vit"
     COLUMN_ARGUMENTS = {"image": "image_column_name", "label": "label_column_name"}
     image_column_name: str = arg("image", "column of the image; folders of images have none")
-    label_column_name: str | None = arg(
-        None,
-        "column of the label: text or whole numbers are classes, other numbers a regression target "
-        "[label, or labels]",
-    )
+    label_column_name: str | None = arg(None, "column of the label [label, or labels]")
     augmentation: Literal["crop_flip", "flip", "none"] = arg(
-        "crop_flip",
-        "random resized crop and horizontal flip of training images, different in each epoch",
+        "crop_flip", "random resized crop and flip of training images, others in each epoch"
     )
     # pyrefly: ignore[bad-override-mutable-attribute]  # images have no lengths
     train_sampling_strategy: Literal["random", "sequential"] = arg("random", "order of the images")
     # pyrefly: ignore[bad-override-mutable-attribute]  # wider: only this recipe reads it
     dataloader_num_workers: int | None = free(
-        None,
-        "processes per GPU that decode images [one per core of the GPU]",
-        NOT_NEGATIVE,
+        None, "processes per GPU that decode images [one per core of the GPU]", NOT_NEGATIVE
     )
 
 

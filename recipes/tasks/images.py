@@ -64,19 +64,20 @@ def check_image(image: EncodedImage, label: object) -> None:
     Raises:
         ValueError: the image has no label, is incomplete, or has more than 8 bits per color.
     """
-    name = "an image without a path"
-    if image and image["path"]:
-        name = image["path"]
+    name = (image or {}).get("path") or "an image without a path"
     if label is None or str(label).strip() in NO_LABELS:
         raise ValueError(f"{name}: has no class, or is not in FOLDER/CLASS")
     try:
         with open_image(image) as file:
-            mode = read_mode(file)
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(size - 16, 0))
+            is_whole = file.read().endswith(ENDS_OF_FILES)
+            with Image.open(file) as picture:
+                mode = picture.mode
+                if not is_whole:
+                    picture.load()
     except Exception as error:  # Each decoder raises exceptions of its own.
-        reason = str(error)
-        if "cannot identify" in reason:
-            reason = "Pillow does not know its format"
-        raise ValueError(f"{name}: is not a complete image: {reason}") from None
+        raise ValueError(f"{name}: is not a complete image: {error}") from None
     if mode.startswith(DEEP_MODES):
         raise ValueError(
             f"{name}: has more than 8 bits per color ({mode}), and decoding would keep 8 of them: "
@@ -98,19 +99,6 @@ def open_image(image: EncodedImage) -> BinaryIO:
     if image["bytes"]:
         return io.BytesIO(image["bytes"])
     return open(image["path"], "rb")
-
-
-def read_mode(file: BinaryIO) -> str:
-    """Return Pillow's mode of an image; decode it if its last bytes are not those of an image."""
-    size = file.seek(0, os.SEEK_END)
-    file.seek(max(size - 16, 0))
-    is_whole = file.read().endswith(ENDS_OF_FILES)
-    file.seek(0)
-    with Image.open(file) as picture:
-        mode = picture.mode
-        if not is_whole:
-            picture.load()
-    return mode
 
 
 # ---- Decode ----

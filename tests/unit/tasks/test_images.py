@@ -121,8 +121,8 @@ class TestChecked:
     @pytest.mark.parametrize(
         ("content", "says"),
         [
-            (b"", "Pillow does not know its format"),
-            (b"not an image", "Pillow does not know its format"),
+            (b"", "cannot identify"),
+            (b"not an image", "cannot identify"),
             (PNG[:-500], "truncated"),
             (JPEG[:-200], "truncated"),
             (BMP[:-500], "truncated"),
