@@ -596,7 +596,9 @@ def mix(rows: Rows, weights: Sequence[float], seed: int) -> Rows:
     the order of all, depends on nothing but the seed and the numbers of rows.
     """
     source_of_row = np.searchsorted(rows.starts, rows.column("row")) - 1
-    shares = divide(len(rows), weights)
+    # Rounded where one share ends and the next begins, so that they add up
+    ends = len(rows) * np.cumsum([0, *weights]) / sum(weights)
+    shares = np.diff(np.round(ends).astype(int)).tolist()
     drawn = []
     notes = []
     for number, (source, share) in enumerate(zip(rows.sources, shares, strict=True)):
@@ -611,15 +613,3 @@ def mix(rows: Rows, weights: Sequence[float], seed: int) -> Rows:
     written = " : ".join(f"{weight:g}" for weight in weights)
     told = f"{rows.notes}; mixed {written}: {', '.join(notes)}"
     return replace(rows, dataset=rows.dataset.select(order), notes=told)
-
-
-def divide(total: int, weights: Sequence[float]) -> list[int]:
-    """Return the shares of a total in proportion to weights, as whole numbers that add up to it.
-
-    What rounding down leaves goes to the largest remainders, the first of equal ones first.
-    """
-    exact = total * np.array(weights) / sum(weights)
-    shares = np.floor(exact).astype(int)
-    by_remainder = np.argsort(shares - exact, kind="stable")
-    shares[by_remainder[: total - shares.sum()]] += 1
-    return shares.tolist()

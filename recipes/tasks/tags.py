@@ -80,7 +80,7 @@ def label_tokens(
     """Return the id of the tag of each token, IGNORED for those without one: [tokens].
 
     The first token of a word carries the word's tag. The others have none, or with `all_tokens`
-    the same one, an I in place of a B if there is that tag.
+    the same one, an I in place of a B if there is such a tag.
 
     Args:
         word_ids: the number of each token's word, NO_WORD of special tokens: [tokens].
@@ -93,16 +93,10 @@ def label_tokens(
         if is_first[place]:
             labels[place] = tag_ids[tags[word]]
         elif all_tokens and word != NO_WORD:
-            labels[place] = tag_ids[inside_tag(tags[word], tag_ids)]
+            tag = tags[word]
+            inside = re.sub("^B(?=[-_])", "I", tag)
+            labels[place] = tag_ids.get(inside, tag_ids[tag])
     return labels
-
-
-def inside_tag(tag: str, tag_ids: dict[str, int]) -> str:
-    """Return the tag of the second and later tokens of a word: I or M in place of B, if any."""
-    for inside in ("I" + tag[1:], "M" + tag[1:]):
-        if tag.startswith(("B-", "B_")) and inside in tag_ids:
-            return inside
-    return tag
 
 
 def first_tokens(word_ids: np.ndarray) -> np.ndarray:

@@ -18,7 +18,6 @@ from core.chat import ChatTemplate, read_conversation, tokenize_conversation
 from core.data import (
     TrackedRow,
     describe_rows,
-    divide,
     hold_out_and_mix,
     is_empty,
     read_rows,
@@ -288,6 +287,8 @@ def test_weights_are_shares_of_as_many_rows_as_there_are(read):
     assert {times[text] for text in times if text[0] == "a"} == {7, 8}
     assert {times[text] for text in times if text[0] == "b"} == {1}
     assert "mixed 3 : 1: 75 from the 10 rows of" in rows.notes
+    rows, _ = read({}, "a.jsonl", "b.jsonl", "a.jsonl", dataset_weights=[0.1, 0.1, 0.1])
+    assert len(rows) == 110 and " 36 from" in rows.notes and " 37 from" in rows.notes
 
 
 def test_the_mixture_is_a_function_of_the_seed(read):
@@ -315,11 +316,3 @@ def test_each_data_set_brings_its_test_split(read):
     files = {"a/train.jsonl": ["a"], "a/test.jsonl": ["x"], "b/train.jsonl": ["b"]}
     rows, eval_rows = read(files, "a", "b", eval_strategy="steps")
     assert texts_of(rows) == ["a", "b"] and texts_of(eval_rows) == ["x"]
-
-
-@pytest.mark.parametrize(
-    ("total", "weights", "shares"),
-    [(10, [1, 1, 1], [4, 3, 3]), (100, [3, 1], [75, 25]), (5, [0.1, 0.9], [1, 4]), (0, [1], [0])],
-)
-def test_shares_add_up(total, weights, shares):
-    assert divide(total, weights) == shares
