@@ -27,12 +27,6 @@ OPEN_ENDED = (
     "{% for turn in messages %}{{ turn['role'] + ': ' + turn['content'] + '\n' }}{% endfor %}"
     "{{ 'assistant: ' if add_generation_prompt }}"
 )
-REWRITES_EARLIER_TURNS = (
-    "{% for turn in messages %}{{ '<|' + turn['role'] + '|>' }}"
-    "{{ '(thinks) ' if loop.last and turn['role'] == 'assistant' }}"
-    "{{ turn['content'] + '<|end_of_turn|>' }}{% endfor %}"
-    "{{ '<|assistant|>' if add_generation_prompt }}"
-)
 
 
 @pytest.fixture(scope="module")
@@ -66,25 +60,10 @@ def trained_text(row, tokenizer):
 
 
 # ---- What is trained on ----
-def test_an_answer_is_trained_on_with_its_end_of_turn(tokenizer):
-    row = tokenize("one answer", tokenizer)
-    assert trained_text(row, tokenizer) == ANSWER + "<|end_of_turn|>"
-    assert row["labels"][-1] == row["input_ids"][-1]
-
-
 def test_an_end_of_turn_is_trained_on_where_it_is_the_pad_token_too(tokenizer):
     tokenizer.pad_token = "<|end_of_turn|>"
     row = tokenize("one answer", tokenizer)
     assert row["labels"][-1] == tokenizer.pad_token_id
-
-
-def test_a_prompt_is_tokenized_as_generation_will_see_it(tokenizer):
-    row = tokenize("one answer", tokenizer)
-    prompt = tokenizer.apply_chat_template(
-        messages_of("one answer")[:1], add_generation_prompt=True, return_dict=False
-    )
-    assert row["input_ids"][: len(prompt)] == prompt
-    assert row["labels"][: len(prompt)] == [-100] * len(prompt)
 
 
 @pytest.mark.parametrize("weight", [1, 0])
@@ -106,12 +85,6 @@ def test_a_template_that_leaves_the_turn_open_gets_an_end(tokenizer):
     tokenizer.chat_template = OPEN_ENDED
     text = trained_text(tokenize("one answer", tokenizer), tokenizer)
     assert text.endswith(tokenizer.eos_token) and ANSWER in text
-
-
-def test_a_template_that_rewrites_earlier_answers_teaches_the_last_alone(tokenizer):
-    tokenizer.chat_template = REWRITES_EARLIER_TURNS
-    row = tokenize("two answers", tokenizer)
-    assert trained_text(row, tokenizer) == "(thinks) two<|end_of_turn|>"
 
 
 def test_a_conversation_that_ends_with_a_question_teaches_no_end_after_it(tokenizer):
@@ -150,21 +123,6 @@ def test_an_answer_cut_to_nothing_is_a_problem_and_one_cut_to_a_token_is_not(tok
     with pytest.raises(ValueError, match=f"within --max_length {prompt}: {prompt} tokens are pro"):
         tokenize("one answer", tokenizer, prompt)
     assert tokenize("one answer", tokenizer, prompt + 1)["truncated"]
-
-
-@pytest.mark.parametrize("name", TURNS)
-def test_on_request_every_token_is_trained_on(name, tokenizer):
-    plain = tokenize(name, tokenizer)
-    whole = tokenize_messages(messages_of(name), tokenizer, assistant_only_loss=False)
-    assert whole["labels"] == whole["input_ids"] == plain["input_ids"] != plain["labels"]
-
-
-def test_a_row_that_is_cut_is_not_said_to_be_too_long_for_the_model(tokenizer):
-    tokenizer.model_max_length = 4
-    assert tokenize("two answers", tokenizer)["length"] > 4
-    assert not tokenizer.deprecation_warnings  # where transformers notes that it has said so
-    tokenizer("a b c d e f g h")
-    assert tokenizer.deprecation_warnings
 
 
 # ---- Templates made for a case ----
