@@ -19,15 +19,11 @@ Exit codes: 0 done, 64 usage, 65 data, 73 cannot write.
 """
 
 from common import run_command
-from tiny.makers import Order, parse
-
-
-def parse_args() -> Order:
-    return parse(None, __doc__)
+from tiny.makers import carry_out
 
 
 def main() -> None:
-    parse_args().carry_out()
+    carry_out(None, __doc__)
 
 
 if __name__ == "__main__":

@@ -2,7 +2,6 @@
 """A tiny BERT, and made-up reviews whose class and stars follow from their words."""
 
 import random
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ THINGS = (
 GOOD = "good kind warm fresh clean lovely fine bright tasty quick".split()
 BAD = "bad rude cold stale dirty ugly poor dark bland slow".split()
 LABELS = ("negative", "mixed", "positive")
+FLAGS = "--per_device_train_batch_size 32 --learning_rate 1e-3 --warmup_steps 0.05"
 
 Row = dict[str, Any]
 
@@ -31,14 +31,9 @@ def make(folder: Path, options: BertOptions) -> None:
     model = make_model(tokenizer, options)
     with output.writing_to(folder):
         output.save_model(folder / "model", model, tokenizer, f"{len(tokenizer)} tokens")
-        for name, rows in files.items():
-            path = folder / "data" / f"{name}.jsonl"
-            output.write_rows(path, rows)
-            found = Counter(row["label"] for row in rows)
-            counts = {label: found[label] for label in LABELS}
-            print(f"{path}: {len(rows)} rows {output.counted(counts)}")
+        output.write_files(folder / "data", files, "label")
     if not options.quiet:
-        print_launch(folder)
+        output.print_launch("bert", folder, FLAGS)
 
 
 def make_model(tokenizer: PreTrainedTokenizerFast, options: BertOptions) -> BertModel:
@@ -105,16 +100,3 @@ def label_of(score: int) -> str:
     if score == 0:
         return "mixed"
     return "positive"
-
-
-def print_launch(folder: Path) -> None:
-    """Print a command that trains the model."""
-    data = folder / "data"
-    print("Train it with:")
-    lines = [
-        f"--model_name_or_path {folder}/model --dataset_name {data}/train.jsonl "
-        f"--eval_dataset_name {data}/test.jsonl",
-        "--per_device_train_batch_size 32 --learning_rate 1e-3 --warmup_steps 0.05 "
-        f"--output_dir {folder}/run",
-    ]
-    output.print_launch("bert", lines)

@@ -2,13 +2,12 @@
 """Sentences with made-up names of people, organizations and places, for a tiny BERT."""
 
 import random
-from collections import Counter
 from collections.abc import Sequence
 from itertools import islice
 from pathlib import Path
 
 from tiny import output, tokenizers
-from tiny.bert import make_model
+from tiny.bert import FLAGS, make_model
 from tiny.options import BertNerOptions
 from tiny.words import different_words
 
@@ -43,12 +42,9 @@ def make(folder: Path, options: BertNerOptions) -> None:
     model = make_model(tokenizer, options)
     with output.writing_to(folder):
         output.save_model(folder / "model", model, tokenizer, f"{len(tokenizer)} tokens")
-        for name, rows in files.items():
-            path = folder / "data" / f"{name}.jsonl"
-            output.write_rows(path, rows)
-            print(f"{path}: {len(rows)} rows {output.counted(count_names(rows))}")
+        output.write_files(folder / "data", files)
     if not options.quiet:
-        print_launch(folder)
+        output.print_launch("bert_ner", folder, FLAGS)
 
 
 def make_rows(num_train_rows: int, num_test_rows: int, seed: int) -> dict[str, list[Row]]:
@@ -75,22 +71,3 @@ def make_row(rng: random.Random, words: Sequence[str]) -> Row:
             row["tokens"].append(word)
             row["ner_tags"].append("O")
     return row
-
-
-def count_names(rows: Sequence[Row]) -> dict[str, int]:
-    """Return the number of names of each kind."""
-    found = Counter(tag for row in rows for tag in row["ner_tags"])
-    return {kind: found[f"B-{kind}"] for kind in KINDS}
-
-
-def print_launch(folder: Path) -> None:
-    """Print a command that trains the model."""
-    data = folder / "data"
-    print("Train it with:")
-    lines = [
-        f"--model_name_or_path {folder}/model --dataset_name {data}/train.jsonl "
-        f"--eval_dataset_name {data}/test.jsonl",
-        "--per_device_train_batch_size 32 --learning_rate 1e-3 --warmup_steps 0.05 "
-        f"--output_dir {folder}/run",
-    ]
-    output.print_launch("bert_ner", lines)

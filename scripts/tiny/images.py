@@ -1,13 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Small images of bright shapes on dark noise, in which only the shape determines the class."""
 
-import os
+import itertools
 from pathlib import Path
 
 import numpy as np
 from PIL import Image, ImageDraw
-
-from tiny.output import counted
 
 Point = tuple[float, float]
 
@@ -81,18 +79,8 @@ def turned(points: list[Point], angle: float) -> np.ndarray:
 
 def write_images(folder: Path, count: int, size: int, rng: np.random.Generator) -> None:
     """Write images to FOLDER/CLASS/NUMBER.png, classes taking turns; print how many there are."""
-    for kind in CLASSES:
-        (folder / kind).mkdir(parents=True, exist_ok=True)
-        remove_images(folder / kind)
-    for i in range(count):
-        kind = CLASSES[i % len(CLASSES)]
-        image = draw_image(kind, size, rng)
-        image.save(folder / kind / f"{i:05}.png", compress_level=1)
-    number_of = {kind: len(os.listdir(folder / kind)) for kind in CLASSES}
-    print(f"{folder}: {count} images {counted(number_of)}")
-
-
-def remove_images(folder: Path) -> None:
-    """Remove the images of an earlier call, which may have made more."""
-    for image in folder.glob("[0-9][0-9][0-9][0-9][0-9].png"):
-        image.unlink()
+    for number, kind in zip(range(count), itertools.cycle(CLASSES)):
+        path = folder / kind / f"{number:05}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        draw_image(kind, size, rng).save(path, compress_level=1)
+    print(f"{folder}: {count} images")

@@ -52,7 +52,7 @@ def make(folder: Path, options: LlamaDpoOptions) -> None:
     model, tokenizer = llama.make_model(options.of_model())
     with output.writing_to(folder):
         output.save_model(folder / "model", model, tokenizer, f"{len(tokenizer)} tokens")
-        output.write_skills(folder / "data", make_rows(options))
+        output.write_files(folder / "data", make_rows(options), "skill")
     if not options.quiet:
         print_launch(folder)
 
@@ -116,18 +116,8 @@ def demonstrate(pairs: list[Row]) -> list[Row]:
 
 def print_launch(folder: Path) -> None:
     """Print the commands that train on the demonstrations, then on the preferences."""
-    data = folder / "data"
-    print("Train it with:")
-    first = [
-        f"--model_name_or_path {folder}/model --dataset_name {data}/demonstrations.jsonl",
-        "--per_device_train_batch_size 64 --learning_rate 3e-3 --warmup_steps 0.05 "
-        f"--output_dir {folder}/base",
-    ]
-    output.print_launch("llama", first)
-    then = [
-        f"--model_name_or_path {folder}/base --dataset_name {data}/train.jsonl",
-        f"--eval_dataset_name {data}/test.jsonl --per_device_train_batch_size 32 "
-        "--num_train_epochs 1",
-        f"--learning_rate 1e-4 --beta 1 --output_dir {folder}/run",
-    ]
-    output.print_launch("llama_dpo", then)
+    first = "--per_device_train_batch_size 64 --learning_rate 3e-3 --warmup_steps 0.05"
+    demonstrations = "--dataset_name {data}/demonstrations.jsonl"
+    output.print_launch("llama", folder, first, demonstrations, run="base")
+    then = "--per_device_train_batch_size 32 --num_train_epochs 1 --learning_rate 1e-4 --beta 1"
+    output.print_launch("llama_dpo", folder, then, model="base")

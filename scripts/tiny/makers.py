@@ -8,14 +8,14 @@ what takes seconds inside its functions.
 
 import importlib
 import inspect
-from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
+from argparse import RawDescriptionHelpFormatter
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
-from common import Parser
+from common import Parser, at_least_1
 from tiny import options
 
 HERE = Path(__file__).parent
@@ -32,33 +32,16 @@ def options_of(recipe: str) -> type[options.Options]:
     return importlib.import_module(f"tiny.{recipe}").Options
 
 
-@dataclass(frozen=True)
-class Order:
-    """One call of the command."""
-
-    recipe: str
-    folder: Path
-    options: options.Options
-
-    def carry_out(self) -> None:
-        """Write the model and the rows.
-
-        Raises SystemExit with 65 for a text that cannot be read and 73 for a folder that cannot be
-        written, after one line on stderr.
-        """
-        module = importlib.import_module(f"tiny.{self.recipe}")
-        module.make(self.folder, self.options)
-
-
 def make(recipe: str, folder: Path, words: Sequence[str] = ()) -> None:
     """Make the tiny model and rows of a recipe, as `make_tiny.py RECIPE FOLDER WORDS` does."""
-    parse([recipe, str(folder), *words]).carry_out()
+    carry_out([recipe, str(folder), *words])
 
 
-def parse(words: Sequence[str] | None, description: str | None = None) -> Order:
-    """Return the order that the words of a command line, by default of this process, place.
+def carry_out(words: Sequence[str] | None, description: str | None = None) -> None:
+    """Write the model and the rows that a command line asks for, by default that of this process.
 
-    Raises SystemExit with 64 after one line that names every problem.
+    Raises SystemExit with 64 for a wrong flag, with 65 for a text that cannot be read, and with 73
+    for a folder that cannot be written, after one line on stderr.
     """
     parser = Parser(
         prog="make_tiny.py",
@@ -69,17 +52,17 @@ def parse(words: Sequence[str] | None, description: str | None = None) -> Order:
     recipes = parser.add_subparsers(
         dest="recipe", required=True, metavar="RECIPE", prog="make_tiny.py"
     )
-    parsers = {recipe: add_parser(recipes, recipe) for recipe in MAKERS}
-    args = parser.parse_args(words)
-    chosen = options_from(args, options_of(args.recipe))
-    problems = chosen.problems()
-    if problems:
-        parsers[args.recipe].error("; ".join(problems))
-    return Order(args.recipe, args.folder, chosen)
+    for recipe in MAKERS:
+        add_parser(recipes, recipe)
+    values = vars(parser.parse_args(words))
+    chosen = values.pop("recipe")
+    folder = values.pop("folder")
+    chosen_options = options_of(chosen)(**values)
+    importlib.import_module(f"tiny.{chosen}").make(folder, chosen_options)
 
 
-def add_parser(recipes: Any, recipe: str) -> ArgumentParser:
-    """Return a parser of the words that follow a recipe's name: the folder and the options.
+def add_parser(recipes: Any, recipe: str) -> None:
+    """Add a parser of the words that follow a recipe's name: the folder and the options.
 
     recipes: what ArgumentParser.add_subparsers returned.
     """
@@ -95,23 +78,18 @@ def add_parser(recipes: Any, recipe: str) -> ArgumentParser:
     parser.add_argument("folder", type=Path, help="where model/ and data/ are written")
     hints = get_type_hints(kind)
     for option in fields(kind):
-        settings = argument_settings(hints[option.name], option.default)
+        settings = argument_settings(option.name, hints[option.name], option.default)
         parser.add_argument(f"--{option.name}", help=option.metadata["help"], **settings)
-    return parser
 
 
-def argument_settings(hint: Any, default: Any) -> dict[str, Any]:
+def argument_settings(name: str, hint: Any, default: Any) -> dict[str, Any]:
     """Return what add_argument needs for a field of type int, float, bool, X | None or Literal."""
     if hint is bool:
         return {"action": "store_true"}
     if get_origin(hint) is Literal:
         return {"choices": get_args(hint), "default": default}
     if get_args(hint):
-        return {"type": get_args(hint)[0], "default": default}
+        hint = get_args(hint)[0]
+    if hint is int and name != "seed":
+        hint = at_least_1
     return {"type": hint, "default": default}
-
-
-def options_from(args: Namespace, kind: type[options.Options]) -> options.Options:
-    """Return a maker's options with the values of the command line."""
-    values = {option.name: getattr(args, option.name) for option in fields(kind)}
-    return kind(**values)

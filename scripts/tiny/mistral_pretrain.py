@@ -50,6 +50,7 @@ SENTENCES = (
     "Everybody in {town} likes the {trade.ware} of {name}.",
     "Without {trade.goods} there is no work for a {trade.name}.",
 )
+FLAGS = "--max_length 128 --num_train_epochs 2 --learning_rate 3e-3 --warmup_steps 0.05"
 
 
 def make(folder: Path, options: MistralPretrainOptions) -> None:
@@ -64,12 +65,9 @@ def make(folder: Path, options: MistralPretrainOptions) -> None:
         window = "no window" if options.full_attention else f"a window of {options.sliding_window}"
         size = f"{len(tokenizer)} tokens, {window}"
         output.save_model(folder / "model", model, tokenizer, size)
-        for name, rows in files.items():
-            write_texts(folder / "data", name, rows, tokenizer)
-            if options.txt:
-                write_text_files(folder / "data" / "txt", name, rows)
+        output.write_files(folder / "data", files)
     if not options.quiet:
-        print_launch(folder)
+        output.print_launch("mistral_pretrain", folder, FLAGS)
 
 
 def make_model(
@@ -101,35 +99,3 @@ def make_text(name: str, rng: random.Random) -> str:
     for i in chosen:
         story.append(SENTENCES[i].format(name=name, town=town, trade=trade))
     return " ".join(story)
-
-
-def write_texts(
-    folder: Path, name: str, rows: list[Row], tokenizer: PreTrainedTokenizerFast
-) -> None:
-    """Write a file of rows, and print how many texts and tokens it has."""
-    path = folder / f"{name}.jsonl"
-    output.write_rows(path, rows)
-    tokens = sum(len(tokenizer(row["text"])["input_ids"]) + 1 for row in rows)
-    ends = "including an end of sequence after each"
-    print(f"{path}: {len(rows)} texts, {tokens:,} tokens, {ends}")
-
-
-def write_text_files(folder: Path, name: str, rows: list[Row]) -> None:
-    """Write each text to a file of its own."""
-    folder.mkdir(parents=True, exist_ok=True)
-    for i, row in enumerate(rows):
-        path = folder / f"{name}{i:05}.txt"
-        path.write_text(row["text"] + "\n", encoding="utf-8")
-
-
-def print_launch(folder: Path) -> None:
-    """Print a command that trains the model."""
-    data = folder / "data"
-    print("Train it with:")
-    lines = [
-        f"--model_name_or_path {folder}/model --dataset_name {data}/train.jsonl "
-        f"--eval_dataset_name {data}/test.jsonl",
-        "--max_length 128 --num_train_epochs 2 --learning_rate 3e-3 --warmup_steps 0.05",
-        f"--output_dir {folder}/run",
-    ]
-    output.print_launch("mistral_pretrain", lines)

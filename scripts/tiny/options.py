@@ -1,21 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The options of each maker, and what it refuses.
+"""The options of each maker.
 
 Each field of a dataclass is a flag of the command, and the docstring is the maker's --help. Nothing
-here imports torch, so that a wrong call is refused at once.
+here imports torch, so that a wrong flag is refused at once. Sizes that do not fit together are
+refused by transformers.
 """
 
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal
 
-from tiny import chat, skills
-
-BLOCK = 64  # weights that share a scale in 4-bit quantization
-SMALLEST_BERT_VOCAB = 160  # frequent words of the rows, letters, special tokens
-SMALLEST_T5_VOCAB = 256  # letters, special tokens and room for every word of both languages
-MOST_SENTENCES = 200_000  # the words of tiny/t5.py make 470,400 sentences
-MOST_PAIRS_HELD_OUT = 800  # leaves most of the numbers to train on
+from tiny import chat
 
 
 def option(default: Any, help: str = "") -> Any:
@@ -28,24 +23,6 @@ class Options:
     """What all makers have in common."""
 
     quiet: bool = option(False, "do not print a command that trains on what was made")
-
-    def problems(self) -> list[str]:
-        """Return everything that is wrong, each naming the flag."""
-        problems = []
-        for name, value in vars(self).items():
-            if type(value) is int and name != "seed" and value < 1:
-                problems.append(f"--{name} must be at least 1")
-        if not problems:
-            problems += self.shape_problems()
-        return problems + self.value_problems()
-
-    def shape_problems(self) -> list[str]:
-        """Return which sizes do not fit together; all of them are at least 1."""
-        return []
-
-    def value_problems(self) -> list[str]:
-        """Return which other values are out of their range."""
-        return []
 
 
 # ---- Models that read from left to right: Llama, Mixtral, Mistral ----
@@ -61,43 +38,6 @@ class DecoderOptions(Options):
     num_key_value_heads: int | None = option(None, "default: as many as --num_attention_heads")
     intermediate_size: int = option(384, "a multiple of 64")
     seed: int = option(0)
-
-    @property
-    def key_value_heads(self) -> int:
-        """Return the number of key and value heads that the model gets."""
-        if self.num_key_value_heads is None:
-            return self.num_attention_heads
-        return self.num_key_value_heads
-
-    @property
-    def head_size(self) -> int:
-        """Return the width of an attention head."""
-        return self.hidden_size // self.num_attention_heads
-
-    def shape_problems(self) -> list[str]:
-        problems = []
-        if self.hidden_size % self.num_attention_heads != 0 or self.head_size % 2 != 0:
-            problems.append("--hidden_size / --num_attention_heads must be a whole, even number")
-        if self.num_attention_heads % self.key_value_heads != 0:
-            problems.append("--num_attention_heads must be a multiple of --num_key_value_heads")
-        problems += uneven_width("--hidden_size", self.hidden_size)
-        problems += uneven_width("--intermediate_size", self.intermediate_size)
-        return problems
-
-
-def uneven_width(name: str, width: int) -> list[str]:
-    """Return the problem of a width that 4-bit quantization cannot cut into whole blocks."""
-    if width % BLOCK == 0:
-        return []
-    return [f"{name} must be a multiple of {BLOCK}, not {width}"]
-
-
-def too_few_tokens(vocab_size: int) -> list[str]:
-    """Return the problem of a vocabulary that is too small for every byte."""
-    if vocab_size >= chat.SMALLEST_VOCAB:
-        return []
-    smallest = chat.SMALLEST_VOCAB
-    return [f"--vocab_size must be at least {smallest} (256 bytes and the special tokens)"]
 
 
 @dataclass(frozen=True)
@@ -122,21 +62,7 @@ class LlamaOptions(DecoderOptions):
     dtype: Literal["float32", "bfloat16"] = option("float32", "dtype of the weights")
     device: Literal["cpu", "cuda"] = option("cpu", "where the weights are drawn")
     num_train_rows: int = option(18200)
-    num_test_rows: int = option(700, f"at most {skills.MOST_TEST_ROWS}")
-
-    def shape_problems(self) -> list[str]:
-        problems = super().shape_problems()
-        width = self.key_value_heads * self.head_size
-        problems += uneven_width("--num_key_value_heads x head size", width)
-        problems += too_few_tokens(self.vocab_size)
-        if self.num_test_rows > skills.MOST_TEST_ROWS:
-            problems.append(f"--num_test_rows must be at most {skills.MOST_TEST_ROWS}")
-        return problems
-
-    def value_problems(self) -> list[str]:
-        if self.text is not None and self.text.suffix not in (".txt", ".jsonl"):
-            return [f"--text must be a .txt or .jsonl file, not {self.text}"]
-        return []
+    num_test_rows: int = option(700, "at most 1743")
 
 
 @dataclass(frozen=True)
@@ -149,12 +75,6 @@ class MixtralOptions(LlamaOptions):
 
     intermediate_size: int = option(192, "size of each expert; a multiple of 64")
     num_local_experts: int = option(4, "experts in each layer, at least 2")
-
-    def shape_problems(self) -> list[str]:
-        problems = super().shape_problems()
-        if self.num_local_experts == 1:
-            problems.append("--num_local_experts must be at least 2: a token takes two of them")
-        return problems
 
 
 @dataclass(frozen=True)
@@ -176,7 +96,7 @@ class LlamaDpoOptions(DecoderOptions):
     """
 
     num_train_rows: int = option(4000)
-    num_test_rows: int = option(400, f"at most {MOST_PAIRS_HELD_OUT}")
+    num_test_rows: int = option(400, "at most 800")
     num_demonstrations: int = option(12000)
 
     def of_model(self) -> LlamaOptions:
@@ -184,37 +104,25 @@ class LlamaDpoOptions(DecoderOptions):
         shape = {one.name: getattr(self, one.name) for one in fields(DecoderOptions)}
         return LlamaOptions(**shape)
 
-    def shape_problems(self) -> list[str]:
-        return self.of_model().shape_problems()
-
-    def value_problems(self) -> list[str]:
-        if self.num_test_rows > MOST_PAIRS_HELD_OUT:
-            return [f"--num_test_rows must be at most {MOST_PAIRS_HELD_OUT}"]
-        return []
-
 
 @dataclass(frozen=True)
 class MistralPretrainOptions(DecoderOptions):
     """A Mistral with a sliding window, and short texts.
 
     FOLDER/model is a random MistralForCausalLM whose window is shorter than a block of text.
-    FOLDER/data holds train.jsonl and test.jsonl, rows of {"text"}, and with --txt a folder of
-    train*.txt and test*.txt as well. A text is some sentences about a person with a made-up name:
-    "Toble is a baker in Frim. Every morning Toble goes to the mill and buys flour." What a baker
-    buys, makes and dreams of is always the same, while names and towns vary, so that a model has
-    facts to learn and names to look up. The people of test.jsonl are in no training text.
+    FOLDER/data holds train.jsonl and test.jsonl, rows of {"text"}: some sentences about a
+    person with a made-up name, such as "Toble is a baker in Frim. Every morning Toble goes to the
+    mill and buys flour." What a baker buys, makes and dreams of is always the same, while names and
+    towns vary, so that a model has facts to learn and names to look up. The people of test.jsonl
+    are in no training text.
     """
 
-    txt: bool = option(False, "also write each text to a file of its own, in data/txt")
     vocab_size: int = option(512, f"rows of the embedding, >= {chat.SMALLEST_VOCAB}")
     max_position_embeddings: int = option(512, "longest sequence, in tokens")
     sliding_window: int = option(48, "tokens that a token sees, itself included")
     full_attention: bool = option(False, "no sliding window: a token sees all before it")
     num_train_rows: int = option(6000)
     num_test_rows: int = option(200)
-
-    def shape_problems(self) -> list[str]:
-        return super().shape_problems() + too_few_tokens(self.vocab_size)
 
 
 # ---- Models with an encoder: BERT, T5, ViT ----
@@ -231,16 +139,6 @@ class EncoderOptions(Options):
     dropout: float = option(0.0, "dropout of hidden states and attention")
     seed: int = option(0)
 
-    def shape_problems(self) -> list[str]:
-        if self.hidden_size % self.num_attention_heads != 0:
-            return ["--hidden_size must be a multiple of --num_attention_heads"]
-        return []
-
-    def value_problems(self) -> list[str]:
-        if not 0 <= self.dropout < 1:
-            return ["--dropout must be at least 0 and below 1"]
-        return []
-
 
 @dataclass(frozen=True)
 class BertOptions(EncoderOptions):
@@ -253,17 +151,10 @@ class BertOptions(EncoderOptions):
     must read words together. No text of test.jsonl is in train.jsonl.
     """
 
-    vocab_size: int = option(320, f"rows of the embedding, at least {SMALLEST_BERT_VOCAB}")
+    vocab_size: int = option(320, "rows of the embedding, at least 160")
     max_position_embeddings: int = option(128, "longest sequence, in tokens")
     num_train_rows: int = option(6000)
     num_test_rows: int = option(501)
-
-    def value_problems(self) -> list[str]:
-        problems = super().value_problems()
-        if self.vocab_size < SMALLEST_BERT_VOCAB:
-            why = "words of the rows, letters, special tokens"
-            problems.append(f"--vocab_size must be at least {SMALLEST_BERT_VOCAB} ({why})")
-        return problems
 
 
 @dataclass(frozen=True)
@@ -296,20 +187,9 @@ class T5Options(EncoderOptions):
     num_hidden_layers: int = option(2, "layers of the encoder, and of the decoder")
     num_attention_heads: int = option(8)
     dropout: float = option(0.0)
-    vocab_size: int = option(320, f"rows of the embedding, >= {SMALLEST_T5_VOCAB}")
-    untied: bool = option(False, "an output head of its own, as Flan-T5 has")
+    vocab_size: int = option(320, "rows of the embedding, at least 256")
     num_train_rows: int = option(4000)
     num_test_rows: int = option(200)
-
-    def value_problems(self) -> list[str]:
-        problems = super().value_problems()
-        if self.vocab_size < SMALLEST_T5_VOCAB:
-            why = "letters, special tokens, words"
-            problems.append(f"--vocab_size must be at least {SMALLEST_T5_VOCAB} ({why})")
-        if self.num_train_rows + self.num_test_rows > MOST_SENTENCES:
-            most = f"{MOST_SENTENCES:,} together"
-            problems.append(f"--num_train_rows and --num_test_rows must be at most {most}")
-        return problems
 
 
 @dataclass(frozen=True)
@@ -325,15 +205,3 @@ class VitOptions(EncoderOptions):
     patch_size: int = option(8, "pixels")
     num_train_rows: int = option(4000)
     num_test_rows: int = option(400)
-
-    def shape_problems(self) -> list[str]:
-        problems = super().shape_problems()
-        if self.image_size % self.patch_size != 0 or self.image_size < 16:
-            problems.append("--image_size must be a multiple of --patch_size, and at least 16")
-        return problems
-
-    def value_problems(self) -> list[str]:
-        problems = super().value_problems()
-        if self.seed < 0:
-            problems.append("--seed must be at least 0")
-        return problems

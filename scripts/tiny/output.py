@@ -14,6 +14,9 @@ from transformers.utils import logging
 
 from common import Exit, stop
 
+LAUNCH = "accelerate launch --config_file accelerate_configs/single.yaml"
+ROWS = "--dataset_name {data}/train.jsonl --eval_dataset_name {data}/test.jsonl"
+
 Processor = PreTrainedTokenizerFast | ViTImageProcessorPil
 
 
@@ -45,28 +48,32 @@ def write_rows(path: Path, rows: Sequence[dict[str, Any]]) -> None:
     path.write_text("".join(lines), encoding="utf-8")
 
 
-def write_skills(folder: Path, files: Mapping[str, Sequence[dict[str, Any]]]) -> None:
-    """Write the rows of each file, and print how many there are of each skill."""
+def write_files(
+    folder: Path, files: Mapping[str, Sequence[dict[str, Any]]], kind: str | None = None
+) -> None:
+    """Write the rows of each file, and print how many there are: also of each kind, if they say it.
+
+    kind: the column with it.
+    """
     for name, rows in files.items():
         path = folder / f"{name}.jsonl"
         write_rows(path, rows)
-        number_of = Counter(row["skill"] for row in rows)
-        print(f"{path}: {len(rows)} rows {counted(number_of)}")
+        counts = ""
+        if kind is not None:
+            number_of = Counter(row[kind] for row in rows)
+            counts = ", ".join(f"{kind} {number}" for kind, number in number_of.items())
+        print(f"{path}: {len(rows)} rows{counts and f' ({counts})'}")
 
 
-def counted(number_of: Mapping[str, int]) -> str:
-    """Return how many there are of each kind, such as `(spell 100, count 100)`."""
-    counts = [f"{kind} {number}" for kind, number in number_of.items()]
-    return f"({', '.join(counts)})"
-
-
-def print_launch(recipe: str, lines: Sequence[str]) -> None:
+def print_launch(
+    recipe: str, folder: Path, flags: str, rows: str = ROWS, model: str = "model", run: str = "run"
+) -> None:
     """Print a command that trains in one process.
 
-    lines: the recipe's flags, as many per line as fit.
+    folder: with model, data/ and run.
+    rows: the flags of the data sets, with {data} for the folder of the rows.
     """
-    lines = [f"    {line}" for line in lines]
-    print(
-        f"  accelerate launch --config_file accelerate_configs/single.yaml recipes/{recipe}.py \\"
-    )
-    print(" \\\n".join(lines))
+    print("Train it with:")
+    print(f"  {LAUNCH} recipes/{recipe}.py \\")
+    print(f"    --model_name_or_path {folder / model} {rows.format(data=folder / 'data')} \\")
+    print(f"    {flags} --output_dir {folder / run}")

@@ -26,7 +26,7 @@ def decoder_settings(
         "hidden_size": options.hidden_size,
         "num_hidden_layers": options.num_hidden_layers,
         "num_attention_heads": options.num_attention_heads,
-        "num_key_value_heads": options.key_value_heads,
+        "num_key_value_heads": options.num_key_value_heads or options.num_attention_heads,
         "intermediate_size": options.intermediate_size,
         "max_position_embeddings": options.max_position_embeddings,
     }

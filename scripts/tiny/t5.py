@@ -17,6 +17,8 @@ NOUNS = "dog cat horse ship child king river tree house bird".split()
 VERBS = "sees finds likes follows draws hears".split()
 CONSONANTS = "bdfgklmnprstvz"
 VOWELS = "aeiou"
+FLAGS = """--per_device_train_batch_size 32 --learning_rate 2e-3 --warmup_steps 0.05 \\
+    --max_target_length 16 --eval_on_start"""
 
 Row = dict[str, str]
 
@@ -31,12 +33,9 @@ def make(folder: Path, options: T5Options) -> None:
     model = make_model(tokenizer, options)
     with output.writing_to(folder):
         output.save_model(folder / "model", model, tokenizer, f"{len(tokenizer)} tokens")
-        for name, rows in files.items():
-            path = folder / "data" / f"{name}.jsonl"
-            output.write_rows(path, rows)
-            print(f"{path}: {len(rows)} rows")
+        output.write_files(folder / "data", files)
     if not options.quiet:
-        print_launch(folder)
+        output.print_launch("t5", folder, FLAGS)
 
 
 def make_model(
@@ -45,7 +44,6 @@ def make_model(
     """Return a random T5, whose decoder starts with the padding token, as in every T5."""
     torch.manual_seed(options.seed)
     shared: dict[str, Any] = {
-        "tie_word_embeddings": not options.untied,
         "eos_token_id": tokenizer.eos_token_id,
         "pad_token_id": tokenizer.pad_token_id,
         "decoder_start_token_id": tokenizer.pad_token_id,
@@ -121,17 +119,3 @@ def make_phrase(rng: random.Random) -> tuple[list[str], list[str]]:
     noun = rng.choice(NOUNS)
     adjectives = rng.sample(ADJECTIVES, rng.randint(0, 1))
     return [article, *adjectives, noun], [noun, *adjectives, article]
-
-
-def print_launch(folder: Path) -> None:
-    """Print a command that trains the model."""
-    data = folder / "data"
-    print("Train it with:")
-    lines = [
-        f"--model_name_or_path {folder}/model --dataset_name {data}/train.jsonl "
-        f"--eval_dataset_name {data}/test.jsonl",
-        "--per_device_train_batch_size 32 --learning_rate 2e-3 --warmup_steps 0.05 "
-        "--max_target_length 16 --eval_on_start",
-        f"--output_dir {folder}/run",
-    ]
-    output.print_launch("t5", lines)

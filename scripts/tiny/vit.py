@@ -10,6 +10,9 @@ from transformers import ViTConfig, ViTImageProcessorPil, ViTModel
 from tiny import images, output, settings
 from tiny.options import VitOptions
 
+FLAGS = """--augmentation flip --num_train_epochs 8 --per_device_train_batch_size 64 \\
+    --learning_rate 2e-3 --warmup_steps 0.05"""
+
 
 def make(folder: Path, options: VitOptions) -> None:
     """Write the model and the images; print how to train on them unless quiet."""
@@ -23,7 +26,7 @@ def make(folder: Path, options: VitOptions) -> None:
         images.write_images(folder / "data" / "train", options.num_train_rows, size, rng)
         images.write_images(folder / "data" / "test", options.num_test_rows, size, rng)
     if not options.quiet:
-        print_launch(folder)
+        output.print_launch("vit", folder, FLAGS, "--dataset_name {data}")
 
 
 def make_model(options: VitOptions) -> ViTModel:
@@ -41,15 +44,3 @@ def make_model(options: VitOptions) -> ViTModel:
         initializer_range=settings.initializer_range(options.hidden_size),
     )
     return ViTModel(config, add_pooling_layer=False)
-
-
-def print_launch(folder: Path) -> None:
-    """Print a command that trains the model."""
-    print("Train it with:")
-    model = f"--model_name_or_path {folder}/model"
-    lines = [
-        f"{model} --dataset_name {folder}/data --augmentation flip --num_train_epochs 8",
-        "--per_device_train_batch_size 64 --learning_rate 2e-3 --warmup_steps 0.05 "
-        f"--output_dir {folder}/run",
-    ]
-    output.print_launch("vit", lines)

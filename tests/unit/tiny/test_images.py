@@ -15,17 +15,14 @@ def test_a_form_is_brighter_than_its_ground():
         assert pixels.max() > pixels[0, 0] + 50
 
 
-def test_classes_take_turns_and_images_of_an_earlier_call_go(tmp_path, capsys):
-    for count in (12, 5):
-        images.write_images(tmp_path, count, 16, np.random.default_rng(0))
-    assert {path.name for path in tmp_path.iterdir()} == set(images.CLASSES)
-    written = {path.parent.name: path.name for path in sorted(tmp_path.rglob("*.png"))}
-    assert written == {
-        "circle": "00004.png",
-        "cross": "00001.png",
-        "square": "00002.png",
-        "triangle": "00003.png",
-    }
+def test_classes_take_turns(tmp_path):
+    images.write_images(tmp_path, 5, 16, np.random.default_rng(0))
+    written = [path.relative_to(tmp_path).as_posix() for path in sorted(tmp_path.rglob("*.png"))]
+    assert written == [
+        "circle/00000.png",
+        "circle/00004.png",
+        "cross/00001.png",
+        "square/00002.png",
+        "triangle/00003.png",
+    ]
     assert Image.open(tmp_path / "cross" / "00001.png").size == (16, 16)
-    last = capsys.readouterr().out.splitlines()[-1]
-    assert last == f"{tmp_path}: 5 images (circle 2, cross 1, square 1, triangle 1)"
