@@ -18,12 +18,18 @@ To train a tokenizer on your own texts, with a model that is large enough for th
 Exit codes: 0 done, 64 usage, 65 data, 73 cannot write.
 """
 
+import argparse
+
 from common import run_command
-from tiny.makers import carry_out
+from tiny import makers
+
+
+def parse_args() -> argparse.Namespace:
+    return makers.parse(None, __doc__)
 
 
 def main() -> None:
-    carry_out(None, __doc__)
+    makers.carry_out(parse_args())
 
 
 if __name__ == "__main__":

@@ -4,13 +4,12 @@
 
     python scripts/plot_loss.py runs/tiny/run
     python scripts/plot_loss.py runs/ddp runs/fsdp --output runs/compare.png
-    python scripts/plot_loss.py runs/ddp runs/fsdp --panels loss tokens_per_second --x time
     python scripts/plot_loss.py runs/tiny/run --panels loss grad_norm
 
 The picture of one run has its loss and its learning rate. That of several runs also has what they
 recorded of these: the metrics of their evaluations, tokens per second, and peak memory. A table of
-the same is printed: the final loss is a mean over the last twentieth of the steps, and the speed is
-without evaluations and the first five steps. Names of runs say in which arguments they differ.
+the same is printed: the final loss is a mean over the last twentieth of the steps, the speed that
+of the last call. Names of runs say in which arguments they differ.
 
 The picture is written to loss.png in the folder of the run, or to comparison.png in that of the
 first run, unless --output names a file.
@@ -37,12 +36,6 @@ def parse_args() -> argparse.Namespace:
         help="loss, eval (each metric of the evaluations), tokens_per_second, memory, "
         "learning_rate, or any metric of metrics.jsonl [for one run loss and learning_rate, for "
         "several all of these]",
-    )
-    add(
-        "--x",
-        choices=["step", "tokens", "time"],
-        default="step",
-        help="what the curves are drawn over [%(default)s]",
     )
     add("--json", type=Path, metavar="FILE", help="also write the numbers of each run here")
     return parser.parse_args()

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Pictures and tables of runs, from the files in their folders: the library of plot_loss.py.
 
-runs      what a run has written: its steps, evaluations, arguments and speed; in what runs differ
+runs      what a run has written, in what runs differ, and the table of their numbers
 picture   the picture of one run or of several
-session   what plot_loss.py does with its command line, and the table
+session   what plot_loss.py does with its command line
 """
 
 import paths  # noqa: F401  makes recipes/ importable

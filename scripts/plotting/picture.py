@@ -2,11 +2,9 @@
 """The picture of one run, or of several beside each other: a panel for each thing they recorded."""
 
 import math
-import textwrap
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
@@ -14,57 +12,27 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FormatStrFormatter, LogLocator, MaxNLocator, NullFormatter
 
 from plotting.runs import (
-    COUNTS,
-    Curve,
+    LOSS,
+    MEMORY,
+    SPEEDS,
     RecordedRun,
     differences,
     first_and_last,
-    intervals_of,
     names_of,
     setting_text,
     smooth,
-    speed_name,
-    times_of,
 )
 
-LOSS = "loss"
-SPEED = "tokens_per_second"
-MEMORY = "peak_memory_gib"
-# The colors of Okabe and Ito, which color-blind readers can tell apart; the sixth run has the
-# first color again, with dashes
+# The colors of Okabe and Ito, which color-blind readers can tell apart
 COLORS = ["#0072b2", "#e69f00", "#009e73", "#c2410c", "#a3578a"]
-STYLES: list[Any] = ["-", (0, (4, 1.5))]
-MOST_RUNS = len(COLORS) * len(STYLES)
 LOG_SCALE_FROM = 5  # the largest loss over the smallest
-X_LABELS = {"step": "optimizer step", "tokens": "tokens seen", "time": "seconds of training"}
 THINNEST = 1.6  # points; the width of the line of the last run
 WIDER = 2.5  # points; how much wider the line of the first run is: equal runs are all seen
 WIDTH = 8.0  # inches
 MOST_SETTINGS = 3  # a legend with more of them is not read
-LABEL_WIDTH = 110  # characters
 
 
-# ---- What is drawn ----
-def curve_of(run: RecordedRun, panel: str) -> Curve:
-    """Return the curve of a run in a panel; empty where the run has not recorded it."""
-    if panel == SPEED:
-        intervals = list(intervals_of(run))
-        rates = [interval.seen / interval.seconds for interval in intervals]
-        return [interval.step for interval in intervals], rates
-    return run.curve(panel)
-
-
-def positions(run: RecordedRun, axis: str, steps: Sequence[float]) -> list[float]:
-    """Return where steps of a run are on an axis. Between logged steps it is interpolated."""
-    if axis == "step":
-        return list(steps)
-    known = times_of(run)
-    if axis == "tokens":
-        known = [line[COUNTS[speed_name(run) or SPEED]] for line in run.steps]
-    logged = [line["step"] for line in run.steps]
-    return np.interp(steps, [0, *logged], [0, *known]).tolist()
-
-
+# ---- Words ----
 def labels_of(runs: Sequence[RecordedRun]) -> list[str]:
     """Return how a legend names each run: its folder, and in what it differs from the others."""
     labels = []
@@ -72,7 +40,7 @@ def labels_of(runs: Sequence[RecordedRun]) -> list[str]:
         if 0 < len(settings) <= MOST_SETTINGS:
             parts = [setting_text(*setting) for setting in settings.items()]
             name = f"{name}: {', '.join(parts)}"
-        labels.append("\n".join(textwrap.wrap(name, LABEL_WIDTH)))
+        labels.append(name)
     return labels
 
 
@@ -96,8 +64,6 @@ def panel_title(panel: str, runs: Sequence[RecordedRun]) -> str:
     """Return the title of the axis of a panel; that of the loss with its unit, if all have one."""
     if panel == MEMORY:
         return "peak memory of\nrank 0 (GiB)"
-    if panel == SPEED:
-        return (speed_name(runs[0]) or SPEED).replace("_", " ")
     units = {run.facts.get("loss_unit") for run in runs}
     if panel == LOSS and len(units) == 1 and None not in units:
         return f"loss ({units.pop()})"
@@ -109,19 +75,20 @@ def panel_title(panel: str, runs: Sequence[RecordedRun]) -> str:
 
 # ---- Drawing ----
 def look_of(number: int, num_runs: int) -> dict[str, Any]:
-    """Return matplotlib's options of the line of a run, which no other of MOST_RUNS has."""
-    style = STYLES[number // len(COLORS) % len(STYLES)]
+    """Return matplotlib's options of the line of a run; from the sixth on it is dashed."""
     later = (num_runs - 1 - number) / num_runs
-    width = THINNEST + later * WIDER
-    return {"color": COLORS[number % len(COLORS)], "linestyle": style, "linewidth": width}
+    return {
+        "color": COLORS[number % len(COLORS)],
+        "linestyle": "-" if number < len(COLORS) else (0, (4, 1.5)),
+        "linewidth": THINNEST + later * WIDER,
+    }
 
 
-def draw(runs: Sequence[RecordedRun], panels: Sequence[str], axis: str = "step") -> Figure:
+def draw(runs: Sequence[RecordedRun], panels: Sequence[str]) -> Figure:
     """Return the picture of all runs.
 
     Args:
         panels: names of metrics in metrics.jsonl.
-        axis: a key of X_LABELS.
     """
     layout = ConstrainedLayoutEngine(w_pad=0.1, h_pad=0.1)  # inches
     heights = [3.6 if panel == LOSS else 1.5 for panel in panels]
@@ -129,10 +96,10 @@ def draw(runs: Sequence[RecordedRun], panels: Sequence[str], axis: str = "step")
     figure.suptitle(title_of(runs), x=0.02, ha="left", weight="bold")
     grid = figure.subplots(len(panels), 1, sharex=True, height_ratios=heights, squeeze=False)
     for panel, axes in zip(panels, grid[:, 0], strict=True):
-        draw_panel(axes, panel, runs, axis)
+        draw_panel(axes, panel, runs)
     last = grid[-1, 0]
-    last.set_xlabel(X_LABELS[axis])
-    last.xaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 5, 10], integer=axis != "time"))
+    last.set_xlabel("optimizer step")
+    last.xaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 5, 10], integer=True))
     if len(runs) > 1:
         handles = []
         for number, label in enumerate(labels_of(runs)):
@@ -141,7 +108,7 @@ def draw(runs: Sequence[RecordedRun], panels: Sequence[str], axis: str = "step")
     return figure
 
 
-def draw_panel(axes: Axes, panel: str, runs: Sequence[RecordedRun], axis: str) -> None:
+def draw_panel(axes: Axes, panel: str, runs: Sequence[RecordedRun]) -> None:
     """Draw the curve of each run that has one."""
     axes.set_ylabel(plain(panel_title(panel, runs)))
     axes.grid(alpha=0.25)
@@ -150,17 +117,15 @@ def draw_panel(axes: Axes, panel: str, runs: Sequence[RecordedRun], axis: str) -
         axes.ticklabel_format(axis="y", style="sci", scilimits=(0, 0), useMathText=True)
     for number, run in enumerate(runs):
         look = look_of(number, len(runs))
-        steps, values = curve_of(run, panel)
-        places = positions(run, axis, steps)
-        if panel in (LOSS, SPEED):  # As it is and smoothed
-            axes.plot(places, values, color=look["color"], alpha=0.25, linewidth=0.8)
+        steps, values = run.curve(panel)
+        if panel == LOSS:  # As it is and smoothed
+            axes.plot(steps, values, color=look["color"], alpha=0.25, linewidth=0.8)
             values = smooth(values)
-        axes.plot(places, values, **look)
+        axes.plot(steps, values, **look)
         if panel == LOSS:
-            steps, values = run.curve("eval_loss")
             points: dict[str, Any] = {"color": look["color"], "markeredgecolor": "black"}
-            axes.plot(positions(run, axis, steps), values, "o", zorder=3, **points)
-    if panel in (SPEED, MEMORY):
+            axes.plot(*run.curve("eval_loss"), "o", zorder=3, **points)
+    if panel in (*SPEEDS, MEMORY):
         axes.set_ylim(0, 1.1 * axes.dataLim.ymax)
     if panel == LOSS:
         finish_losses(axes, runs)

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a run has written: metrics.jsonl and run.json in its folder."""
+"""What runs have written, metrics.jsonl and run.json in their folders, and the table of it."""
 
 import itertools
 import json
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,11 +13,10 @@ from common import Exit, stop
 
 Line = dict[str, Any]  # one of metrics.jsonl: its step, and numbers or None by their names
 Curve = tuple[list[float], list[float]]  # steps, and a value for each
-# The name of the speed in metrics.jsonl, and that of what it counts
-COUNTS = {"tokens_per_second": "num_input_tokens_seen", "images_per_second": "num_images_seen"}
-ELAPSED = "elapsed_seconds"
-# Steps at the start of each call that are slower: memory is allocated, kernels are chosen
-WARM_UP_STEPS = 5
+LOSS = "loss"
+SPEEDS = ("tokens_per_second", "images_per_second")
+MEMORY = "peak_memory_gib"
+SMALLER_IS_BETTER = ("loss", "perplexity", "mse")
 PARTS = 20  # a smoothed value is a mean over one such part of a run
 NOT_COMPARED = ("output_dir", "run_name")
 LONGEST_VALUE = 32  # characters of a setting in a label
@@ -28,36 +28,32 @@ class RecordedRun:
 
     Attributes:
         folder: as the command line names it.
-        steps: the lines of training steps; at least one has a loss.
-        evaluations: the lines of evaluations.
+        lines: of metrics.jsonl; at least one has a loss.
         facts: the content of run.json; {} if there is none.
     """
 
     folder: str
-    steps: list[Line]
-    evaluations: list[Line]
+    lines: list[Line]
     facts: dict[str, Any]
 
     def curve(self, name: str) -> Curve:
-        """Return the values of a metric, those of the steps before those of the evaluations."""
-        lines = [*self.steps, *self.evaluations]
-        found = [line for line in lines if line.get(name) is not None]
+        """Return the values of a metric by step; empty where the run has not recorded it."""
+        found = [line for line in self.lines if line.get(name) is not None]
         return [line["step"] for line in found], [line[name] for line in found]
 
     def eval_metrics(self) -> list[str]:
         """Return the names of the metrics of all evaluations, in the order of their lines."""
-        names = dict.fromkeys(itertools.chain.from_iterable(self.evaluations))
+        names = dict.fromkeys(itertools.chain.from_iterable(self.lines))
         return [name for name in names if name.startswith("eval_")]
 
     def settings(self) -> dict[str, Any]:
         """Return strategy, precision and arguments by their names, as run.json has them."""
-        settings = {}
-        if "strategy" in self.facts.get("summary", {}):
-            settings["strategy"] = self.facts["summary"]["strategy"]
-        if "ACCELERATE_MIXED_PRECISION" in self.facts.get("launch", {}):
-            settings["mixed_precision"] = self.facts["launch"]["ACCELERATE_MIXED_PRECISION"]
-        arguments = self.facts.get("arguments", {})
-        return settings | {key: arguments[key] for key in arguments if key not in NOT_COMPARED}
+        settings = {
+            "strategy": self.facts.get("summary", {}).get("strategy"),
+            "mixed_precision": self.facts.get("launch", {}).get("ACCELERATE_MIXED_PRECISION"),
+        }
+        settings |= self.facts.get("arguments", {})
+        return {key: settings[key] for key in settings if key not in NOT_COMPARED}
 
 
 def read_run(folder: str) -> RecordedRun:
@@ -76,17 +72,9 @@ def read_run(folder: str) -> RecordedRun:
             facts = json.loads(record.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         stop(Exit.DATA, f"{place}: {error}; give the --output_dir of a run")
-    if not any(line.get("loss") is not None for line in lines):
+    if not any(line.get(LOSS) is not None for line in lines):
         stop(Exit.DATA, f"{path}: no line with a loss")
-    steps = []
-    evaluations = []
-    for line in lines:
-        is_evaluation = any(name.startswith("eval_") for name in line)
-        if is_evaluation:
-            evaluations.append(line)
-        else:
-            steps.append(line)
-    return RecordedRun(folder, steps, evaluations, facts)
+    return RecordedRun(folder, lines, facts)
 
 
 def smooth(values: Sequence[float]) -> list[float]:
@@ -113,88 +101,9 @@ def mean(values: Sequence[float]) -> float:
     return sum(values) / len(values)
 
 
-# ---- Time and speed ----
-@dataclass(frozen=True)
-class Interval:
-    """What happened between two logged steps of one call, without an evaluation between them.
-
-    Attributes:
-        step: at its end.
-        seen: tokens or images.
-        seconds: how long it took.
-        is_warm: whether it began after the first steps of its call.
-    """
-
-    step: int
-    seen: float
-    seconds: float
-    is_warm: bool
-
-
-def speed_name(run: RecordedRun) -> str | None:
-    """Return the name of the speed that a run has recorded, together with its times, or None."""
-    for name, count in COUNTS.items():
-        if all({name, count, ELAPSED} <= line.keys() for line in run.steps):
-            return name
-    return None
-
-
-def calls_of(run: RecordedRun) -> list[list[Line]]:
-    """Return the lines of each call of a run: one that continues another begins at no seconds."""
-    calls: list[list[Line]] = []
-    for line in run.steps:
-        if not calls or line[ELAPSED] < calls[-1][-1][ELAPSED]:
-            calls.append([])
-        calls[-1].append(line)
-    return calls
-
-
-def times_of(run: RecordedRun) -> list[float]:
-    """Return the seconds of training until each logged step; [] without recorded times.
-
-    Of an earlier call the time until its last step that counts is included.
-    """
-    seconds: list[float] = []
-    if speed_name(run) is None:
-        return seconds
-    for lines in calls_of(run):
-        earlier = seconds[-1] if seconds else 0.0
-        seconds += [earlier + line[ELAPSED] for line in lines]
-    return seconds
-
-
-def intervals_of(run: RecordedRun) -> Iterator[Interval]:
-    """Yield what happened between logged steps, where the run did not evaluate in between."""
-    name = speed_name(run)
-    if name is None:
-        return
-    count = COUNTS[name]
-    evaluated = {line["step"] for line in run.evaluations}
-    began = 0  # The step with which the call began
-    for lines in calls_of(run):
-        for first, second in itertools.pairwise(lines):
-            seconds = second[ELAPSED] - first[ELAPSED]
-            # An evaluation after a step is between that step's line and the next one
-            if seconds > 0 and evaluated.isdisjoint(range(first["step"], second["step"])):
-                is_warm = first["step"] >= began + WARM_UP_STEPS
-                seen = second[count] - first[count]
-                yield Interval(second["step"], seen, seconds, is_warm)
-        began = lines[-1]["step"]
-
-
-def mean_speed(run: RecordedRun) -> float | None:
-    """Return the mean speed without evaluations and the first steps of each call, or None."""
-    warm = [interval for interval in intervals_of(run) if interval.is_warm]
-    if not warm:
-        return None
-    return sum(interval.seen for interval in warm) / sum(interval.seconds for interval in warm)
-
-
 # ---- Several runs ----
 def names_of(runs: Sequence[RecordedRun]) -> list[str]:
     """Return for each run the part of its folder's path in which it differs from the others."""
-    if len(runs) == 1:
-        return [runs[0].folder]
     paths = [list(Path(run.folder).parts) for run in runs]
     for end in (0, -1):
         while all(len(parts) > 1 and parts[end] == paths[0][end] for parts in paths):
@@ -205,15 +114,15 @@ def names_of(runs: Sequence[RecordedRun]) -> list[str]:
 
 def differences(runs: Sequence[RecordedRun]) -> list[dict[str, Any]]:
     """Return for each run the settings in which the runs with a run.json differ."""
-    everything = [run.settings() for run in runs]
-    known = [settings for settings in everything if settings]
+    known = [run.settings() for run in runs if run.facts]
     differing = []
     for name in dict.fromkeys(itertools.chain.from_iterable(known)):
         values = {json.dumps(settings.get(name), sort_keys=True) for settings in known}
         if len(values) > 1:
             differing.append(name)
     found = []
-    for settings in everything:
+    for run in runs:
+        settings = run.settings()
         found.append({name: settings[name] for name in differing if name in settings})
     return found
 
@@ -224,3 +133,69 @@ def setting_text(name: str, value: Any) -> str:
     if len(text) > LONGEST_VALUE:
         text = f"{text[: LONGEST_VALUE - 1]}…"
     return text if name == "strategy" else f"{name}={text}"
+
+
+# ---- The numbers ----
+def rows_of(runs: Sequence[RecordedRun]) -> list[dict[str, Any]]:
+    """Return the numbers of each run; None stands for what it has not recorded, or no number."""
+    rows = []
+    for run, differs in zip(runs, differences(runs), strict=True):
+        steps, losses = run.curve(LOSS)
+        _, final_loss = first_and_last(losses)
+        best = {metric: best_of(run, metric) for metric in run.eval_metrics()}
+        row: dict[str, Any] = {"run": run.folder, "differs": differs}
+        row["steps"] = steps[-1]
+        row["final_loss"] = final_loss if math.isfinite(final_loss) else None
+        row["best"] = {metric: found for metric, found in best.items() if found}
+        for name in SPEEDS:
+            _, speeds = run.curve(name)
+            if speeds:
+                row[name] = speeds[-1]
+        row[MEMORY] = max(run.curve(MEMORY)[1], default=None)
+        rows.append(row)
+    return rows
+
+
+def best_of(run: RecordedRun, metric: str) -> dict[str, float] | None:
+    """Return the best finite value of a metric over all evaluations, and its step.
+
+    Which of two is better follows from the metric's name, as with --load_best_model_at_end.
+    """
+    found = []
+    for step, value in zip(*run.curve(metric), strict=True):
+        if math.isfinite(value):
+            found.append({"value": value, "step": step})
+    is_larger_better = not metric.endswith(SMALLER_IS_BETTER)
+    found.sort(key=lambda best: best["value"], reverse=is_larger_better)
+    return next(iter(found), None)
+
+
+def table(names: Sequence[str], rows: Sequence[dict[str, Any]]) -> list[str]:
+    """Return the lines of the table, and below it in what the runs differ."""
+    columns = [["run", *names], ["steps", *(str(row["steps"]) for row in rows)]]
+    metrics = dict.fromkeys(metric for row in rows for metric in row["best"])
+    for metric in metrics:
+        cells = [f"best {metric}"]
+        for row in rows:
+            best = row["best"].get(metric)
+            cells.append(f"{best['value']:.4g} at {best['step']}" if best else "-")
+        columns.append(cells)
+    for name in ("final_loss", *SPEEDS, MEMORY):
+        cells = [row.get(name) for row in rows]
+        if any(cell is not None for cell in cells):
+            columns.append([name.replace("_", " "), *map(number_text, cells)])
+    widths = [max(map(len, cells)) for cells in columns]
+    lines = []
+    for first, *others in zip(*columns, strict=True):
+        padded = [cell.rjust(width) for cell, width in zip(others, widths[1:], strict=True)]
+        lines.append("  ".join([first.ljust(widths[0]), *padded]))
+    for name, row in zip(names, rows, strict=True):
+        if row["differs"]:
+            settings = [setting_text(*setting) for setting in row["differs"].items()]
+            lines.append(f"  {name}: {', '.join(settings)}")
+    return lines
+
+
+def number_text(value: float | None) -> str:
+    """Return a number, or - where there is none."""
+    return "-" if value is None else f"{value:.4g}" if value < 1000 else f"{value:,.0f}"

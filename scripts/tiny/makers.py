@@ -8,7 +8,7 @@ what takes seconds inside its functions.
 
 import importlib
 import inspect
-from argparse import RawDescriptionHelpFormatter
+from argparse import Namespace, RawDescriptionHelpFormatter
 from collections.abc import Sequence
 from dataclasses import fields
 from functools import cache
@@ -34,14 +34,13 @@ def options_of(recipe: str) -> type[options.Options]:
 
 def make(recipe: str, folder: Path, words: Sequence[str] = ()) -> None:
     """Make the tiny model and rows of a recipe, as `make_tiny.py RECIPE FOLDER WORDS` does."""
-    carry_out([recipe, str(folder), *words])
+    carry_out(parse([recipe, str(folder), *words]))
 
 
-def carry_out(words: Sequence[str] | None, description: str | None = None) -> None:
-    """Write the model and the rows that a command line asks for, by default that of this process.
+def parse(words: Sequence[str] | None, description: str | None = None) -> Namespace:
+    """Return recipe, folder and options of a command line, by default of that of this process.
 
-    Raises SystemExit with 64 for a wrong flag, with 65 for a text that cannot be read, and with 73
-    for a folder that cannot be written, after one line on stderr.
+    Raises SystemExit with 64 for a wrong flag, after one line on stderr.
     """
     parser = Parser(
         prog="make_tiny.py",
@@ -55,10 +54,17 @@ def carry_out(words: Sequence[str] | None, description: str | None = None) -> No
     for recipe in MAKERS:
         add_parser(recipes, recipe)
     values = vars(parser.parse_args(words))
-    chosen = values.pop("recipe")
-    folder = values.pop("folder")
-    chosen_options = options_of(chosen)(**values)
-    importlib.import_module(f"tiny.{chosen}").make(folder, chosen_options)
+    own = {name: values.pop(name) for name in ("recipe", "folder")}
+    return Namespace(**own, options=options_of(own["recipe"])(**values))
+
+
+def carry_out(args: Namespace) -> None:
+    """Write the model and the rows.
+
+    Raises SystemExit with 65 for a text that cannot be read, with 73 for a folder that cannot be
+    written, after one line on stderr.
+    """
+    importlib.import_module(f"tiny.{args.recipe}").make(args.folder, args.options)
 
 
 def add_parser(recipes: Any, recipe: str) -> None:
