@@ -4,7 +4,7 @@
 contestants  what is evaluated
 rows         rows of a file: exact match and loss
 harness      tasks of lm-evaluation-harness
-report       figures with their errors, the table, and the files of the results
+report       the table, and the files of the results
 session      what evaluate.py does with its command line
 """
 

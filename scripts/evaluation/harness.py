@@ -17,7 +17,6 @@ from core.chat import ChatTemplate
 from core.data import tokenize_text
 from core.generation import answer_in, greedy_options
 from evaluation.contestants import Contestant
-from evaluation.report import Figure, error_of
 from generation.loading import load_tokenizer, template_settings_of
 from paths import SCRIPTS
 
@@ -30,7 +29,6 @@ YAML = (".yaml", ".yml")
 # minutes; a thousand tell an error within a few percent.
 BOOTSTRAPS = 1000
 NOT_METRICS = ("name", "alias", "sample_len", "sample_count")
-CLOSE = 1e-9  # between a value and the mean of its rows, relative to the value
 
 
 def prepare(may_run_code: bool) -> None:
@@ -102,8 +100,8 @@ def measure_tasks(
     contestant: Contestant,
     model: torch.nn.Module,
     loaded: dict[str, Any],
-) -> tuple[dict[str, list[Figure]], dict[str, Any], dict[str, Any]]:
-    """Return for each task its figures, what was answered to it, and how it was asked."""
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return each task with its metrics and how it was asked, and what was answered to it."""
     import lm_eval
 
     tokenizer = load_tokenizer(contestant.run, needs_template=args.apply_chat_template == "true")
@@ -121,17 +119,16 @@ def measure_tasks(
         fewshot_as_multiturn=is_chat,
         confirm_run_unsafe_code=args.confirm_run_unsafe_code,
     )
-    figures: dict[str, list[Figure]] = {}
-    facts = {}
+    found = {}
     for task in results["results"]:
-        figures[task] = figures_of(results, task)
-        facts[task] = {
+        found[task] = {
             "rows": results["n-samples"].get(task, {}).get("effective"),
             "version": results["versions"].get(task),
             "num_fewshot": results["n-shot"].get(task),
             "chat_template": is_chat,
+            "metrics": metrics_of(results, task),
         }
-    return figures, results["samples"], facts
+    return found, results["samples"]
 
 
 def wrap(
@@ -189,25 +186,18 @@ def wrap(
         del model.tie_weights
 
 
-def figures_of(results: Mapping[str, Any], task: str) -> list[Figure]:
-    """Return the figures of a task or a group, with the residuals of rows if one is their mean."""
-    figures = []
+def metrics_of(results: Mapping[str, Any], task: str) -> dict[str, Any]:
+    """Return the metrics of a task or a group, each with its error, as results.json has them."""
+    found = {}
     metrics = results["results"][task]
-    samples = results["samples"].get(task, [])
     for key, value in metrics.items():
         name, _, filter_name = key.partition(",")
         if name in NOT_METRICS or name.endswith("_stderr") or not isinstance(value, int | float):
             continue
-        label = name if filter_name in ("", "none") else f"{name} ({filter_name})"
-        rows = [row.get(name) for row in samples if row["filter"] == filter_name]
-        residuals = None
-        if rows and all(isinstance(row, int | float) for row in rows):
-            mean = sum(rows) / len(rows)
-            if abs(mean - value) <= CLOSE * max(1.0, abs(value)):
-                residuals = [row - mean for row in rows]
         stderr = metrics.get(f"{name}_stderr,{filter_name}")
-        if not isinstance(stderr, int | float):  # lm-eval writes N/A
-            stderr = error_of(residuals or [])
-        better = results["higher_is_better"].get(task, {}).get(name)
-        figures.append(Figure(label, value, stderr, better, residuals))
-    return figures
+        found[name if filter_name in ("", "none") else f"{name} ({filter_name})"] = {
+            "value": value,
+            "stderr": stderr if isinstance(stderr, int | float) else None,  # lm-eval writes N/A
+            "higher_is_better": results["higher_is_better"].get(task, {}).get(name),
+        }
+    return found

@@ -6,6 +6,7 @@ that their loss is the recipe's eval_loss of the same rows.
 """
 
 import argparse
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,7 +17,6 @@ from common import Exit, stop
 from core.data import IGNORED
 from core.generation import most_positions
 from evaluation.contestants import Contestant
-from evaluation.report import Figure, mean_figure, weighted_figure
 from generation.answering import Answerer
 from generation.rows import Question, answer_all, columns_in, columns_of, is_match
 from llama import tokenize_row
@@ -30,8 +30,8 @@ def measure_rows(
     contestant: Contestant,
     model: torch.nn.Module,
     questions: Sequence[Question],
-) -> tuple[list[Figure], list[dict[str, Any]], dict[str, Any]]:
-    """Return exact match and loss, what was answered to each row, and how they were asked.
+) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """Return a task with exact match and loss, as results.json has it, and each row's answer.
 
     Exact match is that of the likeliest answers, the loss the mean of all tokens.
 
@@ -50,9 +50,26 @@ def measure_rows(
         sample |= {"messages": question.conversation.messages, "reference": question.reference}
         sample |= {"answer": answer, "exact_match": int(is_right)}
         samples.append(sample | {"loss": total / number, "num_tokens": number})
-    exact_match = mean_figure("exact_match", [sample["exact_match"] for sample in samples])
-    facts = {"rows": len(questions), "truncated": num_truncated}
-    return [exact_match, weighted_figure("loss", sums)], samples, facts
+    matches = [(sample["exact_match"], 1) for sample in samples]
+    metrics = {
+        "exact_match": metric_of(matches, higher_is_better=True),
+        "loss": metric_of(sums, higher_is_better=False),
+    }
+    return {"rows": len(questions), "truncated": num_truncated, "metrics": metrics}, samples
+
+
+def metric_of(sums: Sequence[tuple[float, int]], higher_is_better: bool) -> dict[str, Any]:
+    """Return a mean over what rows consist of, and its standard error by how much rows differ.
+
+    Args:
+        sums: of each row, and of how many values.
+    """
+    number = sum(count for _, count in sums)
+    mean = math.fsum(total for total, _ in sums) / number
+    squares = math.fsum((total - mean * count) ** 2 for total, count in sums)
+    rows = len(sums)
+    stderr = math.sqrt(squares * rows / (rows - 1)) / number if rows > 1 else None
+    return {"value": mean, "stderr": stderr, "higher_is_better": higher_is_better}
 
 
 @torch.inference_mode()

@@ -15,7 +15,6 @@ from transformers.utils import logging
 from common import Exit, stop
 from evaluation import harness, report
 from evaluation.contestants import Contestant, find_contestants
-from evaluation.report import Measured
 from evaluation.rows import measure_rows
 from generation.rows import Question, columns_of, find_pattern_problem, load_questions
 
@@ -54,7 +53,7 @@ def run(args: argparse.Namespace) -> None:
             columns = columns_of(contestant.arguments)
             asked[place] = load_questions(args.rows, args.limit, args.answer_pattern, columns)
     loaded = None if args.tasks is None else harness.load_tasks(args)
-    measured: list[Measured] = []
+    measured: list[report.Model] = []
     # Written before an hour of answers too, by which it is known that it can be
     report.write_results(folder, measured, vars(args), len(contestants))
     for contestant, questions in zip(contestants, asked, strict=True):
@@ -63,7 +62,7 @@ def run(args: argparse.Namespace) -> None:
         except torch.OutOfMemoryError:
             fix = f"pass a smaller --batch_size than {args.batch_size}"
             stop(Exit.USAGE, f"{contestant.name}: the memory does not suffice; {fix}")
-        print(f"{contestant.name}: evaluated in {measured[-1].seconds:.0f} s", flush=True)
+        print(f"{contestant.name}: evaluated in {measured[-1]['seconds']:.0f} s", flush=True)
         report.write_results(folder, measured, vars(args), len(contestants))
     table = report.make_table(measured)
     report.write(folder, report.TABLE, table + "\n")
@@ -77,26 +76,28 @@ def measure(
     questions: Sequence[Question],
     loaded: dict[str, Any] | None,
     folder: Path,
-) -> Measured:
-    """Return the figures of a contestant, and write what it answered."""
+) -> report.Model:
+    """Return what results.json has of a contestant, and write what it answered."""
     start = time.monotonic()
     model = contestant.load(args)
-    measured = Measured(contestant)
+    tasks: dict[str, Any] = {}
     if questions:
         name = args.rows.stem
-        figures, samples, facts = measure_rows(args, contestant, model, questions)
-        measured.figures[name] = figures
-        measured.facts[name] = facts
+        tasks[name], samples = measure_rows(args, contestant, model, questions)
         report.write_samples(folder, contestant.name, name, samples)
     if loaded is not None:
-        by_task, answered, facts = harness.measure_tasks(args, contestant, model, loaded)
-        measured.figures |= by_task
-        measured.facts |= facts
+        of_harness, answered = harness.measure_tasks(args, contestant, model, loaded)
+        tasks |= of_harness
         if args.log_samples:
             for task, lines in answered.items():
                 report.write_samples(folder, contestant.name, task, lines)
     del model
     gc.collect()
     torch.cuda.empty_cache()
-    measured.seconds = time.monotonic() - start
-    return measured
+    return {
+        "name": contestant.name,
+        "before": contestant.before,
+        "adapters_on": contestant.source.base,
+        "seconds": time.monotonic() - start,
+        "tasks": tasks,
+    }

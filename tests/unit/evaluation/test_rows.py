@@ -24,7 +24,7 @@ PAIR = {"prompt": "Spell the word lamp.", "completion": "l-a-m-p"}
 
 @pytest.fixture
 def evaluate(adapters):
-    """A function from a file of rows to the figures of a run, {metric: figure}, and samples."""
+    """A function from a file of rows to the metrics of a run, samples, and how they were asked."""
 
     def measure(path, folder=adapters):
         (contestant,) = find_contestants([str(folder)], with_base=False)
@@ -33,8 +33,8 @@ def evaluate(adapters):
         args = Namespace(rows=path, **options)
         questions = load_questions(path, columns=columns_of(contestant.arguments))
         model = contestant.load(args)
-        figures, samples, facts = measure_rows(args, contestant, model, questions)
-        return {figure.metric: figure for figure in figures}, samples, facts
+        facts, samples = measure_rows(args, contestant, model, questions)
+        return facts.pop("metrics"), samples, facts
 
     return measure
 
@@ -60,7 +60,7 @@ def test_exact_match_and_answers_are_those_of_generate(evaluate, answerer, write
     expected = score(judge(load_questions(path), answers, None))
     figures, samples, _ = evaluate(path)
     assert [sample["answer"] for sample in samples] == answers
-    assert figures["exact_match"].value == expected["exact_match"] == 3 / 5
+    assert figures["exact_match"]["value"] == expected["exact_match"] == 3 / 5
     assert [sample["exact_match"] for sample in samples] == [1, 1, 0, 1, 0]
 
 
@@ -79,16 +79,8 @@ def test_the_loss_is_that_of_the_model_over_all_tokens(evaluate, answerer, write
         total += loss.item() * len(answer["input_ids"])
         number += len(answer["input_ids"])
     figures, samples, _ = evaluate(path)
-    assert figures["loss"].value == pytest.approx(total / number, rel=1e-5)
+    assert figures["loss"]["value"] == pytest.approx(total / number, rel=1e-5)
     assert sum(sample["num_tokens"] for sample in samples) == number
-
-
-def test_the_error_of_a_difference_is_that_of_the_rows(evaluate, base, adapters, write_rows):
-    path = write_rows(*rows_of(["l-a-m-p", "t-i-g-e-r", "a", "s-e-a", "w"]))
-    before, after = (evaluate(path, folder=one)[0]["loss"] for one in (base / "model", adapters))
-    gap, error = after.difference_from(before)
-    assert gap == pytest.approx(after.value - before.value) and error > 0
-    assert after.difference_from(after) == (0.0, 0.0)
 
 
 def with_arguments(adapters, tmp_path, **arguments):
