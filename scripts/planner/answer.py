@@ -4,14 +4,14 @@
 import json
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from common import Exit
 from core.cli import parse
 
-from .choose import EVALUATION, Launch, Profiles, Way, find_ways
+from .choose import Launch, Profiles, Way, find_ways
 from .engines import Saving, saving_of
 from .plan import plan_of
 from .request import (
@@ -26,7 +26,6 @@ from .request import (
 
 FITS, DOES_NOT_FIT = 0, 1
 TERMINAL = "-"
-SIZES = ("dp_replicate", "dp_shard", "cp", "sp", "tp")
 PLACEHOLDER = "YOUR_ROWS.jsonl"  # if the command line names no data set
 WIDTH = 110  # characters of a line of a folded command, before its backslash
 HEADER = ("#", "config", "weights", "ckpt", "GiB", "host")
@@ -115,7 +114,6 @@ class Report:
 
     Attributes:
         device: on a GPU at its peak, by category; host: for each rank.
-        advice: what would lower the peak.
     """
 
     title: str
@@ -123,7 +121,6 @@ class Report:
     host: dict[str, int]
     saving: Saving
     card: int | None = None
-    advice: str = ""
 
     @property
     def peak(self) -> int:
@@ -164,8 +161,6 @@ class Report:
             if not self.fits:
                 verdict = f"does not fit: {-left:.1f} GiB too much"
             lines.append(f"{line('card', self.card)} GiB: {verdict}")
-        if self.advice:
-            lines.append(self.advice)
         return "\n".join(lines)
 
 
@@ -183,14 +178,6 @@ def report_of(request: Request, args: Any, config: dict[str, Any], card: int | N
     profiles = Profiles()
     held = profiles.held(plan, batch)
     device = with_constants(held.device, plan.ranks)
-    advice = ""
-    light = replace(plan, args=replace(args, **{EVALUATION: 1}))
-    lower = sum(with_constants(profiles.held(light, batch).device, plan.ranks).values())
-    if lower < sum(device.values()):
-        advice = (
-            f"evaluation, of {getattr(args, EVALUATION)} rows at a time, takes more than training: "
-            f"with --{EVALUATION} 1 the peak is {lower / GIB:.3f} GiB"
-        )
     saving = saving_of(plan, profiles.of(plan, batch).weights)
     host = {category: round(size) for category, size in held.host.items()}
     if args.async_save:
@@ -200,7 +187,7 @@ def report_of(request: Request, args: Any, config: dict[str, Any], card: int | N
         f"{args.model_name_or_path} under {plan.name}, {plan.ranks} x GPU, mixed precision "
         f"{plan.mixed_precision}: {batch.lines} x {batch.length} tokens per {holders}"
     )
-    return Report(title, device, host, saving, card, advice)
+    return Report(title, device, host, saving, card)
 
 
 # ---- What fits ----
@@ -266,7 +253,8 @@ class Choice:
             if weights not in kinds:
                 closest = min((w for w in self.tried if w.weights == weights), key=lambda w: w.peak)
                 excess = in_gib(closest.peak - self.launch.card)
-                yield f"{weights}: does not fit, at least {excess} too much ({name_of(closest)})"
+                name = Path(closest.file).stem
+                yield f"{weights}: does not fit, at least {excess} too much ({name})"
 
     def commands(self) -> Iterator[str]:
         """Yield the commands of the first way and of the first with full weights."""
@@ -283,11 +271,6 @@ class Choice:
             )
 
 
-def name_of(way: Way) -> str:
-    """Return the YAML of a way, with the ranks that share each row: "fsdp2_cp, CP 4"."""
-    return ", ".join(word for word in (Path(way.file).stem, way.plan.describe("")) if word)
-
-
 def table(ways: Sequence[Way], machines: int) -> str:
     """Return ways as aligned text."""
     lines = [HEADER]
@@ -296,7 +279,7 @@ def table(ways: Sequence[Way], machines: int) -> str:
         host = sum(way.held.host.values()) * way.plan.ranks / machines
         checkpoints = "yes" if way.plan.args.gradient_checkpointing else ""
         sizes = (f"{way.peak / GIB:.1f}", f"{host / GIB:.1f}" if host else "")
-        lines.append((str(number), name_of(way), way.weights, checkpoints, *sizes))
+        lines.append((str(number), Path(way.file).stem, way.weights, checkpoints, *sizes))
     formats = []
     for side, *column in zip(ALIGNMENT, *lines, strict=True):
         formats.append(f"{{:{side}{max(len(cell) for cell in column)}}}")
@@ -314,7 +297,7 @@ def command(launch: Launch, way: Way) -> list[str]:
     request = launch.request
     args = way.plan.args
     words = ["accelerate", "launch", "--config_file", f"accelerate_configs/{way.file}"]
-    words += ["--num_processes", str(way.plan.ranks), *sizes_of_mesh(way)]
+    words += ["--num_processes", str(way.plan.ranks)]
     if launch.machines > 1:
         words += ["--num_machines", str(request.num_machines)]
     if request.mixed_precision:
@@ -351,21 +334,6 @@ def words_of(values: Mapping[str, Any], defaults: Mapping[str, Any]) -> list[str
             words += [str(item) for item in value]
         elif value is not True:
             words.append(str(value))
-    return words
-
-
-def sizes_of_mesh(way: Way) -> list[str]:
-    """Return the launcher's options for the mesh of a way under which ranks share rows."""
-    plan = way.plan
-    if plan.copies == 1:
-        return []
-    groups = plan.ranks // plan.copies
-    replicas = plan.replicas if plan.engine == "fsdp2" else 1
-    sizes = zip(SIZES, (replicas, groups // replicas, plan.cp, plan.sp, plan.tp), strict=True)
-    words = []
-    for key, size in sizes:
-        if size > 1 or (key == "dp_shard" and plan.engine != "single"):
-            words += [f"--parallelism_config_{key}_size", str(size)]
     return words
 
 

@@ -3,9 +3,9 @@
 
 It tries the YAMLs of accelerate_configs/ that the number of GPUs allows, with full weights, with
 LoRA, and with LoRA on an int8, nf4 and doubly quantized nf4 base, each with and without
---gradient_checkpointing, until enough fit: first one process, DDP and FSDP2, then DeepSpeed, then
-ways under which ranks share rows or matrices, each only if nothing before fits without offload. It
-changes nothing that the command line sets, and skips what the recipe refuses.
+--gradient_checkpointing, until enough fit: first one process, DDP and FSDP2, then DeepSpeed, if
+nothing before fits without offload. It changes nothing that the command line sets, and skips what
+the recipe refuses.
 """
 
 import dataclasses
@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from config_strategy import SHARING_KINDS, ConfigStrategy, read, strategy_of
+from config_strategy import read, strategy_of
 from paths import CONFIGS, OF_EXPERTS, OF_PIPELINES, SAME_AS_FIRST_CHOICE
 
 from .engines import Held, at_rest, peak_of
@@ -25,7 +25,6 @@ SHOWN = 12  # ways, besides the first of each kind of weights
 EVALUATION = "per_device_eval_batch_size"
 DECIDES_WEIGHTS = {"use_peft", "load_in_8bit", "load_in_4bit", "bnb_4bit_use_double_quant"}
 PREFERRED = ("single", "ddp", "fsdp2", "zero")  # order of engines at equal cost; FSDP1 is not tried
-KINDS = ("torch", "DeepSpeed", "sharing")  # of ways, in the order in which they are tried
 # Step time relative to LoRA on a bf16 base. nf4: the median of what is published (torchtune 1.02
 # and 1.28, Lightning AI 1.39, litgpt 1.56 and 2.0 for 7B and 13B). Double quantization: 3.83
 # against 3.68 minutes (litgpt). int8: "over twice as slow" (PhoebusSi/Alpaca-CoT#26).
@@ -158,8 +157,9 @@ def find_ways(launch: Launch) -> tuple[list[Way], list[Way]]:
     tried: list[Way] = []
     refused: list[UnplannableError] = []
     untraceable: list[UnplannableError] = []
-    for kind in KINDS:
-        tried += trace_until_enough(launch, ways_on(launch, kind, refused), untraceable)
+    for by_deepspeed in (False, True):
+        ways = ways_on(launch, by_deepspeed, refused)
+        tried += trace_until_enough(launch, ways, untraceable)
         fits = [way for way in tried if way.peak <= launch.card]
         fitting = sorted(fits, key=lambda way: way.order)
         if fitting and not fitting[0].offloads:
@@ -193,14 +193,15 @@ def trace_until_enough(
 
 
 # ---- What can be run ----
-def ways_on(launch: Launch, kind: str, refused: list[UnplannableError]) -> list[Way]:
-    """Return every way of a kind that the recipe accepts, in order of cost.
+def ways_on(launch: Launch, by_deepspeed: bool, refused: list[UnplannableError]) -> list[Way]:
+    """Return every way that the recipe accepts, in order of cost.
 
     Args:
+        by_deepspeed: those of DeepSpeed, or else those of torch.
         refused: gets why it does not accept others.
     """
     ways = []
-    for name, config in configs_on(launch.ranks, launch.machines, kind):
+    for name, config in configs_on(launch.ranks, by_deepspeed):
         for weights, values in kinds_of_weights(launch, config).items():
             for checkpoints in (False, True):
                 if launch.args.gradient_checkpointing and not checkpoints:
@@ -225,53 +226,20 @@ def way_under(launch: Launch, file: str, weights: str, args: Any, config: Mappin
     return Way(file, weights, plan, cost_of(plan, batch.lines * batch.length))
 
 
-def configs_on(ranks: int, machines: int, kind: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield the shipped YAMLs, as (name of the file, content), that make sense on some ranks.
-
-    Those under which ranks share rows come with each size of their mesh. Ranks that share them are
-    in one machine, since they wait for each other in every layer.
-    """
-    for path in sorted(
-        set(CONFIGS.glob("*.yaml")) - {SAME_AS_FIRST_CHOICE, OF_PIPELINES, *OF_EXPERTS}
-    ):
+def configs_on(ranks: int, by_deepspeed: bool) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield the shipped YAMLs, as (name of the file, content), that make sense on some ranks."""
+    others = {SAME_AS_FIRST_CHOICE, OF_PIPELINES, *OF_EXPERTS}
+    for path in sorted(set(CONFIGS.glob("*.yaml")) - others):
         config = read(path)
         strategy = strategy_of(config)
-        if strategy.engine == "fsdp1" or kind_of(strategy) != kind:
+        is_other = strategy.engine == "fsdp1" or (strategy.engine == "zero") != by_deepspeed
+        if is_other or strategy.ranks_per_row > 1:
             continue
-        if kind == "sharing":
-            for sizes in sizes_on(strategy, ranks, machines):
-                mesh = {f"parallelism_config_{key}_size": size for key, size in sizes.items()}
-                written = config["parallelism_config"]
-                yield path.name, config | {"parallelism_config": written | mesh}
-        elif ranks == 1:  # A single rank splits nothing; only offload makes a difference.
+        if ranks == 1:  # A single rank splits nothing; only offload makes a difference.
             if strategy.engine == "single" or strategy.offload:
                 yield path.name, config
         elif strategy.engine != "single":
             yield path.name, config
-
-
-def kind_of(strategy: ConfigStrategy) -> str:
-    """Return which of KINDS a strategy is."""
-    if strategy.ranks_per_row > 1:
-        return "sharing"
-    return "DeepSpeed" if strategy.engine == "zero" else "torch"
-
-
-def sizes_on(strategy: ConfigStrategy, ranks: int, machines: int) -> Iterator[dict[str, int]]:
-    """Yield the sizes of a mesh that are worth trying: powers of two; replicas are machines."""
-    if strategy.replicas > 1 and machines == 1:
-        return
-    sizes = {"dp_replicate": machines} if strategy.replicas > 1 else {}
-    kind = next(kind for kind in SHARING_KINDS if getattr(strategy, kind) > 1)
-    share = 2
-    while share <= ranks // machines:
-        groups = ranks // (share * sizes.get("dp_replicate", 1))
-        if strategy.engine == "ddp":  # Without an engine that shards there is one group.
-            if groups == 1:
-                yield {kind: share}
-        elif groups > 1 or kind != "tp":  # FSDP2 needs several shards besides TP.
-            yield sizes | {"dp_shard": groups, kind: share}
-        share *= 2
 
 
 def kinds_of_weights(launch: Launch, config: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
@@ -305,8 +273,7 @@ def cost_of(plan: Plan, tokens: int) -> float:
 
     Compute is 1 for the forward pass, 1 for gradients of activations, 1 for those of weights unless
     only adapters train, and 1 to compute again; more on a quantized base. Communication is
-    TOKENS_PER_TRIP / tokens each time that as many numbers as the model has cross the wire. Ranks
-    that share rows do the work of one row together, and exchange tokens in each layer.
+    TOKENS_PER_TRIP / tokens each time that as many numbers as the model has cross the wire.
     """
     args = plan.args
     factor = 1.0
@@ -315,8 +282,7 @@ def cost_of(plan: Plan, tokens: int) -> float:
     elif getattr(args, "load_in_4bit", False):
         factor = NF4_TWICE if args.bnb_4bit_use_double_quant else NF4
     compute = factor * (2 + (not args.use_peft) + args.gradient_checkpointing)
-    trips = trips_of(plan) + (plan.copies > 1)
-    return compute + TOKENS_PER_TRIP / tokens * trips * plan.copies
+    return compute + TOKENS_PER_TRIP / tokens * trips_of(plan)
 
 
 def trips_of(plan: Plan) -> float:
@@ -331,7 +297,7 @@ def trips_of(plan: Plan) -> float:
         return 0
     if plan.engine == "zero" and plan.stage == 2:
         return trained + per_step
-    if plan.engine in ("single", "ddp") or (plan.engine == "zero" and plan.stage < 2):
+    if plan.engine == "ddp" or (plan.engine == "zero" and plan.stage < 2):
         return 2 * per_step
     between = 2 * trained / plan.shards if plan.replicas > 1 else 0
     gathers = 2 if plan.reshards else 1

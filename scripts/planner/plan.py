@@ -240,18 +240,11 @@ def find_misfits(plan: Plan) -> Iterator[str]:
     """Yield what ends in an error of the engine's own while a run starts."""
     args = plan.args
     name = plan.name
-    is_fsdp1 = plan.engine == "fsdp1"
     in_8_bits = getattr(args, "load_in_8bit", False)
     in_4_bits = getattr(args, "load_in_4bit", False)
     uses_dora = getattr(args, "use_dora", False)
     if in_8_bits and plan.engine.startswith("fsdp"):
         yield f"{name} cannot shard int8 weights"
-    if in_4_bits and name == "FSDP1 SHARD_GRAD_OP":
-        yield f"{name} cannot hold a 4-bit base"
-    if args.use_peft and name == "FSDP1 NO_SHARD":
-        yield f"{name} no longer lists frozen weights after the first step"
-    if uses_dora and is_fsdp1:
-        yield f"{name} gives DoRA flattened parts of weights"
     if args.optim.endswith("bit") and (plan.engine.startswith("fsdp") or plan.engine == "zero"):
         yield f"--optim {args.optim} cannot hold the shards of {name}"
     if plan.tp > 1 and (in_8_bits or in_4_bits or uses_dora):

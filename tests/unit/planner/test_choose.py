@@ -8,11 +8,14 @@ import planner_jobs
 from core.cli import parse
 from launching import CONFIGS
 from planner import choose
-from planner.choose import KINDS
 from planner.request import GIB, Request
 
 SHAPE = planner_jobs.BASE | {"width": 128, "depth": 1, "vocab": 1000}
 EXPERTS = {"ep.yaml", "fsdp2_ep.yaml"}
+MESHES = {path.name for path in CONFIGS.glob("*_[ct]p.yaml")} | {
+    "tp.yaml",
+    "deepspeed_ulysses.yaml",
+}
 
 
 @pytest.fixture(scope="module")
@@ -37,12 +40,12 @@ def launch_of(model):
 
 
 def ways(launch):
-    """All ways, in their order within each kind."""
-    return [way for kind in KINDS for way in choose.ways_on(launch, kind, [])]
+    """All ways: those of torch, then those of DeepSpeed."""
+    return [*choose.ways_on(launch, False, []), *choose.ways_on(launch, True, [])]
 
 
 def test_the_cheaper_comes_first_and_offload_last(launch_of):
-    order = choose.ways_on(launch_of(), KINDS[0], [])
+    order = choose.ways_on(launch_of(), False, [])
     names = [(way.file, way.weights, way.plan.args.gradient_checkpointing) for way in order]
     cheaper = [
         ("ddp.yaml", "LoRA", False),
@@ -67,47 +70,16 @@ def test_int8_is_never_listed_with_fsdp_and_no_file_twice(launch_of):
     assert {"fsdp.yaml", "fsdp2_full_shard.yaml"} & {way.file for way in found} == {"fsdp.yaml"}
 
 
-def test_every_file_is_tried_but_those_of_fsdp1_and_of_other_recipes(launch_of):
+def test_every_file_is_tried_but_those_of_fsdp1_of_a_mesh_and_of_other_recipes(launch_of):
     files = {path.name for path in CONFIGS.glob("*.yaml")}
     left_out = {file for file in files if file.startswith("fsdp1")}
-    left_out |= {"single.yaml", "pp.yaml", "fsdp2_full_shard.yaml", *EXPERTS}
-    launch = launch_of("--gradient_checkpointing", 8, 2)
-    on_one_machine = launch_of("--gradient_checkpointing", 4)
-    tried = {way.file for way in [*ways(launch), *ways(on_one_machine)]}
-    assert tried == files - left_out
-
-
-SIZES = [  # (ranks, machines, names of the ways under which ranks share rows)
-    (1, None, set()),
-    (
-        4,
-        None,
-        "tp CP1 SP1 TP4, fsdp2_tp CP1 SP1 TP2, fsdp2_cp CP2 SP1 TP1, fsdp2_cp CP4 SP1 TP1, "
-        "deepspeed_ulysses CP1 SP2 TP1, deepspeed_ulysses CP1 SP4 TP1",
-    ),
-]
-
-
-@pytest.mark.parametrize("ranks, machines, names", SIZES)
-def test_each_mesh_that_the_ranks_and_the_heads_allow_is_there(launch_of, ranks, machines, names):
-    launch = launch_of("--gradient_checkpointing", ranks, machines)
-    found = choose.ways_on(launch, "sharing", [])
-    shared = set()
-    for way in found:
-        plan = way.plan
-        shared.add(f"{way.file[:-5]} CP{plan.cp} SP{plan.sp} TP{plan.tp}")
-    assert shared == set(names.split(", ") if names else ())
-
-
-def test_what_a_mesh_refuses_is_not_there(launch_of):
-    for way in choose.ways_on(launch_of("--packing"), "sharing", []):
-        assert way.plan.cp == 1
-        assert way.plan.tp == 1 or way.weights in ("full", "LoRA")
+    left_out |= {"single.yaml", "pp.yaml", "fsdp2_full_shard.yaml", *EXPERTS, *MESHES}
+    assert {way.file for way in ways(launch_of("--gradient_checkpointing"))} == files - left_out
 
 
 def test_whole_modules_are_in_every_way_beside_adapters(launch_of):
     words = "--use_peft --modules_to_save lm_head embed_tokens"
-    found = choose.ways_on(launch_of(words), KINDS[0], [])
+    found = choose.ways_on(launch_of(words), False, [])
     assert {way.weights for way in found} == {"LoRA", "LoRA, int8", "LoRA, nf4", "LoRA, nf4 dq"}
     for way in found:
         assert way.plan.args.modules_to_save == ["lm_head", "embed_tokens"]
@@ -119,17 +91,8 @@ def test_enough_ways_that_fit_are_traced_and_one_of_each_kind_of_weights(launch_
     assert {way.weights for way in fitting} >= {"full", "LoRA", "LoRA, int8", "LoRA, nf4 dq"}
 
 
-def test_long_rows_that_fit_no_single_gpu_are_shared(launch_of):
-    words = "--max_length 32768 --per_device_train_batch_size 1 --use_peft"
-    launch = launch_of(words, 4)
-    alone = choose.trace_until_enough(launch, choose.ways_on(launch, KINDS[0], []), [])
-    tight = int(0.9 * min(way.peak for way in alone))
-    fitting, _ = choose.find_ways(launch_of(words, 4, card=tight))
-    assert any(way.plan.copies > 1 for way in fitting)
-
-
 def test_double_quantization_changes_only_the_scales(launch_of):
-    found = choose.ways_on(launch_of("--gradient_checkpointing"), KINDS[0], [])
+    found = choose.ways_on(launch_of("--gradient_checkpointing"), False, [])
     launch = launch_of()
     plain, double = (
         choose.traced(launch, next(way for way in found if way.weights == weights))

@@ -43,7 +43,6 @@ REFUSED = {
     "{model} --config_file {ddp} --modules_to_save lm_head": "add --use_peft",
     "{model} --config_file {ddp} --use_peft --modules_to_save lm_haed": "none of this name",
     "{tied} --config_file {ddp} --use_peft --modules_to_save lm_head": "share their numbers",
-    "{model} --config_file {fsdp1_no_shard} --use_peft --modules_to_save norm": "FSDP1 NO_SHARD",
     "{model} --config_file {ddp} --lora_target_modules w1 --use_peft": "none of this name",
     "{model} --config_file {tp} --parallelism_config_tp_size 3": "rehearse it",
     "{model} --config_file {tp} --parallelism_config_tp_size 0": "must be at least 1",
@@ -132,20 +131,6 @@ def test_a_mixture_is_planned_for_the_recipe_with_its_router_loss(places):
     assert recipe.__name__ == "mixtral" and args.ep_size == 2
     recipe, *_ = read_arguments(Request(model=str(places["model"]), gpu="24GB"))
     assert recipe.__name__ == "llama"
-
-
-def test_the_plan_says_where_evaluation_takes_more_than_training(places, capsys, monkeypatch):
-    """Under sequence parallelism a rank trains half of a row, and evaluates eight whole ones."""
-    sizes = "--max_length 4096 --per_device_train_batch_size 1"
-    call = f"{places['model']} --config_file {places['deepspeed_ulysses']} {sizes}".split()
-    assert exit_code(call, monkeypatch) == 0
-    out = capsys.readouterr().out
-    advised = "with --per_device_eval_batch_size 1 the peak is "
-    lower = out.partition(advised)[2].split()[0]
-    assert exit_code([*call, "--per_device_eval_batch_size", "1"], monkeypatch) == 0
-    out = capsys.readouterr().out
-    assert f"{lower} GiB" in next(line for line in out.splitlines() if "peak per GPU" in line)
-    assert advised not in out
 
 
 def test_the_plan_of_a_dry_run_with_packing_is_accepted(places):
