@@ -27,9 +27,8 @@ import tempfile
 from pathlib import Path
 
 from common import Parser, run_command
-from rehearsal.exit_codes import NOT_AS_PROMISED, recipe_exit_code
 from rehearsal.planning import Rehearsal, Wishes, find_device, plan
-from rehearsal.ranks import Launcher
+from rehearsal.ranks import NOT_AS_PROMISED, launch
 from rehearsal.shard_report import judge, table
 
 # Options of accelerate launch that say how several machines meet, and what becomes of their output
@@ -159,8 +158,7 @@ def main() -> None:
         folder = Path(name)
         words = [args.recipe, *args.recipe_args]
         command = rehearsal.command(words, args.main_process_port or 0, meeting_of(args))
-        launcher = Launcher(command, rehearsal.environment(folder), folder)
-        code = recipe_exit_code(launcher.run(), folder, rehearsal.ranks_here)
+        code = launch(command, rehearsal.environment(folder), folder, rehearsal.ranks_here)
         rows, verdict = report(folder, rehearsal)
     write_report(args, rehearsal, {"exit_code": code, "verdict": verdict, "rows": rows})
     if code:

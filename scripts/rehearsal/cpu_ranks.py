@@ -2,14 +2,16 @@
 """Start one rank of a rehearsal: a program that `accelerate launch` starts instead of the recipe.
 
 It is not meant to be called by hand. `scripts/rehearse.py` lets `accelerate launch` start this file
-in every rank, followed by the recipe and its arguments. `rehearsal.rank` makes accelerate treat
-gloo CPU ranks as it treats GPUs, and measures the rank; then the recipe runs as `python RECIPE ...`
-would run it.
+in every rank, followed by the recipe and its arguments. Accelerate is made to treat gloo CPU ranks
+as it treats GPUs, and the rank is measured; then the recipe runs as `python RECIPE ...` would run
+it, and the rank ends with the code on which all agree.
 """
 
 import os
+import runpy
 import sys
 from pathlib import Path
+from typing import Any, NoReturn
 
 
 def main() -> None:
@@ -23,12 +25,60 @@ def main() -> None:
     sys.path[0] = os.path.dirname(os.path.abspath(recipe))
     import_path = list(sys.path)
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-    from rehearsal import rank
-
-    this_rank = rank.prepare()
+    rank = prepare()
     sys.argv = [recipe, *arguments]
     sys.path[:] = import_path
-    rank.run(recipe, this_rank)
+    code = 0
+    try:
+        runpy.run_path(recipe, run_name="__main__")
+    except SystemExit as error:
+        if isinstance(error.code, str):  # Python prints it
+            raise
+        code = error.code or 0
+    sys.exit(rank.agree(code))
+
+
+def prepare() -> Any:
+    """Patch the libraries for CPU ranks, install the measurements, and return the rank.
+
+    With REHEARSAL_DEVICE=cuda nothing is changed.
+    """
+    from rehearsal.ranks import Rank
+
+    rank = Rank(
+        folder=Path(os.environ["REHEARSAL_FOLDER"]),
+        number=int(os.environ.get("RANK", 0)),
+        ranks_here=int(os.environ.get("LOCAL_WORLD_SIZE", 1)),
+    )
+    rank.record_process(os.getpid())
+    # These imports take seconds, during which a signal must already find this process.
+    from rehearsal import cpu_patches, live_tensors
+
+    if os.environ["REHEARSAL_DEVICE"] == "cpu":
+        cpu_patches.treat_cpu_as_gpu(int(os.environ["REHEARSAL_RANKS_PER_NODE"]))
+    live_tensors.measure_first_step(rank.folder / f"shards.{rank.number}")
+    if "REHEARSAL_PROBE" in os.environ:
+        # FILE:FOLDER, a program that measures in each rank and the folder of what it finds
+        program, _, folder = os.environ["REHEARSAL_PROBE"].rpartition(":")
+        runpy.run_path(program)["track"](Path(folder, str(rank.number)))
+    record_hard_exits(rank)
+    return rank
+
+
+def record_hard_exits(rank: Any) -> None:
+    """Also record the code of `os._exit`, by which a thread may end its rank.
+
+    The codes of data loader workers, which are forks of the rank, are not recorded.
+    """
+    original = os._exit
+    process = os.getpid()
+
+    def record_and_exit(status: int) -> NoReturn:
+        if os.getpid() == process:
+            status = rank.agree(status)
+        original(status)
+
+    os._exit = record_and_exit
 
 
 if __name__ == "__main__":

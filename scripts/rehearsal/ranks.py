@@ -1,59 +1,116 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Start the ranks of a rehearsal, forward signals to them, and end all of them if one refuses."""
+"""How rehearse.py starts its ranks, forwards signals to them, and agrees with them on an exit code.
+
+A launcher turns every failure into 1 and a traceback. Each rank therefore records its code in a
+file of a shared folder. If all ranks agree on a code that is not a crash, they end with 0 for the
+launcher, and the rehearsal ends with that code. A rank that fails in another way ends with its real
+code, which makes the launcher stop the other ranks.
+"""
 
 import contextlib
 import os
 import signal
 import subprocess
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
-from rehearsal.exit_codes import refusal
-
+# The codes of core.exits, whose names cannot be imported here: in each rank the recipe has to
+# find its own modules, which a copy has beside it.
+# Done, usage, data, no hub, not finite, cannot write, stopped and saved, differs
+CLEAN_EXITS = (0, 64, 65, 69, 70, 73, 75, 76)
+REFUSALS = (64, 65, 69)  # usage, data, no hub: one rank's word is enough
+FAILED = 1
+NOT_AS_PROMISED = 78  # EX_CONFIG of sysexits.h: no recipe ends with it
+# Seconds for the other ranks to reach the same end: after a success, and after anything else
+PATIENCE = 20
+PATIENCE_AFTER_FAILURE = 2
 POLL = 0.1  # seconds
 MESSAGE_TIME = 0.5  # seconds that the message of a rank that refuses may take to be printed
 
 
-class Launcher:
-    """`accelerate launch` with its ranks.
+@dataclass(frozen=True)
+class Rank:
+    """One rank, and the folder in which the ranks of its machine leave process id and exit code."""
 
-    The first SIGINT or SIGTERM is forwarded to the ranks, so that the recipe can stop and save; a
-    second one kills them. If a rank refuses, all are ended without the launcher's traceback.
+    folder: Path
+    number: int
+    ranks_here: int
+
+    def record_process(self, process: int) -> None:
+        """Let rehearse.py know where to send signals."""
+        (self.folder / f"pid.{self.number}").write_text(str(process))
+
+    def agree(self, code: int) -> int:
+        """Record how this rank ends, and return the code to end it with."""
+        if not self.folder.is_dir():  # The rehearsal has ended before its ranks.
+            return code
+        (self.folder / f"exit.{self.number}").write_text(str(code))
+        if code not in CLEAN_EXITS:
+            return code
+        deadline = time.monotonic() + (PATIENCE_AFTER_FAILURE if code else PATIENCE)
+        codes = recorded_codes(self.folder)
+        while len(codes) < self.ranks_here and time.monotonic() < deadline:
+            time.sleep(0.05)
+            codes = recorded_codes(self.folder)
+        return 0 if codes == [code] * self.ranks_here else code
+
+
+def recorded_codes(folder: Path) -> list[int]:
+    """Return the codes that ranks have recorded so far."""
+    texts = [path.read_text() for path in folder.glob("exit.*")]
+    return [int(text) for text in texts if text]  # The others are being written
+
+
+def refusal(folder: Path) -> int | None:
+    """Return the code with which a rank refused to run, or None."""
+    return next((code for code in recorded_codes(folder) if code in REFUSALS), None)
+
+
+def launch(command: list[str], environment: dict[str, str], folder: Path, ranks: int) -> int:
+    """Run `accelerate launch` until it has ended, and return the exit code of the rehearsal.
+
+    That is one rank's refusal, or the clean exit on which all agree, or else FAILED. The first
+    SIGINT or SIGTERM is forwarded to the ranks, so that the recipe can stop and save; a second one
+    kills them. If a rank refuses, all are ended without the launcher's traceback.
 
     Args:
         folder: where the ranks leave their process ids and exit codes.
+        ranks: how many of them this machine starts.
     """
+    process = subprocess.Popen(command, env=environment, start_new_session=True)
+    received = []
 
-    def __init__(self, command: list[str], environment: dict[str, str], folder: Path) -> None:
-        self.folder = folder
-        self.signals_received = 0
-        self.process = subprocess.Popen(command, env=environment, start_new_session=True)
-
-    def run(self) -> int:
-        """Wait until all have ended, and return the launcher's exit code."""
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, self.pass_on)
-        while self.process.poll() is None:
-            time.sleep(POLL)
-            if refusal(self.folder) is not None:
-                time.sleep(MESSAGE_TIME)
-                self.send(signal.SIGKILL, [self.process.pid, *self.ranks()])
-        return self.process.wait()
-
-    def ranks(self) -> list[int]:
-        """Return process ids of the ranks that have started."""
-        return [int(path.read_text()) for path in self.folder.glob("pid.*")]
-
-    def pass_on(self, number: int, frame: FrameType | None) -> None:
-        """Forward a signal to the ranks, or to the launcher before there are any."""
-        self.signals_received += 1
-        if self.signals_received > 1:
-            number = signal.SIGKILL
-        self.send(number, self.ranks() or [self.process.pid])
-
-    def send(self, number: int, processes: list[int]) -> None:
-        """Send a signal to those processes that still exist."""
-        for process in processes:
+    def send(number: int, processes: list[int]) -> None:
+        for one in processes:
             with contextlib.suppress(ProcessLookupError):
-                os.kill(process, number)
+                os.kill(one, number)
+
+    def started() -> list[int]:
+        return [int(path.read_text()) for path in folder.glob("pid.*")]
+
+    def pass_on(number: int, frame: FrameType | None) -> None:
+        received.append(number)
+        # To the launcher before there are any ranks
+        send(signal.SIGKILL if len(received) > 1 else number, started() or [process.pid])
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, pass_on)
+    while process.poll() is None:
+        time.sleep(POLL)
+        if refusal(folder) is not None:
+            time.sleep(MESSAGE_TIME)
+            send(signal.SIGKILL, [process.pid, *started()])
+    return code_of_all(process.wait(), folder, ranks)
+
+
+def code_of_all(launcher_code: int, folder: Path, ranks: int) -> int:
+    """Return one rank's refusal, or the clean exit on which all ranks agree, or else FAILED."""
+    refused = refusal(folder)
+    if refused is not None:
+        return refused
+    codes = set(recorded_codes(folder))
+    is_complete = len(list(folder.glob("exit.*"))) == ranks and len(codes) == 1
+    code = codes.pop() if is_complete else FAILED
+    return code if code in CLEAN_EXITS and (code or not launcher_code) else FAILED

@@ -3,14 +3,14 @@
 
 import pytest
 
-from rehearsal import exit_codes
-from rehearsal.exit_codes import Rank, exit_code_of, recipe_exit_code, refusal
+from rehearsal import ranks
+from rehearsal.ranks import Rank, code_of_all, refusal
 
 
 @pytest.fixture(autouse=True)
 def without_patience(monkeypatch):
-    monkeypatch.setattr(exit_codes, "PATIENCE", 0.05)
-    monkeypatch.setattr(exit_codes, "PATIENCE_AFTER_FAILURE", 0.05)
+    monkeypatch.setattr(ranks, "PATIENCE", 0.05)
+    monkeypatch.setattr(ranks, "PATIENCE_AFTER_FAILURE", 0.05)
 
 
 def record(folder, *codes):
@@ -22,12 +22,12 @@ def record(folder, *codes):
 def test_ranks_that_agree_on_a_clean_end_let_the_launcher_succeed(code, tmp_path):
     record(tmp_path, code)
     assert Rank(tmp_path, 1, 2).agree(code) == 0
-    assert recipe_exit_code(0, tmp_path, 2) == code
+    assert code_of_all(0, tmp_path, 2) == code
 
 
 def test_a_crash_is_told_to_the_launcher_at_once(tmp_path, monkeypatch):
-    monkeypatch.setattr(exit_codes, "PATIENCE", 1e9)
-    monkeypatch.setattr(exit_codes, "PATIENCE_AFTER_FAILURE", 1e9)
+    monkeypatch.setattr(ranks, "PATIENCE", 1e9)
+    monkeypatch.setattr(ranks, "PATIENCE_AFTER_FAILURE", 1e9)
     assert Rank(tmp_path, 0, 2).agree(1) == 1
 
 
@@ -55,7 +55,7 @@ def test_a_rehearsal_ends_with_what_all_recorded_or_with_a_refusal_of_one(
     codes, launcher_code, code, tmp_path
 ):
     record(tmp_path, *codes)
-    assert recipe_exit_code(launcher_code, tmp_path, 2) == code
+    assert code_of_all(launcher_code, tmp_path, 2) == code
 
 
 def test_only_usage_data_and_a_missing_hub_are_refusals(tmp_path):
@@ -63,12 +63,3 @@ def test_only_usage_data_and_a_missing_hub_are_refusals(tmp_path):
     assert refusal(tmp_path) is None
     record(tmp_path, 75, 69)
     assert refusal(tmp_path) == 69
-
-
-@pytest.mark.parametrize(
-    ("code", "expected", "printed"),
-    [(None, 0, ""), (75, 75, ""), ("why", 1, "why\n")],
-)
-def test_the_code_of_an_exit_is_pythons(code, expected, printed, capsys):
-    assert exit_code_of(SystemExit(code)) == expected
-    assert capsys.readouterr().err == printed
