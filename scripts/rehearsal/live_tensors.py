@@ -107,13 +107,11 @@ def address_of(tensor: torch.Tensor) -> int:
 class FirstStep:
     """Writes to a file what is held around the first step that the optimizer takes."""
 
-    def __init__(
-        self, path: Path, model: Any, tensors: Shapes, stage: dict[str, Any] | None = None
-    ) -> None:
+    def __init__(self, path: Path, model: Any, tensors: Shapes, part: Part | None = None) -> None:
         self.path = path
         self.model = model
         self.tensors = tensors
-        self.stage = stage  # that of a rank of a pipeline, as Part.as_object has it
+        self.part = part  # that of a rank of a pipeline
         self.gradients = {}
         self.is_written = False
 
@@ -135,8 +133,8 @@ class FirstStep:
             "tensors": self.tensors,
             "state_tensors_per_parameter": per_parameter,
         }
-        if self.stage is not None:
-            found["stage"] = self.stage
+        if self.part is not None:
+            found["stage"] = {"shards": self.part.shards, "place": self.part.place}
         if zero is not None:
             found["persistence_threshold"] = self.model.zero_param_persistence_threshold()
         self.path.write_text(json.dumps(found))
@@ -151,7 +149,7 @@ def measure_first_step(path: Path) -> None:
         around_steps(model, optimizer, first.before, first.after)
 
     def begin_stage(model: Module, optimizer: Optimizer, part: Part) -> None:
-        first = FirstStep(path, model, part.tensors, part.as_object())
+        first = FirstStep(path, model, part.tensors, part)
         around_steps(model, optimizer, first.before, first.after)
 
     when_prepared(begin)

@@ -22,19 +22,13 @@ class Part:
 
     Attributes:
         tensors: those of its own stages, whole.
-        layers: their numbers.
         shards: ranks that share its stages.
         place: of this rank among those.
     """
 
     tensors: Shapes
-    layers: list[int]
     shards: int
     place: int
-
-    def as_object(self) -> dict[str, Any]:
-        """Return what the shard report needs besides the tensors."""
-        return {"layers": self.layers, "shards": self.shards, "place": self.place}
 
 
 PartAction = Callable[[Module, Optimizer, Part], None]
@@ -84,8 +78,7 @@ def part_of(args: Any, layout: Any, stages: Sequence[Any]) -> Part:
     """Return what a rank of a PipelineLayout has to hold for its stages."""
     whole = whole_model(args)
     shards = layout.num_pipelines if args.shard_stages else 1
-    layers = [number for stage in stages for number in stage.layers]
-    return Part(tensors_of(whole, stages), layers, shards, layout.data_rank)
+    return Part(tensors_of(whole, stages), shards, layout.data_rank)
 
 
 def whole_model(args: Any) -> Any:

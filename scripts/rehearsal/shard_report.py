@@ -28,17 +28,11 @@ NUMBERS = ("held bytes", "promised")  # columns that are aligned to the right
 
 @dataclass(frozen=True)
 class WholeTensor:
-    """A tensor of the model before it is split.
-
-    Attributes:
-        expert_ranks: over how many ranks the experts in it are spread; the elements and rows are
-            those of one rank.
-    """
+    """A tensor of the model before it is split; of experts that are spread, the part of a rank."""
 
     elements: int
     rows: int
     is_trained: bool
-    expert_ranks: int = 1
 
 
 @dataclass(frozen=True)
@@ -48,12 +42,10 @@ class Promise:
     least: int
     nominal: int
     most: int
-    whole: int = 0  # those of tensors that it has whole although the class is split
 
     def times(self, count: int) -> "Promise":
         """Return the promise for `count` copies of each tensor."""
-        numbers = (self.least, self.nominal, self.most, self.whole)
-        return Promise(*(number * count for number in numbers))
+        return Promise(self.least * count, self.nominal * count, self.most * count)
 
 
 def shards_of(facts: ConfigStrategy, ranks: int, ranks_per_node: int) -> dict[str, int]:
@@ -105,14 +97,13 @@ def promised(
     nominal = divided_up(total, shards) + whole
     # FSDP1 aligns each tensor to 16 bytes, and all pad to a multiple of the number of shards
     padding = (ALIGNMENT + shards) * len(tensors)
-    return Promise(nominal - padding, nominal, nominal + padding, whole)
+    return Promise(nominal - padding, nominal, nominal + padding)
 
 
 def promised_by_rows(tensors: list[WholeTensor], shards: int, rank: int) -> Promise:
     """What one rank may hold if tensors are split by rows: the last ranks hold less, or nothing."""
     least = 0
     most = 0
-    whole = 0
     for tensor in tensors:
         if not tensor.elements:
             continue
@@ -122,9 +113,7 @@ def promised_by_rows(tensors: list[WholeTensor], shards: int, rank: int) -> Prom
         rows_left = max(0, tensor.rows - first_row)
         least += width * min(part, rows_left)
         most += width * part
-        if part == tensor.rows <= rows_left:
-            whole += tensor.elements
-    return Promise(least, most, most, whole)
+    return Promise(least, most, most)
 
 
 def divided_up(number: int, parts: int) -> int:
@@ -192,15 +181,9 @@ def judge(measurements: list[dict], facts: ConfigStrategy, ranks_per_node: int) 
             promise = promise_of(name, measured, rank, shards, facts)
             if name == "optimizer":
                 promise = promise.times(states)
-            row = {"rank": rank, "class": name, "expert_ranks": expert_ranks_of(measured)}
-            row["layers"] = measured.get("stage", {}).get("layers", [])
+            row = {"rank": rank, "class": name}
             rows.append(row | judged(name, measured[name], promise, shards[name], facts))
     return rows
-
-
-def expert_ranks_of(measured: dict) -> int:
-    """Return over how many ranks the experts of a measured model are spread; 1 for none."""
-    return max(WholeTensor(*fields).expert_ranks for fields in measured["tensors"])
 
 
 def judged(name: str, held: dict, promise: Promise, shards: int, facts: ConfigStrategy) -> dict:
@@ -221,7 +204,6 @@ def judged(name: str, held: dict, promise: Promise, shards: int, facts: ConfigSt
         "devices": held["devices"],
         "held_bytes": held["bytes"],
         "promised_bytes": round(promise.nominal * width),
-        "whole_bytes": round(promise.whole * width),
         "shards": shards * facts.tp,
         "verdict": verdict,
     }
@@ -229,51 +211,17 @@ def judged(name: str, held: dict, promise: Promise, shards: int, facts: ConfigSt
 
 def table(rows: list[dict]) -> str:
     """Return the rows as aligned text, bytes with thousands separators."""
-    lines = [HEADER, *(cells_of(row) for row in rows)]
-    columns = []
-    for name, column in zip(HEADER, zip(*lines, strict=True), strict=True):
-        columns.append(aligned(column, to_the_right=name in NUMBERS))
-    return "\n".join("  ".join(cells).rstrip() for cells in zip(*columns, strict=True))
-
-
-def cells_of(row: dict) -> tuple[str, ...]:
-    """Return the cells of one row."""
-    promise = f"1/{row['shards']}"
-    if row["shards"] == 1:
-        promise = "whole"
-    elif row["whole_bytes"]:
-        promise += f", {row['whole_bytes']:,} whole"
-    if row["expert_ranks"] > 1:
-        promise += f", experts 1/{row['expert_ranks']}"
-    if row["layers"]:
-        layers = row["layers"]
-        promise += f", {'layers' if len(layers) > 1 else 'layer'} {words_of_numbers(layers)}"
-    return (
-        str(row["rank"]),
-        row["class"],
-        "+".join(row["dtypes"]),
-        "+".join(row["devices"]),
-        f"{row['held_bytes']:,}",
-        f"{row['promised_bytes']:,}",
-        promise,
-        row["verdict"],
-    )
-
-
-def words_of_numbers(numbers: list[int]) -> str:
-    """Return ascending numbers in words, such as "0-1 6-7"."""
-    ranges: list[list[int]] = []
-    for number in numbers:
-        if ranges and number == ranges[-1][-1] + 1:
-            ranges[-1].append(number)
-        else:
-            ranges.append([number])
-    return " ".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else f"{run[0]}" for run in ranges)
-
-
-def aligned(column: tuple[str, ...], to_the_right: bool) -> list[str]:
-    """Return the cells of a column, all as wide as the widest."""
-    width = max(len(cell) for cell in column)
-    if to_the_right:
-        return [cell.rjust(width) for cell in column]
-    return [cell.ljust(width) for cell in column]
+    lines = [HEADER]
+    for row in rows:
+        numbers = (f"{row['held_bytes']:,}", f"{row['promised_bytes']:,}")
+        kinds = ("+".join(row["dtypes"]), "+".join(row["devices"]))
+        promise = "whole" if row["shards"] == 1 else f"1/{row['shards']}"
+        lines.append((str(row["rank"]), row["class"], *kinds, *numbers, promise, row["verdict"]))
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    text = []
+    for cells in lines:
+        padded = []
+        for name, cell, width in zip(HEADER, cells, widths, strict=True):
+            padded.append(cell.rjust(width) if name in NUMBERS else cell.ljust(width))
+        text.append("  ".join(padded).rstrip())
+    return "\n".join(text)

@@ -14,10 +14,9 @@ from torch.nn import Module
 from torch.optim import Optimizer
 from transformers.distributed.parallel_utils import _get_parameter_plan
 
-# (elements, rows, whether it is trained, ranks over which it is spread as an expert) of each tensor
-# of a model, which its strategy may split; under tensor and expert parallelism of the part that the
-# model's plan gives to a rank
-Shapes = list[tuple[int, int, bool, int]]
+# (elements, rows, whether it is trained) of each tensor of a model, which its strategy may split;
+# under tensor and expert parallelism of the part that the model's plan gives to a rank
+Shapes = list[tuple[int, int, bool]]
 # The style of a plan that spreads the experts of a weight, its first dimension
 OF_EXPERTS = "grouped_gemm"
 # The dimension that each style of a plan splits, from the last one; the others leave weights whole
@@ -91,12 +90,10 @@ def describe(model: Any, expert_ranks: int = 1) -> Shapes:
         dimension = planned_dimension(model, name, len(shape))
         if dimension is not None:
             shape[dimension] //= model.tp_size
-        spread = 1
         if has_experts(model, name):
-            spread = expert_ranks
-            shape[0] //= spread
+            shape[0] //= expert_ranks
         rows = shape[0] if shape else 1
-        described.append((math.prod(shape), rows, parameter.requires_grad, spread))
+        described.append((math.prod(shape), rows, parameter.requires_grad))
     return described
 
 
