@@ -7,7 +7,6 @@ A command whose output nobody reads any more, as with `| head`, ends in silence.
 import argparse
 import math
 import os
-import select
 import signal
 import sys
 from collections.abc import Callable
@@ -40,8 +39,7 @@ def run_command(main: Callable[[], int | None]) -> NoReturn:
     """Run the main function of a command, and end the process with the exit code that it returns.
 
     If the reader of its output has closed the pipe, the code is that of a program which the signal
-    SIGPIPE ended, as a shell has it. The signal itself is not used: it would also end commands that
-    lose a connection to a server or to a process of their own.
+    SIGPIPE ended, as a shell has it.
     """
     print_without_failing()
     try:
@@ -53,20 +51,10 @@ def run_command(main: Callable[[], int | None]) -> NoReturn:
         # Here, since the interpreter would print a traceback if it failed at its end
         sys.stdout.flush()
     except BrokenPipeError:
-        if has_reader():
-            raise
         # What is still in the buffer goes nowhere, and not into the closed pipe
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = 128 + signal.SIGPIPE
     sys.exit(code)
-
-
-def has_reader() -> bool:
-    """Return whether what is written to stdout may still be read."""
-    poll = select.poll()
-    poll.register(sys.stdout, 0)
-    lost = select.POLLERR | select.POLLHUP
-    return not any(event & lost for _, event in poll.poll(0))
 
 
 # ---- Command lines ----
@@ -132,20 +120,7 @@ def is_path(name: str) -> bool:
 
 
 def find_missing(name: str) -> str | None:
-    """Return why a model is not asked of the hub although it is no path here; None if it may be.
-
-    Beside a path, this is a name whose first part is a folder here, unless the hub gave it before.
-    """
-    if Path(name).exists():
+    """Return why a model is not asked of the hub although it is no path here; None if it may be."""
+    if Path(name).exists() or not is_path(name):
         return None
-    owner, slash, _ = name.partition("/")
-    is_in_folder = slash and Path(owner).is_dir() and not is_in_cache(name)
-    return f"{name}: no such folder" if is_path(name) or is_in_folder else None
-
-
-def is_in_cache(name: str) -> bool:
-    """Return whether files of a model of the hub were loaded before."""
-    from huggingface_hub import constants  # Takes time
-
-    folder = "models--" + name.replace("/", "--")
-    return Path(constants.HF_HUB_CACHE, folder, "snapshots").is_dir()
+    return f"{name}: no such folder"
