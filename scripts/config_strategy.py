@@ -59,6 +59,16 @@ class ConfigStrategy:
         """Whether the groups that share a model are the machines, as FSDP1 forms them."""
         return self.engine == "fsdp1" and self.in_force.startswith("HYBRID")
 
+    def shards_on(self, ranks: int, ranks_per_machine: int) -> int:
+        """Return among how many ranks a model is split, TP apart, where it is split at all."""
+        if self.engine in ("single", "ddp") or self.in_force == "NO_SHARD":
+            return 1
+        if self.groups_are_machines:
+            return ranks_per_machine
+        if self.places and self.engine == "fsdp2":
+            return max(self.shards, 1) * self.cp
+        return ranks
+
 
 def read(path: str | Path) -> dict:
     """Return the content of a config with full names, also for what its DeepSpeed JSON has.

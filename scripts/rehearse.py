@@ -60,9 +60,6 @@ def parse_args() -> tuple[Parser, argparse.Namespace]:
     parser.add_argument(
         "--mixed_precision", choices=["no", "bf16", "fp16"], help="instead of the YAML's (CPU: no)"
     )
-    parser.add_argument(
-        "--ranks_per_node", type=int, help="CPU: size of a simulated node (default: half the ranks)"
-    )
     parser.add_argument("--report", metavar="PATH.json", help="write the shard report here")
     parser.add_argument("--main_process_port", type=int, help="default: 0, a free port")
     parser.add_argument(
@@ -84,8 +81,6 @@ def show(args: argparse.Namespace, rehearsal: Rehearsal) -> None:
     print(f"rehearsal of {args.recipe} under {rehearsal.config_file}: {ranks}")
     for change in rehearsal.overrides:
         print(f"  {change.name}: {change.old} -> {change.new} ({change.reason})")
-    for note in rehearsal.notes():
-        print(f"  note: {note}")
     sys.stdout.flush()
 
 
@@ -146,9 +141,7 @@ def main() -> None:
     for path in (args.config_file, args.recipe):
         if not Path(path).is_file():
             parser.error(f"{path} does not exist")
-    wishes = Wishes(
-        args.num_processes, args.ranks_per_node, args.mixed_precision, args.num_machines
-    )
+    wishes = Wishes(args.num_processes, args.mixed_precision, args.num_machines)
     try:
         rehearsal = plan(args.config_file, wishes, find_device(args.device))
     except ValueError as error:

@@ -27,7 +27,6 @@ from .request import (
 FITS, DOES_NOT_FIT = 0, 1
 TERMINAL = "-"
 PLACEHOLDER = "YOUR_ROWS.jsonl"  # if the command line names no data set
-WIDTH = 110  # characters of a line of a folded command, before its backslash
 HEADER = ("#", "config", "weights", "ckpt", "GiB", "host")
 ALIGNMENT = "><<<>>"
 LEGEND = "\nckpt: with --gradient_checkpointing. GiB: peak per GPU. host: GiB per machine.\n"
@@ -338,20 +337,10 @@ def words_of(values: Mapping[str, Any], defaults: Mapping[str, Any]) -> list[str
 
 
 def folded(words: Sequence[str]) -> str:
-    """Return a command as text, folded between its flags with a backslash.
-
-    A flag whose value is wider than a line keeps it whole.
-    """
-    parts: list[str] = []
+    """Return a command as text, each flag with its values in a line."""
+    lines = [""]
     for word in map(shlex.quote, words):
-        if word.startswith("--") or not parts:
-            parts.append(word)
-        else:
-            parts[-1] += f" {word}"
-    lines: list[str] = []
-    for part in parts:
-        if lines and len(f"{lines[-1]} {part}") <= WIDTH:
-            lines[-1] += f" {part}"
-        else:
-            lines.append(f"    {part}" if lines else part)
-    return " \\\n".join(lines)
+        if word.startswith("--"):
+            lines.append("")
+        lines[-1] += f" {word}"
+    return " \\\n   ".join(lines).strip()

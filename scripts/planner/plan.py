@@ -175,13 +175,7 @@ def with_engine(plan: Plan, config: Mapping[str, Any], strategy: ConfigStrategy)
         name = "DDP" if plan.engine == "ddp" else ""
         return replace(plan, name=plan.describe(name) or "one process")
     settings = config.get("fsdp_config", {})
-    shards = plan.ranks
-    if plan.engine == "fsdp2" and strategy.places:
-        shards = max(strategy.shards, 1) * strategy.cp
-    elif strategy.in_force == "NO_SHARD" and plan.engine == "fsdp1":
-        shards = 1
-    elif strategy.groups_are_machines:
-        shards = plan.ranks // plan.machines
+    shards = strategy.shards_on(plan.ranks, plan.ranks // plan.machines)
     name = f"{plan.engine.upper()} {strategy.in_force}"
     if plan.engine == "fsdp1" and shards == 1:
         name = "FSDP1 NO_SHARD"  # torch switches to it on a single rank, whatever the strategy.

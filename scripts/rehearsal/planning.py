@@ -27,7 +27,6 @@ class Wishes:
     """What the caller of scripts/rehearse.py requests instead of the YAML's settings."""
 
     num_processes: int | None = None
-    ranks_per_node: int | None = None
     mixed_precision: str | None = None
     num_machines: int | None = None
 
@@ -75,41 +74,6 @@ class Rehearsal:
             environment["DS_ACCELERATOR"] = "cpu"
             environment["CUDA_VISIBLE_DEVICES"] = ""
         return environment
-
-    def notes(self) -> list[str]:
-        """What CPU ranks cannot show, or do differently; one sentence each."""
-        if self.device != "cpu":
-            return []
-        notes = []
-        engine = self.facts.engine
-        offload = self.facts.offload
-        if self.facts.groups_are_machines:
-            notes.append(
-                f"nodes are simulated, {self.ranks_per_node} ranks each: "
-                "FSDP1 shards over the devices of a node"
-            )
-        if offload:
-            keys = ", ".join(offload)
-            notes.append(f"{keys}: on CPU ranks all tensors are in host memory anyway")
-        if engine == "zero":
-            notes.append(
-                "collectives go through gloo: "
-                "DeepSpeed's own shared-memory op would have to be compiled"
-            )
-        if self.facts.stage == 3:
-            notes.append(
-                "stage3_param_persistence_threshold: 0, so that small weights are split too"
-            )
-        if engine == "zero" and offload:
-            notes.append(
-                "torch's AdamW instead of DeepSpeedCPUAdam, which would have to be compiled"
-            )
-        if engine == "fsdp1":
-            notes.append(
-                "full state dicts are cloned, not offloaded: "
-                "on CPU upstream would hand out freed memory"
-            )
-        return notes
 
 
 def find_device(device: str) -> str:
@@ -162,9 +126,12 @@ def choose_ranks(
     if facts.engine != "single" and ranks < 2:
         raise ValueError(f"{config_file} needs at least 2 ranks to shard or replicate, not {ranks}")
     machines = wishes.num_machines or 1
-    ranks_per_node = wishes.ranks_per_node or ranks // max(machines, 2)
-    if facts.groups_are_machines:
-        check_nodes(ranks, ranks_per_node)
+    ranks_per_node = ranks // max(machines, 2)
+    if facts.groups_are_machines and ranks_per_node < 2:
+        raise ValueError(
+            f"HYBRID_SHARD needs 2 nodes of 2 or more ranks, not {ranks} ranks: with 1 per node "
+            "torch neither shards nor averages gradients"
+        )
     return ranks, ranks_per_node
 
 
@@ -178,16 +145,6 @@ def default_ranks(config: dict, facts: ConfigStrategy, device: str) -> int:
     if facts.groups_are_machines:
         return 4
     return 1 if facts.engine == "single" else 2
-
-
-def check_nodes(ranks: int, ranks_per_node: int) -> None:
-    """Refuse simulated nodes on which HYBRID_SHARD would not shard, or not replicate."""
-    if ranks_per_node < 2 or ranks % ranks_per_node != 0 or ranks == ranks_per_node:
-        raise ValueError(
-            f"HYBRID_SHARD needs 2 or more nodes of 2 or more ranks, not {ranks} ranks with "
-            f"{ranks_per_node} per node: with 1 per node torch neither shards nor averages "
-            "gradients"
-        )
 
 
 def find_overrides(wishes: Wishes, config: dict, device: str, ranks: int) -> list[Override]:

@@ -54,7 +54,7 @@ def shards_of(facts: ConfigStrategy, ranks: int, ranks_per_node: int) -> dict[st
     Args:
         facts: the strategy that the YAML requests.
     """
-    shards = number_of_shards(facts, ranks, ranks_per_node)
+    shards = facts.shards_on(ranks, ranks_per_node)
     stage = ALL_SPLIT
     if facts.stage is not None:
         stage = facts.stage
@@ -62,17 +62,6 @@ def shards_of(facts: ConfigStrategy, ranks: int, ranks_per_node: int) -> dict[st
     for name in CLASSES:
         split[name] = shards if stage >= SPLIT_FROM_STAGE[name] else 1
     return split
-
-
-def number_of_shards(facts: ConfigStrategy, ranks: int, ranks_per_node: int) -> int:
-    """Return the number of shards of a class that is split."""
-    if facts.engine in ("single", "ddp") or facts.in_force == "NO_SHARD":
-        return 1
-    if facts.groups_are_machines:
-        return ranks_per_node
-    if facts.places and facts.engine == "fsdp2":
-        return max(facts.shards, 1) * facts.cp
-    return ranks
 
 
 def promised(
