@@ -17,7 +17,6 @@ Exit codes: 0 done, 64 usage, 65 an update has conflicts, 73 cannot write.
 """
 
 import argparse
-import difflib
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
@@ -31,9 +30,9 @@ from template.copying import (
     files_of_copy,
     find_recipes,
     origin_of,
-    unknown_extras,
     write,
 )
+from template.imports import extras_of
 from template.updating import NotACopyError, update
 from tiny import makers
 
@@ -72,24 +71,16 @@ def wish_of(args: argparse.Namespace) -> Wish:
     return Wish(args.recipe, tuple(args.extras), tuple(args.engines))
 
 
-def check_names(wish: Wish) -> None:
-    """Exit with 64 and a suggestion for the name of a recipe or an extra that is not there."""
+def check(wish: Wish, folder: Path) -> None:
+    """Exit with 64 for a recipe or an extra that is not there, or a folder that is not new."""
     recipes = find_recipes(ROOT)
     if wish.recipe not in recipes:
-        close = difflib.get_close_matches(wish.recipe, recipes, n=1)
-        suggestion = f"did you mean {close[0]}?" if close else f"choose from {', '.join(recipes)}"
-        stop(Exit.USAGE, f"there is no recipe {wish.recipe}; {suggestion}")
-    for name in unknown_extras(ROOT, wish):
-        stop(Exit.USAGE, f"--extras {name}: {wish.recipe} has no such extra")
-
-
-def check_folder(folder: Path) -> None:
-    """Exit with 64 unless the folder is new or empty."""
-    if folder.is_dir():
-        if any(folder.iterdir()):
-            stop(Exit.USAGE, f"{folder} is not empty; name a new folder")
-    elif folder.exists():
-        stop(Exit.USAGE, f"{folder} is not a folder")
+        stop(Exit.USAGE, f"there is no recipe {wish.recipe}; choose from {', '.join(recipes)}")
+    for name in wish.extras:
+        if name not in extras_of(recipes[wish.recipe]):
+            stop(Exit.USAGE, f"--extras {name}: {wish.recipe} has no such extra")
+    if folder.is_file() or (folder.is_dir() and any(folder.iterdir())):
+        stop(Exit.USAGE, f"{folder} is not an empty folder; name a new one")
 
 
 def copy(wish: Wish, folder: Path) -> None:
@@ -118,8 +109,7 @@ def main() -> int:
     try:
         if args.update is None:
             wish = wish_of(args)
-            check_names(wish)
-            check_folder(folder)
+            check(wish, folder)
             copy(wish, folder)
             return Exit.DONE
         conflicts = update(ROOT, folder, parse_wish)

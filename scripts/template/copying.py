@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
-from template.imports import extras_of, modules_needed
+from template.imports import modules_needed
 from template.names import rename_files
 
 # {engine: the files of the core, and the YAML files, that only it needs}
@@ -118,16 +118,8 @@ def files_of_copy(root: Path, wish: Wish) -> dict[str, str]:
 
 def with_extras(text: str, extras: tuple[str, ...]) -> str:
     """Return the text of a recipe with other EXTRAS."""
-    listed = "".join(f'"{name}", ' for name in extras).rstrip()
-    if len(extras) > 1:
-        listed = listed.removesuffix(",")
-    return re.sub(r"(\bEXTRAS = )\([^)]*\)", rf"\g<1>({listed})", text)
-
-
-def unknown_extras(root: Path, wish: Wish) -> list[str]:
-    """Return which extras of a wish the recipe does not list."""
-    known = extras_of(root / "recipes" / f"{wish.recipe}.py")
-    return [name for name in wish.extras if name not in known]
+    listed = str(extras).replace("'", '"')
+    return re.sub(r"(\bEXTRAS = )\([^)]*\)", rf"\g<1>{listed}", text)
 
 
 def origin_of(root: Path, wish: Wish) -> str:
