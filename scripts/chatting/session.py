@@ -11,7 +11,7 @@ from datasets import disable_progress_bars
 from transformers.utils import logging
 
 from chatting.conversation import History
-from chatting.speakers import find_wanted, load_speakers
+from chatting.speakers import load_speakers
 from chatting.terminal import Terminal
 from common import Exit, stop
 
@@ -39,7 +39,7 @@ def run(args: argparse.Namespace) -> None:
     logging.disable_progress_bar()
     logging.set_verbosity_error()  # a prompt that is too long is an error of its own
     disable_progress_bars()
-    speakers = load_speakers(find_wanted(args.model_name_or_path, args.with_base), args)
+    speakers = load_speakers(args.model_name_or_path, args.with_base, args)
     folder = Path(args.model_name_or_path[0])
     save_to = args.save_to or (folder / ROWS if folder.is_dir() else Path(ROWS))
     history = History(system=args.system)

@@ -18,23 +18,8 @@ from chatting.conversation import History
 from core.chat import ChatTemplate
 from generation import loading
 from generation.answering import Answerer, RunningAnswer
+from generation.contestants import find_contestants
 from generation.loading import Source
-
-
-@dataclass(frozen=True)
-class Wanted:
-    """A model that was asked for.
-
-    Attributes:
-        name: as it is shown.
-        source: where its weights are.
-        prompts: where its tokenizer, its chat template and the settings of that are. For a base
-            they are those of the run that began with it, since the run may have added a template.
-    """
-
-    name: str
-    source: Source
-    prompts: Source
 
 
 @dataclass(frozen=True)
@@ -71,38 +56,23 @@ class Speaker:
         return RunningAnswer(self.answerer, history.asking(prompt), self.taking_turn(), stopping)
 
 
-def find_wanted(names: Sequence[str], with_base: bool) -> list[Wanted]:
-    """Return the named models and, if requested, the bases that they were trained on.
-
-    Raises SystemExit with 64 or 65 after a line about a folder that cannot be used.
-    """
-    wanted = []
-    for name in names:
-        source = loading.find_source(name)
-        wanted.append(Wanted(name, source, source))
-    if with_base:
-        for model in list(wanted):
-            base = loading.base_of(model.source)
-            known = [place_of(other.source) for other in wanted if other.source.base is None]
-            if place_of(base) not in known:
-                wanted.append(Wanted(f"{base.name} (before training)", base, model.source))
-    return wanted
-
-
 def place_of(source: Source) -> str:
     """Return where the whole model is: the absolute path of a folder, or a hub id and revision."""
     path = Path(source.weights)
     return str(path.resolve()) if path.is_dir() else f"{source.weights}@{source.revision}"
 
 
-def load_speakers(wanted: Sequence[Wanted], args: argparse.Namespace) -> list[Speaker]:
-    """Return the models, each base loaded once.
+def load_speakers(names: Sequence[str], with_base: bool, args: argparse.Namespace) -> list[Speaker]:
+    """Return the named models, and then the bases that they were trained on, each loaded once.
 
     Args:
+        with_base: whether the bases are wanted too.
         args: dtype, device and load_in_4bit of the weights; temperature and max_new_tokens of
             answers; chat_template_kwargs, before those of the run.
     """
-    tokenizers = [loading.load_tokenizer(model.prompts) for model in wanted]
+    found = find_contestants(names, with_base)
+    wanted = sorted(found, key=lambda model: model.is_base)  # Bases come last
+    templates = [model.template() for model in wanted]
     device = args.device or loading.default_device()
     quantization = loading.nf4(args.dtype) if args.load_in_4bit else None
     models: dict[str, Any] = {}  # {place of a whole model: it, with the adapters of all}
@@ -116,13 +86,14 @@ def load_speakers(wanted: Sequence[Wanted], args: argparse.Namespace) -> list[Sp
             models[place] = adapted.eval()
     lock = Lock()
     speakers = []
-    for number, (model, tokenizer) in enumerate(zip(wanted, tokenizers, strict=True)):
-        of_run = loading.template_settings_of(model.prompts.name)
-        template = ChatTemplate(tokenizer, of_run | args.chat_template_kwargs)
+    for number, (model, template) in enumerate(zip(wanted, templates, strict=True)):
+        settings = {**template.settings, **args.chat_template_kwargs}
+        template = ChatTemplate(template.tokenizer, settings)
         loaded = models[place_of(model.source)]
         answerer = Answerer(loaded, template, args.temperature, args.max_new_tokens)
         adapter = None if model.source.base is None else adapter_name(number)
-        speakers.append(Speaker(model.name, answerer, adapter, lock))
+        name = f"{model.name} (before training)" if model.is_base else model.name
+        speakers.append(Speaker(name, answerer, adapter, lock))
     return speakers
 
 

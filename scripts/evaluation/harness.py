@@ -16,7 +16,7 @@ from common import Exit, first_line, stop
 from core.chat import ChatTemplate
 from core.data import tokenize_text
 from core.generation import answer_in, greedy_options
-from evaluation.contestants import Contestant
+from generation.contestants import Contestant
 from generation.loading import load_tokenizer, template_settings_of
 from paths import SCRIPTS
 

@@ -16,8 +16,8 @@ from jinja2 import TemplateError
 from common import Exit, stop
 from core.data import IGNORED
 from core.generation import most_positions
-from evaluation.contestants import Contestant
 from generation.answering import Answerer
+from generation.contestants import Contestant
 from generation.rows import Question, answer_all, columns_in, columns_of, is_match
 from llama import tokenize_row
 

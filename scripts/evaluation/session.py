@@ -14,8 +14,8 @@ from transformers.utils import logging
 
 from common import Exit, stop
 from evaluation import harness, report
-from evaluation.contestants import Contestant, find_contestants
 from evaluation.rows import measure_rows
+from generation.contestants import Contestant, find_contestants
 from generation.rows import Question, columns_of, find_pattern_problem, load_questions
 
 

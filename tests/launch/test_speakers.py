@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM
 
 from adapter_folders import make_base, write_adapters
 from chatting.conversation import History
-from chatting.speakers import find_wanted, load_speakers
+from chatting.speakers import load_speakers
 
 OPTIONS = {"dtype": "float32", "device": "cpu", "load_in_4bit": False, "temperature": 0.0}
 
@@ -37,7 +37,7 @@ def adapters(base, once):
 
 def load(names, with_base=False):
     args = Namespace(**OPTIONS, max_new_tokens=12, chat_template_kwargs={})
-    return load_speakers(find_wanted(names, with_base), args)
+    return load_speakers(names, with_base, args)
 
 
 def answer(speaker, prompt="Spell the word lamp."):

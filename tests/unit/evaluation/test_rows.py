@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from core.data import IGNORED
-from evaluation.contestants import find_contestants
 from evaluation.rows import measure_rows
 from generation import loading
 from generation.answering import Answerer
+from generation.contestants import find_contestants
 from generation.rows import answer_all, columns_of, load_questions, score
 from generation.session import judge
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is evaluated: trained folders, and the bases that they were trained from."""
+"""What is asked side by side: trained folders, and the bases that they were trained from."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -39,6 +39,11 @@ class Contestant:
     source: Source
     run: Source
     before: str | None = None
+
+    @property
+    def is_base(self) -> bool:
+        """Return whether it is there as the base of a run."""
+        return self.source is not self.run
 
     @property
     def arguments(self) -> dict[str, Any]:
