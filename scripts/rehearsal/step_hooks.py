@@ -4,7 +4,6 @@
 import functools
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any
 
 from accelerate import Accelerator
@@ -38,37 +37,6 @@ SPLIT_MATRIX = {-2: "lora_B", -1: "lora_A"}
 OF_PEFT = ("base_layer", "original_module", "modules_to_save", "default")
 PreparedAction = Callable[[Module, Optimizer, Shapes], None]
 StepAction = Callable[[Any, Any], None]
-
-
-@dataclass
-class Prepared:
-    """What calls of `Accelerator.prepare` were given, and what they returned."""
-
-    tensors: Shapes = field(default_factory=list)
-    model: Module | None = None
-    optimizer: Optimizer | None = None
-    has_called: bool = False
-
-    def note_arguments(self, arguments: tuple) -> None:
-        """Describe a model that is trained, before it is split."""
-        for argument in arguments:
-            if isinstance(argument, Module) and is_trained(argument):
-                self.tensors = describe(argument, ranks_of_experts(argument))
-
-    def note_result(self, result: Any) -> None:
-        """Keep the first prepared model that is trained, and the first prepared optimizer."""
-        for prepared in result if isinstance(result, (tuple, list)) else [result]:
-            if isinstance(prepared, Module) and self.tensors and self.model is None:
-                self.model = prepared
-            if isinstance(prepared, Optimizer) and self.optimizer is None:
-                self.optimizer = prepared
-
-    def call_once(self, action: PreparedAction) -> None:
-        """Call action(model, optimizer, shapes) as soon as both are prepared, and only once."""
-        if self.model is None or self.optimizer is None or self.has_called:
-            return
-        self.has_called = True
-        action(self.model, self.optimizer, self.tensors)
 
 
 def is_trained(model: Module) -> bool:
@@ -139,16 +107,29 @@ def ranks_of_experts(model: Module) -> int:
 
 
 def when_prepared(action: PreparedAction) -> None:
-    """Call action(model, optimizer, shapes of the whole tensors) once both are prepared."""
+    """Call action(model, optimizer, shapes of the whole tensors) once both are prepared.
+
+    The model is the first one that is trained, the optimizer the first one of all.
+    """
     original = Accelerator.prepare
-    seen = Prepared()
+    models: list[tuple[Any, Shapes]] = []
+    optimizers: list[Optimizer] = []
 
     @functools.wraps(original)
     def prepare_and_call(self: Accelerator, *args: Any, **kwargs: Any) -> Any:
-        seen.note_arguments(args)
+        shapes: Shapes = []
+        for argument in args:
+            if isinstance(argument, Module) and is_trained(argument):  # before it is split
+                shapes = describe(argument, ranks_of_experts(argument))
+        had_both = bool(models and optimizers)
         result = original(self, *args, **kwargs)
-        seen.note_result(result)
-        seen.call_once(action)
+        for prepared in result if isinstance(result, (tuple, list)) else [result]:
+            if isinstance(prepared, Module) and shapes:
+                models.append((prepared, shapes))
+            if isinstance(prepared, Optimizer):
+                optimizers.append(prepared)
+        if models and optimizers and not had_both:
+            action(models[0][0], optimizers[0], models[0][1])
         return result
 
     Accelerator.prepare = prepare_and_call
