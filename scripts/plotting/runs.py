@@ -129,7 +129,9 @@ def differences(runs: Sequence[RecordedRun]) -> list[dict[str, Any]]:
 
 def setting_text(name: str, value: Any) -> str:
     """Return a setting as a label has it, such as learning_rate=0.001."""
-    text = f"{value:g}" if isinstance(value, float) else str(value)
+    text = str(value)
+    if isinstance(value, float):
+        text = f"{value:g}"
     if len(text) > LONGEST_VALUE:
         text = f"{text[: LONGEST_VALUE - 1]}…"
     return text if name == "strategy" else f"{name}={text}"
@@ -198,4 +200,8 @@ def table(names: Sequence[str], rows: Sequence[dict[str, Any]]) -> list[str]:
 
 def number_text(value: float | None) -> str:
     """Return a number, or - where there is none."""
-    return "-" if value is None else f"{value:.4g}" if value < 1000 else f"{value:,.0f}"
+    if value is None:
+        return "-"
+    if value < 1000:
+        return f"{value:.4g}"
+    return f"{value:,.0f}"

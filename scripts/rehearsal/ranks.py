@@ -49,7 +49,9 @@ class Rank:
         (self.folder / f"exit.{self.number}").write_text(str(code))
         if code not in CLEAN_EXITS:
             return code
-        deadline = time.monotonic() + (PATIENCE_AFTER_FAILURE if code else PATIENCE)
+        deadline = time.monotonic() + PATIENCE
+        if code:
+            deadline = time.monotonic() + PATIENCE_AFTER_FAILURE
         codes = recorded_codes(self.folder)
         while len(codes) < self.ranks_here and time.monotonic() < deadline:
             time.sleep(0.05)

@@ -204,7 +204,9 @@ def table(rows: list[dict]) -> str:
     for row in rows:
         numbers = (f"{row['held_bytes']:,}", f"{row['promised_bytes']:,}")
         kinds = ("+".join(row["dtypes"]), "+".join(row["devices"]))
-        promise = "whole" if row["shards"] == 1 else f"1/{row['shards']}"
+        promise = f"1/{row['shards']}"
+        if row["shards"] == 1:
+            promise = "whole"
         lines.append((str(row["rank"]), row["class"], *kinds, *numbers, promise, row["verdict"]))
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     text = []

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from common import Parser, at_least_1
-from tiny import options
+from tiny import options as known
 
 HERE = Path(__file__).parent
 RECIPES = HERE.parents[1] / "recipes"
@@ -24,11 +24,11 @@ MAKERS = sorted(path.stem for path in HERE.glob("*.py") if (RECIPES / path.name)
 
 
 @cache
-def options_of(recipe: str) -> type[options.Options]:
+def options_of(recipe: str) -> type[known.Options]:
     """Return the options of a maker; their docstring is what --help says."""
     name = "".join(word.capitalize() for word in recipe.split("_")) + "Options"
-    if hasattr(options, name):
-        return getattr(options, name)
+    if hasattr(known, name):
+        return getattr(known, name)
     return importlib.import_module(f"tiny.{recipe}").Options
 
 
@@ -54,8 +54,10 @@ def parse(words: Sequence[str] | None, description: str | None = None) -> Namesp
     for recipe in MAKERS:
         add_parser(recipes, recipe)
     values = vars(parser.parse_args(words))
-    own = {name: values.pop(name) for name in ("recipe", "folder")}
-    return Namespace(**own, options=options_of(own["recipe"])(**values))
+    recipe = values.pop("recipe")
+    folder = values.pop("folder")
+    options = options_of(recipe)(**values)
+    return Namespace(recipe=recipe, folder=folder, options=options)
 
 
 def carry_out(args: Namespace) -> None:
@@ -64,7 +66,8 @@ def carry_out(args: Namespace) -> None:
     Raises SystemExit with 65 for a text that cannot be read, with 73 for a folder that cannot be
     written, after one line on stderr.
     """
-    importlib.import_module(f"tiny.{args.recipe}").make(args.folder, args.options)
+    module = importlib.import_module(f"tiny.{args.recipe}")
+    module.make(args.folder, args.options)
 
 
 def add_parser(recipes: Any, recipe: str) -> None:
