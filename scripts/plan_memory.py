@@ -26,35 +26,29 @@ from typing import Any
 
 from common import Parser, run_command
 
-# Options of `accelerate launch`, each with a value, that change no byte, and those without one
-LAUNCHER_OPTIONS = (
-    "--machine_rank",
-    "--main_process_ip",
-    "--main_process_port",
-    "--main_training_function",
-    "--gpu_ids",
-    "--rdzv_backend",
-    "--deepspeed_hostfile",
-    "--num_cpu_threads_per_process",
-)
-LAUNCHER_FLAGS = ("--multi_gpu", "--quiet")
 # Sizes of a mesh, which `accelerate launch` takes as --parallelism_config_KEY
 SIZES = ("dp_replicate_size", "dp_shard_size", "tp_size", "cp_size", "sp_size")
 
 
 def parse_args() -> dict[str, Any]:
-    """Return the fields of the request (planner/request.py) that the command line makes."""
+    """Return the fields of the request (planner/request.py) that the command line makes.
+
+    What is no option of the planner is read as `accelerate launch` reads it.
+    """
     parser = make_parser()
     options, words = parser.parse_known_args()
+    from accelerate.commands.launch import launch_command_parser  # Takes seconds
+
+    launcher = launch_command_parser()
+    launcher.error = parser.error
+    launch = launcher.parse_args(words)
     sizes = {}
     for key in SIZES:
         size = vars(options).pop(f"parallelism_config_{key}")
         if size is not None:
             sizes[key] = size
-    vars(options).pop("ignored")
-    if not words or words[0].startswith("--"):
-        parser.error("name MODEL or recipes/llama.py before the recipe's own arguments")
-    return {"model": words[0], "words": words[1:], "sizes": sizes, **vars(options)}
+    model = launch.training_script
+    return {"model": model, "words": launch.training_script_args, "sizes": sizes, **vars(options)}
 
 
 def make_parser() -> Parser:
@@ -77,10 +71,6 @@ def make_parser() -> Parser:
     )
     for key in SIZES:
         parser.add_argument(f"--parallelism_config_{key}", type=int, help=argparse.SUPPRESS)
-    for option in LAUNCHER_OPTIONS:
-        parser.add_argument(option, dest="ignored", help=argparse.SUPPRESS)
-    for flag in LAUNCHER_FLAGS:
-        parser.add_argument(flag, dest="ignored", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--mixed_precision", choices=["no", "bf16", "fp16"], help="[the YAML's]")
     parser.add_argument(
         "--gpu",

@@ -53,7 +53,7 @@ REFUSED = {
     "{strange} --config_file {ddp}": "not the config of a model",
     "{wide} --config_file {ddp}": "not the config of a model",
     "{picture} --config_file {ddp}": "ViTConfig",
-    "--config_file {ddp} --max_length 5 {model}": "before the recipe's own arguments",
+    "--config_file {ddp} --max_length 5 {model}": "--max_length",
     "{impossible} --config_file {ddp}": "-5",
     "recipes/bert.py --config_file {ddp}": "rehearse it",
     f"--config_file {{pp}} --num_processes 2 {PIPELINE}": "rehearse it",
@@ -108,7 +108,7 @@ def test_a_wrong_argument_leaves_no_trace_in_the_output_folder(places, tmp_path,
 
 
 def test_what_only_the_launcher_reads_is_left_out(monkeypatch):
-    words = "--multi_gpu --main_process_port 0 recipes/llama.py --machine_rank 1 --max_length 8"
+    words = "--multi_gpu --main_process_port 0 --machine_rank 1 recipes/llama.py --max_length 8"
     monkeypatch.setattr(sys, "argv", ["plan_memory.py", *words.split()])
     request = plan_memory.parse_args()
     assert (request["model"], request["words"]) == ("recipes/llama.py", ["--max_length", "8"])
