@@ -13,7 +13,7 @@ recipe you can name a model: a hub id, a folder or a config.json. All other argu
 recipe's own. No weights are loaded.
 
 The plan covers the worst case: one optimizer step in which every row has --max_length tokens, all
-supervised (--longest and --supervised_share change that), and one batch of evaluation. The real
+supervised (--longest changes that), and one batch of evaluation. The real
 recipe's step runs on fake tensors; docs/planning.md states the errors.
 
 Exit codes: 0 planned; 1 with --gpu: does not fit; 64 usage; 69 no hub; 73 cannot write.
@@ -80,12 +80,6 @@ def make_parser() -> Parser:
     )
     parser.add_argument(
         "--longest", type=int, help="tokens of the longest row, if fewer than --max_length"
-    )
-    parser.add_argument(
-        "--supervised_share",
-        type=float,
-        default=1.0,
-        help="share of the tokens that are supervised and need logits [%(default)s]",
     )
     parser.add_argument(
         "--json", metavar="PATH.json", help="write the plan here; -: to the terminal"

@@ -27,7 +27,7 @@ import tempfile
 from pathlib import Path
 
 from common import Parser, run_command
-from rehearsal.planning import Rehearsal, Wishes, find_device, plan
+from rehearsal.planning import Rehearsal, find_device, plan
 from rehearsal.ranks import NOT_AS_PROMISED, launch
 from rehearsal.shard_report import judge, table
 
@@ -141,9 +141,10 @@ def main() -> None:
     for path in (args.config_file, args.recipe):
         if not Path(path).is_file():
             parser.error(f"{path} does not exist")
-    wishes = Wishes(args.num_processes, args.mixed_precision, args.num_machines)
+    device = find_device(args.device)
+    wishes = (args.num_processes, args.mixed_precision, args.num_machines)
     try:
-        rehearsal = plan(args.config_file, wishes, find_device(args.device))
+        rehearsal = plan(args.config_file, device, *wishes)
     except ValueError as error:
         parser.error(str(error))
     show(args, rehearsal)

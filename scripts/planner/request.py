@@ -113,7 +113,6 @@ class Request:
     mixed_precision: str | None = None
     gpu: str | None = None  # a name or a size, as `bytes_of_card` reads it
     longest: int | None = None  # tokens of the longest row
-    supervised_share: float = 1.0  # share of all tokens that are trained on
     json: str | None = None
 
     @property
@@ -124,10 +123,6 @@ class Request:
 
     def check(self) -> None:
         """Raise UnplannableError for options that are out of range or do not fit together."""
-        if not 0 < self.supervised_share <= 1:
-            raise UnplannableError(
-                f"--supervised_share {self.supervised_share}: must be above 0 and at most 1"
-            )
         for key, size in self.sizes.items():
             if size < 1:
                 raise UnplannableError(f"--parallelism_config_{key} {size}: must be at least 1")
@@ -196,23 +191,15 @@ def read_config(name: str, revision: str) -> Any:
     Raises:
         UnplannableError: with 69 if the hub cannot be reached, with 64 for what is no config.
     """
-    missing = find_missing(name)
-    if name.endswith(".json") and not Path(name).is_file():
-        missing = f"{name}: no such file"
-    if missing is not None:
-        raise UnplannableError(
-            f"{missing}; MODEL is a hub id, a folder with a config.json, or a config.json"
-        )
+    is_path = find_missing(name) is not None or name.endswith(".json")
+    if is_path and not Path(name).is_file():
+        raise UnplannableError(f"{name}: no such file or folder; MODEL may be a hub id too")
     try:
         return AutoConfig.from_pretrained(name, revision=revision, trust_remote_code=False)
-    except OSError as error:
+    except Exception as error:  # Each config class checks its own fields in its own way.
         code = Exit.USAGE if Path(name).exists() else Exit.NO_HUB
         raise UnplannableError(
-            f"{name}: its config cannot be read: {first_line(error)}", code
-        ) from None
-    except Exception as error:  # Each config class checks its own fields in its own way.
-        raise UnplannableError(
-            f"{name}: not the config of a model that transformers knows: {first_line(error)}"
+            f"{name}: no config that transformers can read: {first_line(error)}", code
         ) from None
 
 
@@ -229,8 +216,8 @@ def batch_of(args: Any, request: Request) -> Batch:
             raise UnplannableError("--longest: packed sequences are filled to --max_length")
         length = request.longest
     lines = args.per_device_train_batch_size * (2 if hasattr(args, "beta") else 1)
-    supervised = max(round(lines * length * request.supervised_share), 1)
-    return Batch(lines, length, supervised, is_filled or getattr(args, "padding_free", False))
+    is_packed = is_filled or getattr(args, "padding_free", False)
+    return Batch(lines, length, lines * length, is_packed)
 
 
 # ---- Cards ----

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from config_strategy import ConfigStrategy, misfit_of_mesh, read, strategy_of
+from config_strategy import ConfigStrategy, read, strategy_of
 
 PROGRAM = Path(__file__).with_name("cpu_ranks.py")  # starts each rank
 
@@ -20,15 +20,6 @@ class Override:
     old: str
     new: str
     reason: str
-
-
-@dataclass(frozen=True)
-class Wishes:
-    """What the caller of scripts/rehearse.py requests instead of the YAML's settings."""
-
-    num_processes: int | None = None
-    mixed_precision: str | None = None
-    num_machines: int | None = None
 
 
 @dataclass(frozen=True)
@@ -85,94 +76,64 @@ def find_device(device: str) -> str:
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
-def plan(config_file: str, wishes: Wishes, device: str) -> Rehearsal:
-    """Plan the rehearsal of a YAML.
+def plan(
+    config_file: str,
+    device: str,
+    num_processes: int | None = None,
+    mixed_precision: str | None = None,
+    num_machines: int | None = None,
+) -> Rehearsal:
+    """Plan the rehearsal of a YAML; the numbers and the precision take the place of the YAML's.
 
     Raises:
-        ValueError: if the file is no config, or the ranks do not fit it. Whether accelerate does
-            what it says is checked by the recipe that is launched with it.
+        ValueError: if the file is no config, or the ranks would not show its sharding. Whether
+            accelerate does what it says is checked by the recipe that is launched with it.
     """
     config = read(config_file)
     facts = strategy_of(config)
-    ranks, ranks_per_node = choose_ranks(config_file, wishes, config, facts, device)
-    overrides = find_overrides(wishes, config, device, ranks)
-    machines = wishes.num_machines or 1
-    if ranks % machines != 0:
-        raise ValueError(
-            f"--num_processes {ranks} is the number of all ranks: "
-            f"it has to be a multiple of --num_machines {machines}"
-        )
-    return Rehearsal(config_file, facts, device, ranks, ranks_per_node, overrides, machines)
-
-
-def choose_ranks(
-    config_file: str, wishes: Wishes, config: dict, facts: ConfigStrategy, device: str
-) -> tuple[int, int]:
-    """Return the number of ranks, and of ranks per node.
-
-    Raises:
-        ValueError: if the YAML's mesh or sharding is not possible with them.
-    """
-    ranks = wishes.num_processes or default_ranks(config, facts, device)
-    if facts.engine == "single" and ranks != 1:
-        raise ValueError(
-            f"{config_file} is for one process; it does not run with --num_processes {ranks}"
-        )
-    mesh = facts.places
-    if mesh and ranks != mesh:
-        raise ValueError(f"{config_file}: {misfit_of_mesh(config, ranks)}")
-    if device != "cpu":
-        return ranks, ranks
-    if facts.engine != "single" and ranks < 2:
-        raise ValueError(f"{config_file} needs at least 2 ranks to shard or replicate, not {ranks}")
-    machines = wishes.num_machines or 1
-    ranks_per_node = ranks // max(machines, 2)
+    ranks = num_processes or default_ranks(config, facts, device)
+    machines = num_machines or 1
+    ranks_per_node = ranks
+    if device == "cpu":
+        ranks_per_node = ranks // max(machines, 2)
     if facts.groups_are_machines and ranks_per_node < 2:
         raise ValueError(
             f"HYBRID_SHARD needs 2 nodes of 2 or more ranks, not {ranks} ranks: with 1 per node "
             "torch neither shards nor averages gradients"
         )
-    return ranks, ranks_per_node
+    overrides = []
+    if ranks != config.get("num_processes", 1):
+        reason = "requested" if num_processes else "one rank would show nothing"
+        written = str(config.get("num_processes", 1))
+        overrides.append(Override("num_processes", written, str(ranks), reason))
+    if config.get("num_machines", 1) > 1 and not num_machines:
+        here = "all ranks run here"
+        machine = str(config.get("machine_rank", 0))
+        overrides.append(Override("num_machines", str(config["num_machines"]), "1", here))
+        overrides.append(Override("machine_rank", machine, "0", here))
+    written = config.get("mixed_precision", "no")
+    precision = mixed_precision or default_precision(config, device)
+    if precision != written:
+        reason = "slow on CPU; --mixed_precision bf16 also shows what bf16 refuses"
+        if mixed_precision:
+            reason = "requested"
+        overrides.append(Override("mixed_precision", written, precision, reason))
+    return Rehearsal(config_file, facts, device, ranks, ranks_per_node, overrides, machines)
 
 
 def default_ranks(config: dict, facts: ConfigStrategy, device: str) -> int:
     """Return the default number of ranks: on CPU, the fewest that show the strategy."""
     if device != "cpu":
         return config.get("num_processes", 1)
-    mesh = facts.places
-    if mesh:
-        return mesh
+    if facts.places:
+        return facts.places
     if facts.groups_are_machines:
         return 4
     return 1 if facts.engine == "single" else 2
 
 
-def find_overrides(wishes: Wishes, config: dict, device: str, ranks: int) -> list[Override]:
-    """Return the settings that must differ from the YAML, and why."""
-    overrides = []
-    written = str(config.get("num_processes", 1))
-    if str(ranks) != written:
-        reason = "requested" if wishes.num_processes else "one rank would show nothing"
-        overrides.append(Override("num_processes", written, str(ranks), reason))
-    if config.get("num_machines", 1) > 1 and not wishes.num_machines:
-        here = "all ranks run here"
-        machine = str(config.get("machine_rank", 0))
-        overrides.append(Override("num_machines", str(config["num_machines"]), "1", here))
-        overrides.append(Override("machine_rank", machine, "0", here))
-    written = config.get("mixed_precision", "no")
-    precision = choose_precision(wishes, config, device)
-    if precision != written:
-        reason = "slow on CPU; --mixed_precision bf16 also shows what bf16 refuses"
-        if wishes.mixed_precision:
-            reason = "requested"
-        overrides.append(Override("mixed_precision", written, precision, reason))
-    return overrides
-
-
-def choose_precision(wishes: Wishes, config: dict, device: str) -> str:
-    """Return the mixed precision in force: none on CPU, unless it is requested."""
-    if wishes.mixed_precision:
-        return wishes.mixed_precision
+def default_precision(config: dict, device: str) -> str:
+    """Return the mixed precision unless one is requested: none on CPU."""
     # The launcher cannot change the precision of a DeepSpeed JSON.
     is_in_json = "deepspeed_config_file" in config.get("deepspeed_config", {})
     if device == "cpu" and not is_in_json:
