@@ -96,7 +96,7 @@ def plan(
     ranks_per_node = ranks
     if device == "cpu":
         ranks_per_node = ranks // max(machines, 2)
-    if facts.groups_are_machines and ranks_per_node < 2:
+    if device == "cpu" and facts.groups_are_machines and ranks_per_node < 2:
         raise ValueError(
             f"HYBRID_SHARD needs 2 nodes of 2 or more ranks, not {ranks} ranks: with 1 per node "
             "torch neither shards nor averages gradients"
