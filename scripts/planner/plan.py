@@ -235,17 +235,10 @@ def find_misfits(plan: Plan) -> Iterator[str]:
     args = plan.args
     name = plan.name
     in_8_bits = getattr(args, "load_in_8bit", False)
-    in_4_bits = getattr(args, "load_in_4bit", False)
-    uses_dora = getattr(args, "use_dora", False)
     if in_8_bits and plan.engine.startswith("fsdp"):
         yield f"{name} cannot shard int8 weights"
     if args.optim.endswith("bit") and (plan.engine.startswith("fsdp") or plan.engine == "zero"):
         yield f"--optim {args.optim} cannot hold the shards of {name}"
-    if plan.tp > 1 and (in_8_bits or in_4_bits or uses_dora):
-        yield (
-            "tensor parallelism splits no base under --load_in_8bit or --load_in_4bit, and no "
-            "adapters under --use_dora"
-        )
     if plan.cp > 1 and (getattr(args, "packing", False) or getattr(args, "padding_free", False)):
         yield "--packing, --padding_free: rows of one line would see each other in a ring"
 

@@ -68,7 +68,6 @@ def test_other_numbers_of_ranks_than_those_of_the_mesh_are_refused(name, model):
 
 
 REFUSED = [
-    ("tp", ["--load_in_8bit", "--use_peft"]),
     ("fsdp2_cp", ["--packing"]),
     ("fsdp2_cp", ["--attn_implementation", "eager"]),
     ("fsdp2_cp", ["--padding_free"]),
