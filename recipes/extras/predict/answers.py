@@ -56,33 +56,6 @@ def length_of_answer(answer: Sequence[int], ends: Collection[int]) -> int | None
     return next((index for index, token in enumerate(answer) if token in ends), None)
 
 
-def ends_of_turns(tokenizer: Any) -> set[int]:
-    """Return the ids of the tokens that may end a turn."""
-    texts = ChatTemplate(tokenizer).end_tokens
-    added = tokenizer.added_tokens_decoder.items()
-    return {number for number, token in added if token.content in texts}
-
-
-def read_reference(
-    row: Mapping[str, Any], turn_ends: Collection[int], tokenizer: Any
-) -> tuple[list[int], int | None]:
-    """Return the tokens of a prepared row's last answer, and how many are before its end.
-
-    Its end is the last token, but for white space: tokens that may end a turn, such as the <think>
-    of some tokenizers, may also be inside. The number is None if the row was cut.
-    """
-    start, end = last_answer(row["labels"])
-    answer = row["input_ids"][start:end].tolist()
-    if row["truncated"]:
-        return answer, None
-    for index in reversed(range(len(answer))):
-        if answer[index] in turn_ends:
-            return answer, index
-        if tokenizer.decode([answer[index]]).strip():
-            break
-    return answer, None
-
-
 @dataclass(frozen=True)
 class Question:
     """A row whose last answer the model is to give.
@@ -91,7 +64,6 @@ class Question:
         prompt: the tokens before that answer, as a text with its special tokens.
         shown: the same without them.
         reference: the row's own answer.
-        end: the token that ends it, or None if it was cut off.
         has_one_answer: whether an answer is right only if it is equal to the reference: one that is
             whole, short, and not longer than the tokens that may be generated.
     """
@@ -99,24 +71,23 @@ class Question:
     prompt: str
     shown: str
     reference: str
-    end: int | None
     has_one_answer: bool
 
 
 def read_question(
-    row: Mapping[str, Any], template: ChatTemplate, turn_ends: Collection[int], room: int
+    row: Mapping[str, Any], template: ChatTemplate, ends: Collection[int], room: int
 ) -> Question:
     """Return the question that a prepared row asks.
 
     Args:
-        turn_ends: the tokens that may end a turn.
+        ends: the tokens that end an answer.
         room: the most tokens of the model's answer.
     """
     tokenizer = template.tokenizer
     tokens = row["input_ids"].tolist()
-    start, _ = last_answer(row["labels"])
-    answer, length = read_reference(row, turn_ends, tokenizer)
-    end = None if length is None else answer[length]
+    start, end = last_answer(row["labels"])
+    answer = tokens[start:end]
+    length = length_of_answer(answer, ends)  # None if the row was cut
     written = tokenizer.decode(answer[:length], skip_special_tokens=True).strip()
     reference = answer_in(template, written)
     if length is not None and reference != written:
@@ -125,7 +96,6 @@ def read_question(
         prompt=tokenizer.decode(tokens[:start]),
         shown=tokenizer.decode(tokens[:start], skip_special_tokens=True),
         reference=reference,
-        end=end,
         has_one_answer=length is not None and length <= min(SHORT_ANSWER, room),
     )
 
@@ -189,8 +159,8 @@ class Predictor:
         self._layout = plan.layout
         self._template = ChatTemplate(tokenizer, args.chat_template_kwargs or {})
         self._folder = Path(args.output_dir)
+        self._ends = self._template.stop_tokens() | listed_stop_tokens(model.generation_config)
         positions = most_positions(model.config)
-        turn_ends = ends_of_turns(tokenizer)
         count = min(args.num_predictions, len(rows))
         self._questions: dict[int, Question] = {}  # by the number of the row in its file
         numbers: dict[int, list[int]] = {}  # of rows, by the most tokens of their answers
@@ -200,7 +170,7 @@ class Predictor:
             if start > 0:
                 room = min(args.generation_max_new_tokens, positions - start)
                 numbers.setdefault(room, []).append(number)
-                question = read_question(row, self._template, turn_ends, room)
+                question = read_question(row, self._template, self._ends, room)
                 self._questions[int(row["row"])] = question
         if not numbers:
             fail(
@@ -208,8 +178,6 @@ class Predictor:
                 "--predict_with_generate needs rows with a prompt that is not trained on: leave "
                 "out --no_completion_only_loss and --no_assistant_only_loss",
             )
-        ends = {question.end for question in self._questions.values() if question.end is not None}
-        self._ends = ends | {tokenizer.eos_token_id} - {None}
         collator = PromptCollator(tokenizer.pad_token_id)
         self._loaders: dict[int, DataLoader] = {}
         for room in sorted(numbers):
@@ -256,9 +224,8 @@ class Predictor:
 
     def _options(self, model: Any) -> dict[str, Any]:
         """Return the arguments of transformers' generate for a model of transformers or of peft."""
-        ends = listed_stop_tokens(model.generation_config) | self._ends
         return greedy_options(model) | {
-            "eos_token_id": sorted(ends),
+            "eos_token_id": sorted(self._ends),
             "pad_token_id": self._template.tokenizer.pad_token_id,
             "use_cache": True,
         }

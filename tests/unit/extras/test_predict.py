@@ -21,10 +21,8 @@ from extras.predict.answers import (
     Predictor,
     PromptCollator,
     attending_to_padded_rows,
-    ends_of_turns,
     last_answer,
     length_of_answer,
-    read_question,
 )
 from extras.varlen import attention as varlen
 from fakes import fake_accelerator
@@ -77,23 +75,6 @@ def test_an_answer_is_as_long_as_its_turn():
     assert length_of_answer([5, 6, 9, 7, 9], {9}) == 2
     assert length_of_answer([9], {9}) == 0
     assert length_of_answer([5, 6], {9}) is None
-
-
-def test_a_row_that_is_cut_at_a_token_that_may_end_a_turn_has_no_whole_reference(tiny):
-    tokenizer = AutoTokenizer.from_pretrained(tiny / "model")
-    tokenizer.add_tokens(["<think>"])
-    said = [TALK[0], {"role": "assistant", "content": "ab<think>cd"}]
-
-    def prepare(max_length):
-        row = llama.tokenize_row({"messages": said}, ChatTemplate(tokenizer), max_length)
-        return {name: np.array(value) for name, value in row.items()} | {"row": 1}
-
-    think = tokenizer.convert_tokens_to_ids("<think>")
-    cut = prepare(prepare(1024)["input_ids"].tolist().index(think) + 1)
-    assert cut["input_ids"][-1] == think
-    question = read_question(cut, ChatTemplate(tokenizer), ends_of_turns(tokenizer), 128)
-    assert question.end is None and question.reference == "ab<think>"
-    assert not question.has_one_answer
 
 
 # ---- Answers ----
