@@ -79,10 +79,7 @@ def check_image(image: EncodedImage, label: object) -> None:
     except Exception as error:  # Each decoder raises exceptions of its own.
         raise ValueError(f"{name}: is not a complete image: {error}") from None
     if mode.startswith(DEEP_MODES):
-        raise ValueError(
-            f"{name}: has more than 8 bits per color ({mode}), and decoding would keep 8 of them: "
-            "save it with 8 bits per color"
-        )
+        raise ValueError(f"{name}: save it with 8 bits per color: it has more, which would be lost")
 
 
 def hash_of_image(image: EncodedImage, label: object) -> int:

@@ -66,10 +66,7 @@ def read_tags(values: Any, names: Sequence[str] | None, column: str) -> list[str
     for value in values:
         tag = value.strip() if isinstance(value, str) else by_number.get(value, "")
         if not tag:
-            raise ValueError(
-                f"has a tag in {column} that has no name: {value!r}: write names, or numbers that "
-                "the data set or the model's config names"
-            )
+            raise ValueError(f"has a tag in {column} that neither data nor model name: {value!r}")
         found.append(tag)
     return found
 

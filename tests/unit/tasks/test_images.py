@@ -126,7 +126,7 @@ class TestChecked:
             (PNG[:-500], "truncated"),
             (JPEG[:-200], "truncated"),
             (BMP[:-500], "truncated"),
-            (DEEP, "more than 8 bits"),
+            (DEEP, "8 bits per color"),
         ],
         ids=["empty", "text", "cut PNG", "cut JPEG", "cut BMP", "16 bits"],
     )
