@@ -62,15 +62,6 @@ def golden(request):
 
 
 @pytest.fixture(scope="session")
-def short_of(once):
-    """The same with 102 rows, whose last window of 12 is short."""
-    fewer = ["--num_train_rows", "102"]
-    return lambda recipe: once(
-        f"short_{recipe}", partial(net.make, recipe, words=[*jobs.wide(recipe), *fewer])
-    )
-
-
-@pytest.fixture(scope="session")
 def tiny(tiny_of):
     """The folder of the tiny language model that recipes/llama.py trains."""
     return tiny_of("llama")

@@ -5,26 +5,11 @@ import base64
 import hashlib
 import json
 import threading
-from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 CUT = "cut"  # The planted error that closes the connection without an answer
-CUT_WITHIN = "cut within"  # The same in the middle of the request's body
 SHA = "0" * 40  # All commits have it.
-
-
-@dataclass
-class Planted:
-    """An error in place of an answer.
-
-    Attributes:
-        error: a status, CUT or CUT_WITHIN.
-        times: how often; -1 for always.
-    """
-
-    error: int | str
-    times: int = -1
 
 
 class Hub(ThreadingHTTPServer):
@@ -36,7 +21,7 @@ class Hub(ThreadingHTTPServer):
         created: the bodies of the requests that create a repository.
         commits: the header of each commit, which has its message.
         requests: method and path of every request, in order.
-        errors: {part of a path: Planted}, or a status or CUT that is always answered there.
+        errors: {part of a path: a status, or CUT} that is answered there.
     """
 
     daemon_threads = True
@@ -48,7 +33,7 @@ class Hub(ThreadingHTTPServer):
         self.created: list[dict[str, Any]] = []
         self.commits: list[dict[str, Any]] = []
         self.requests: list[str] = []
-        self.errors: dict[str, Planted | int | str] = {}
+        self.errors: dict[str, int | str] = {}
 
     @property
     def url(self) -> str:
@@ -76,30 +61,15 @@ class Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         """Answer with the planted error of this path, if there is one, or as the hub would."""
         self.server.requests.append(f"{self.command} {self.path}")
-        planted = self.find_error()
-        if planted is not None and planted.error == CUT_WITHIN:
-            self.rfile.read(int(self.headers["Content-Length"]) // 2)
-            self.close_connection = True
-            return
         body = self.read_body()
-        if planted is None:
+        errors = self.server.errors.items()
+        error = next((error for part, error in errors if part in self.path), None)
+        if error is None:
             self.route(body)
-        elif planted.error == CUT:
+        elif error == CUT:
             self.close_connection = True
         else:
-            self.answer({"error": "planted"}, int(planted.error))
-
-    def find_error(self) -> Planted | None:
-        """Return the error that is planted for this path and not used up, or None."""
-        for part, planted in self.server.errors.items():
-            if part not in self.path:
-                continue
-            if not isinstance(planted, Planted):
-                return Planted(planted)
-            if planted.times != 0:
-                planted.times -= 1
-                return planted
-        return None
+            self.answer({"error": "planted"}, int(error))
 
     def read_body(self) -> bytes:
         """Return the request's body, which may come in chunks."""

@@ -148,10 +148,10 @@ class Agents:
 
 
 @pytest.fixture
-def words_of(short_of):
+def words_of(tiny_of):
     """A function from a recipe to its words."""
     flags = ("--max_steps", str(STEPS), "--logging_steps", "1")
-    return lambda recipe: [*map(str, data_of(short_of(recipe))), *flags]
+    return lambda recipe: [*map(str, data_of(tiny_of(recipe))), *flags]
 
 
 @pytest.fixture

@@ -72,7 +72,7 @@ class Job:
 
 
 @pytest.fixture
-def submit(cluster, short_of, tmp_path):
+def submit(cluster, tiny_of, tmp_path):
     """A function that submits the template for the job of `STEPS` steps, or another one."""
     jobs = []
 
@@ -91,7 +91,7 @@ def submit(cluster, short_of, tmp_path):
             "OUTPUT_DIR": str(folder),
         }
         words = ["sbatch", "--parsable", "--gpus-per-node=1", f"--output={folder.parent}/%j.out"]
-        words += [*sbatch, "clusters/slurm.sbatch", *data_of(short_of(recipe))]
+        words += [*sbatch, "clusters/slurm.sbatch", *data_of(tiny_of(recipe))]
         words += ["--logging_steps", "1", *flags]
         job = Job(cluster, cluster.run(*words, cwd=REPO, environment=variables), folder)
         jobs.append(job)

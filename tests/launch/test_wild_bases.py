@@ -62,11 +62,11 @@ def write_tensors(model, tensors):
 
 
 @pytest.fixture
-def base(short_of, tmp_path):
+def base(tiny_of, tmp_path):
     """A function from a recipe to a copy of its tiny model, which may be spoiled."""
 
     def copy(recipe):
-        return shutil.copytree(short_of(recipe) / "model", tmp_path / "base")
+        return shutil.copytree(tiny_of(recipe) / "model", tmp_path / "base")
 
     return copy
 
@@ -128,10 +128,10 @@ SPOILED += [("llama", nest_quantization), ("llama", rename), ("bert", rename), (
 
 
 @pytest.mark.parametrize(("recipe", "spoil"), SPOILED)
-def test_a_base_that_is_not_all_there_is_refused(recipe, spoil, base, short_of, tmp_path):
+def test_a_base_that_is_not_all_there_is_refused(recipe, spoil, base, tiny_of, tmp_path):
     model = base(recipe)
     says = spoil(model)
-    line = refused(train(recipe, model, short_of(recipe), tmp_path / "out"))
+    line = refused(train(recipe, model, tiny_of(recipe), tmp_path / "out"))
     assert str(model) in line and all(words in line for words in says), line
     assert not (tmp_path / "out" / "metrics.jsonl").exists()
 
@@ -144,11 +144,11 @@ def test_a_base_that_is_not_all_there_is_refused(recipe, spoil, base, short_of, 
         ("ep", "mixtral", ["--ep_size", 2]),
     ],
 )
-def test_every_strategy_refuses_it(config, recipe, flags, base, short_of, tmp_path):
+def test_every_strategy_refuses_it(config, recipe, flags, base, tiny_of, tmp_path):
     tiny = recipe.removesuffix("_pipeline")
     model = base(tiny)
     says = drop_one(model)
-    words = [*data_of(short_of(tiny)), *flags]
+    words = [*data_of(tiny_of(tiny)), *flags]
     words[1] = model
     words += [*UNCHANGED, "--output_dir", tmp_path / "out"]
     program = REPO / "recipes" / f"{recipe}.py"
@@ -181,16 +181,16 @@ IN_BITS = {
 
 
 @pytest.fixture
-def in_bits(once, short_of):
+def in_bits(once, tiny_of):
     return lambda bits: once(
-        f"base_in_{bits}_bits", partial(write_in_bits, IN_BITS[bits], short_of("llama"))
+        f"base_in_{bits}_bits", partial(write_in_bits, IN_BITS[bits], tiny_of("llama"))
     )
 
 
 @pytest.mark.parametrize("bits", IN_BITS)
-def test_a_base_of_bitsandbytes_is_trained_as_it_was_saved(bits, in_bits, short_of, tmp_path):
+def test_a_base_of_bitsandbytes_is_trained_as_it_was_saved(bits, in_bits, tiny_of, tmp_path):
     """The first loss is that of the same base when it is quantized as it is loaded."""
-    tiny, flags = short_of("llama"), ["--use_peft", f"--load_in_{bits}bit"]
+    tiny, flags = tiny_of("llama"), ["--use_peft", f"--load_in_{bits}bit"]
     losses = []
     for model in (in_bits(bits), tiny / "model"):
         train("llama", model, tiny, tmp_path / model.name, *flags, code=0)
@@ -208,15 +208,15 @@ def test_a_base_of_bitsandbytes_is_trained_as_it_was_saved(bits, in_bits, short_
     ],
 )
 def test_flags_that_say_otherwise_than_the_files_are_refused(
-    bits, flags, fix, in_bits, short_of, tmp_path
+    bits, flags, fix, in_bits, tiny_of, tmp_path
 ):
-    done = train("llama", in_bits(bits), short_of("llama"), tmp_path / "out", "--use_peft", *flags)
+    done = train("llama", in_bits(bits), tiny_of("llama"), tmp_path / "out", "--use_peft", *flags)
     line = refused(done)
     assert "(bitsandbytes)" in line and fix in line
 
 
-def test_fsdp_does_not_get_bytes_that_it_cannot_shard(in_bits, short_of, tmp_path):
-    words = data_of(short_of("llama"))
+def test_fsdp_does_not_get_bytes_that_it_cannot_shard(in_bits, tiny_of, tmp_path):
+    words = data_of(tiny_of("llama"))
     words[1] = in_bits("4")
     words += ["--use_peft", "--load_in_4bit", *UNCHANGED, "--output_dir", tmp_path / "out"]
     done = rehearse("fsdp", *words, num_processes=2)
@@ -263,9 +263,9 @@ def heads(*folders):
 
 
 @pytest.mark.parametrize("recipe", CLASSIFIERS)
-def test_an_untrained_step_leaves_each_class_its_weights(recipe, short_of, tmp_path):
+def test_an_untrained_step_leaves_each_class_its_weights(recipe, tiny_of, tmp_path):
     """Also where the base has its classes in another order than that of the alphabet."""
-    tiny = short_of(recipe)
+    tiny = tiny_of(recipe)
     names = names_in(recipe, tiny)[::-1]
     model = with_head(recipe, tiny, names, tmp_path / "base")
     done = train(recipe, model, tiny, tmp_path / "out", code=0)
@@ -287,9 +287,9 @@ def test_an_untrained_step_leaves_each_class_its_weights(recipe, short_of, tmp_p
     ids=["case", "numbers", "unnamed", "twelve"],
 )
 def test_names_of_classes_are_compared_as_people_write_them(
-    of_base, of_rows, is_kept, short_of, tmp_path
+    of_base, of_rows, is_kept, tiny_of, tmp_path
 ):
-    tiny = short_of("bert")
+    tiny = tiny_of("bert")
     model = with_head("bert", tiny, of_base, tmp_path / "base")
     rows = [{"text": "the room was dark", "label": name} for name in of_rows] * 2
     file = write_rows(tmp_path / "rows.jsonl", rows)
@@ -305,8 +305,8 @@ def test_names_of_classes_are_compared_as_people_write_them(
 
 
 # ---- Adapters ----
-def test_adapters_name_a_local_base_from_any_folder(short_of, tmp_path):
-    tiny = shutil.copytree(short_of("llama"), tmp_path / "tiny")
+def test_adapters_name_a_local_base_from_any_folder(tiny_of, tmp_path):
+    tiny = shutil.copytree(tiny_of("llama"), tmp_path / "tiny")
     words = ["--model_name_or_path", "tiny/model", "--dataset_name", "tiny/data/train.jsonl"]
     words += [*UNCHANGED, "--use_peft", "--output_dir", "out"]
     recipe(*words, cwd=tmp_path, code=0)

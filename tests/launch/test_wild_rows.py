@@ -17,7 +17,7 @@ from datasets import Dataset
 from transformers import AutoModelForTokenClassification, AutoTokenizer
 
 import launching
-from launching import REPO, errors_of, read_metrics, read_rows, recipe, rehearse, script
+from launching import REPO, errors_of, read_metrics, read_rows, recipe, rehearse
 
 # Characters that patterns expand, and some that only look odd
 FOLDER = "my [ab] rows*"
@@ -158,15 +158,6 @@ def test_images_of_a_folder_that_exists_are_those_and_copies_are_found_by_conten
 def copy_to(source, target):
     target.parent.mkdir(parents=True, exist_ok=True)
     shutil.copyfile(source, target)
-
-
-def test_a_script_reads_the_file_that_was_named(tiny_of, tmp_path):
-    tiny = tiny_of("llama")
-    rows = distinct_rows(tiny)
-    file = write_rows(tmp_path / FOLDER / f"{FILE}.csv", rows[:3])
-    write_rows(tmp_path / FOLDER / f"{NEIGHBOR_FILE}.csv", rows[:7])
-    done = script("generate", tiny / "model", "--file", file, "--max_new_tokens", 1, code=0)
-    assert "/3)" in done.output.splitlines()[-1]
 
 
 def test_a_split_that_is_held_out_of_rows_with_copies_is_counted(tiny_of, tmp_path):

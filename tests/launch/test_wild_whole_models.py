@@ -123,9 +123,9 @@ def base_of(tiny, once):
 
 
 @pytest.fixture(scope="module")
-def rows(short_of):
+def rows(tiny_of):
     """The flags of few rows."""
-    return ["--dataset_name", short_of("llama") / "data" / "train.jsonl"]
+    return ["--dataset_name", tiny_of("llama") / "data" / "train.jsonl"]
 
 
 def tensors_of(folder, pattern="model*.safetensors"):
