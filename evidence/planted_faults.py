@@ -361,7 +361,7 @@ FAULTS = [
     fault(
         "a refusal prints nothing",
         f"{CORE}/exits.py",
-        ("    print(text, file=sys.stderr, flush=True)\n    report_to_launcher(text)", "    pass"),
+        ("    print(text, file=sys.stderr, flush=True)\n    raise", "    raise"),
         test="../unit/core/test_cli.py -k contradict",
     ),
     fault(
@@ -380,7 +380,7 @@ FAULTS = [
     fault(
         "the result has only what rank 0 holds",
         f"{CORE}/export.py",
-        ("enumerate(gather(described, group)):", "enumerate(gather(described, group)[:1]):"),
+        ("enumerate(gather([*own], group)):", "enumerate(gather([*own], group)[:1]):"),
         test="test_cells.py -k fsdp2_full_shard-llama-full",
     ),
     fault(

@@ -25,12 +25,13 @@ from transformers.core_model_loading import revert_weight_conversion
 
 from core import workarounds
 from core.boxes import LocalBox, boxes_of, clean_name
-from core.checkpoint import flush, gather, let_others_read, make_patient_group
+from core.checkpoint import copied, flush, gather, let_others_read, make_patient_group
 from core.exits import End, Exit
 from core.state import free_whole_weights, fsdp1_slices
 from core.weights import read_left_out
 
 WEIGHTS = re.compile(r"model(-[0-9]{5,}-of-[0-9]{5,})?\.safetensors")
+ADAPTERS = "adapter_model.safetensors"
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 STAGING = "model.staging"
@@ -62,8 +63,9 @@ def save_model(
     unwrapped: Any = extract_model_from_parallel(model, keep_torch_compile=False)
     group = make_patient_group()
     has_adapters = hasattr(unwrapped, "peft_config")
-    if has_adapters:
-        weights = adapter_weights(model, group)
+    if has_adapters:  # Only what is trained: adapters, and modules trained whole beside them
+        trained = [clean_name(name) for name, one in model.named_parameters() if one.requires_grad]
+        weights = collect(boxes_of_weights(model, trained), group)
     else:
         weights = model_weights(model, unwrapped, group)
     problem = None
@@ -87,28 +89,10 @@ def save_model(
 
 
 # ---- Collect ----
-def adapter_weights(model: Any, group: Any) -> dict[str, torch.Tensor]:
-    """Return on rank 0 what is trained, by name: adapters, and modules trained whole beside them.
-
-    Every rank takes part.
-
-    Args:
-        model: as `prepare` returned it.
-        group: of all ranks, whose calls may take long.
-    """
-    trained = [clean_name(name) for name, one in model.named_parameters() if one.requires_grad]
-    return collect(boxes_of_weights(model, trained), group)
-
-
 def model_weights(model: Any, unwrapped: Any, group: Any) -> dict[str, torch.Tensor]:
     """Return on rank 0 all weights of a model, by the names that its files have.
 
     Every rank takes part.
-
-    Args:
-        model: as `prepare` returned it, or a part of a pipeline.
-        unwrapped: the same of transformers, without wrappers.
-        group: of all ranks, whose calls may take long.
     """
     left_out = {*getattr(unwrapped, "all_tied_weights_keys", {})}
     left_out |= {*(unwrapped._keys_to_ignore_on_save or ())}
@@ -149,16 +133,11 @@ def boxes_of_weights(model: Any, names: Collection[str]) -> list[LocalBox]:
 
 
 def saved_buffers(model: Any) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield (name, buffer) of the buffers that belong into files, in the dtype they have there.
-
-    FSDP1 casts buffers to the precision in which it computes, and remembers their own.
-    """
-    own_dtypes = getattr(model, "_buffer_name_to_orig_dtype", {})
+    """Yield (name, buffer) of the buffers that belong into files."""
     for prefix, module in model.named_modules():
         for name, buffer in module.named_buffers(prefix, recurse=False):
             if name.rpartition(".")[2] not in module._non_persistent_buffers_set:
-                name = clean_name(name)
-                yield name, buffer.to(own_dtypes.get(name, buffer.dtype))
+                yield clean_name(name), buffer
 
 
 def collect(boxes: Sequence[LocalBox], group: Any) -> dict[str, torch.Tensor]:
@@ -167,51 +146,35 @@ def collect(boxes: Sequence[LocalBox], group: Any) -> dict[str, torch.Tensor]:
     Each box is sent by the first rank that has it, one after another.
     """
     rank = 0 if group is None else dist.get_rank(group)
-    own = {(box.name, box.start): box.part for box in boxes}
-    described = []
-    for box in boxes:
-        described.append((box.name, box.shape, box.start, tuple(box.part.shape), box.part.dtype))
+    own = {(box.name, box.start): box for box in boxes}
     whole: dict[str, torch.Tensor] = {}
     known = set()
-    for sender, found in enumerate(gather(described, group)):
-        for name, shape, start, sizes, dtype in found:
-            if (name, start) in known:
+    for sender, found in enumerate(gather([*own], group)):
+        for key in found:
+            if key in known:
                 continue
-            known.add((name, start))
-            if rank == 0:
-                if sender == 0:
-                    data = own[name, start].cpu()
-                else:
-                    data = receive(sizes, dtype, sender, group)
-                if sizes == shape:
-                    whole[name] = data
-                    continue
-                target = whole.setdefault(name, torch.empty(shape, dtype=dtype))
-                place = zip(start, sizes, strict=True)
-                target[tuple(slice(first, first + size) for first, size in place)] = data
-            elif rank == sender:
-                data = own[name, start].cpu().contiguous()
-                dist.send(data.view(-1).view(torch.uint8), 0, group=group)
+            known.add(key)
+            if rank == sender > 0:
+                dist.send_object_list([copied(own[key])], 0, group=group)
+            if rank > 0:
+                continue
+            received: list[Any] = [own.get(key)]
+            if sender > 0:
+                dist.recv_object_list(received, sender, group=group)
+            (box,) = received
+            if box.part.shape == box.shape:
+                whole[box.name] = box.part.cpu()
+                continue
+            target = whole.setdefault(box.name, torch.empty(box.shape, dtype=box.part.dtype))
+            place = zip(box.start, box.part.shape, strict=True)
+            target[tuple(slice(first, first + size) for first, size in place)] = box.part
     return whole
-
-
-def receive(sizes: Sequence[int], dtype: torch.dtype, sender: int, group: Any) -> torch.Tensor:
-    """Return a tensor of these sizes that another rank sends, as bytes, to this one."""
-    data = torch.empty(sizes, dtype=dtype)
-    dist.recv(data.view(-1).view(torch.uint8), sender, group=group)
-    return data
 
 
 # ---- Write ----
 def has_result(folder: Path) -> bool:
-    """Return whether a folder has all weights of a finished run: adapters, one file or shards."""
-    if (folder / "adapter_model.safetensors").is_file() or (folder / SINGLE).is_file():
-        return True
-    try:
-        files = json.loads((folder / INDEX).read_text())["weight_map"].values()
-    except (OSError, ValueError, LookupError):  # There is no index, or it is damaged
-        return False
-    return all((folder / name).is_file() for name in files)
+    """Return whether a folder has all weights of a finished run, of which the index is last."""
+    return any((folder / name).is_file() for name in (ADAPTERS, SINGLE, INDEX))
 
 
 @contextlib.contextmanager
@@ -239,7 +202,8 @@ def replacing_result(folder: Path) -> Generator[Path]:
     for path in folder.iterdir():
         if WEIGHTS.fullmatch(path.name):
             path.unlink()
-    for path in sorted(staging.iterdir(), key=rank_of_file):
+    files = sorted(staging.iterdir(), key=lambda path: path.suffix == ".safetensors")
+    for path in sorted(files, key=lambda path: path.name == INDEX):  # Weights, then their index
         if path.is_dir():
             shutil.copytree(path, folder / path.name, dirs_exist_ok=True)
         else:
@@ -284,10 +248,3 @@ def write_adapters(unwrapped: Any, weights: Mapping[str, Any], folder: Path) -> 
     workarounds.remove_fsdp1_wrappers(unwrapped)
     unwrapped.save_pretrained(folder, state_dict=weights)
     (folder / "README.md").unlink()
-
-
-def rank_of_file(path: Path) -> int:
-    """Return when a file takes its place: weights after all others, and their index last."""
-    if path.name == INDEX:
-        return 2
-    return int(path.suffix == ".safetensors")

@@ -38,10 +38,6 @@ class UncheckedStep:
     rows: Sequence[Sequence[int]]
     losses: Sequence[torch.Tensor]
 
-    def changed_weights(self) -> bool:
-        """Return whether the step changed the weights. Waits for the device."""
-        return not self.held_back and (self.norm is None or math.isfinite(self.norm))
-
 
 class NonFiniteSteps:
     """The steps of a run that were not finite, and the file with their rows.
@@ -52,12 +48,7 @@ class NonFiniteSteps:
     """
 
     def __init__(self, path: Path, budget: int) -> None:
-        """Know where the rows are written.
-
-        Args:
-            path: of the file with the rows.
-            budget: the number of steps that may be left out; with 0 the first one ends the run.
-        """
+        """Write rows to `path`; once `budget` steps were left out, the next one ends the run."""
         self.left_out = 0
         self._path = path
         self._budget = budget
@@ -67,10 +58,7 @@ class NonFiniteSteps:
         """Check the steps since the last call. Those not finite changed no weight on any rank.
 
         Their rows are recorded: those whose loss is not finite or, if only the gradient is not, all
-        rows of the step. Every rank takes part.
-
-        Args:
-            group: of all ranks.
+        rows of the step. Every rank takes part, and waits for its device.
 
         Returns:
             None, or the first step at which the run has to end, and why.
@@ -79,7 +67,7 @@ class NonFiniteSteps:
         unchecked = self.unchecked
         self.unchecked = []
         for step in unchecked:
-            if step.changed_weights():
+            if not step.held_back and (step.norm is None or math.isfinite(step.norm)):
                 continue
             what, rows = find_cause(step, group)
             if what == "gradient" and accelerator.mixed_precision == "fp16":
@@ -102,8 +90,6 @@ class NonFiniteSteps:
 
 def hold_back(accelerator: Accelerator, optimizer: AcceleratedOptimizer, norm: Any) -> bool:
     """Have the optimizer's next step change nothing if the gradient is not finite.
-
-    Call it before optimizer.step().
 
     Args:
         norm: the whole norm of the gradient; a number or None if an engine returns it so.

@@ -28,7 +28,7 @@ from core.batches import Plan
 from core.checkpoint import Checkpoints, gather, on_rank_0
 from core.cli import may_change
 from core.engine import Layout, zero_stage
-from core.exits import RANK, End, Exit, end_alone, end_together, fail, print_without_failing
+from core.exits import RANK, End, Exit, end_alone, end_together, fail
 from core.export import has_result
 from core.extras import parts_of_run
 from core.metrics import METRICS, Metrics, cut_after, finite_or_none, peak_memory_gib
@@ -50,8 +50,8 @@ T = TypeVar("T")
 # The names of the counts in metrics.jsonl and in checkpoints
 COUNTED = {"tokens": "num_input_tokens_seen", "images": "num_images_seen"}
 NONFINITE_ROWS = "nonfinite_rows.jsonl"
-# What a run writes into its folder beside a model and checkpoints
-OWN_FILES = ("status.json", RUN, METRICS, NONFINITE_ROWS, "predictions*.jsonl")
+# One of them is in each folder with a model
+MODEL_FILES = ("config.json", "adapter_config.json")
 # Rank 0 of a run whose launcher was killed still needs a moment to end
 SECONDS_TO_END = 10
 SMALLER_IS_BETTER = ("loss", "perplexity", "mse")
@@ -76,12 +76,16 @@ class Run:
         Args:
             counts: what `finish_step` counts, "tokens" or "images".
         """
-        print_without_failing()
         self._args = args
         self._folder = Path(args.output_dir)
-        problem = find_overwritten(args)
-        if problem is not None:
-            fail(Exit.USAGE, f"--output_dir {args.output_dir} {problem}: choose another")
+        is_base = self._folder.resolve() == Path(args.model_name_or_path).resolve()
+        has_model = any((self._folder / name).is_file() for name in MODEL_FILES)
+        if is_base or (has_model and not (self._folder / RUN).is_file()):
+            fail(
+                Exit.USAGE,
+                f"--output_dir {self._folder} has a model that the result would overwrite: choose "
+                "another",
+            )
         self._extras = parts_of_run(args)
         if RANK == 0 and not args.dry_run:
             self._lock = take_folder(self._folder)
@@ -101,6 +105,7 @@ class Run:
         self._evaluated = False  # the state after the current step
         # Step, metric and value of the best evaluation; only with --load_best_model_at_end
         self._best: dict[str, Any] | None = None
+        self._metric = f"eval_{args.metric_for_best_model.removeprefix('eval_')}"
         self.step = 0
 
     # ---- Before the loop ----
@@ -136,9 +141,8 @@ class Run:
             if eval_rows is None:
                 raise End(
                     Exit.USAGE,
-                    "--load_best_model_at_end needs rows to evaluate on: pass --eval_dataset_name, "
-                    "a --dataset_test_split that the data set has, or --eval_split, which for "
-                    "documents is --num_eval_documents, and no --eval_strategy no",
+                    "--load_best_model_at_end needs evaluations, and rows for them: pass "
+                    "--eval_dataset_name, --eval_split or --num_eval_documents",
                 )
             self._identity["eval_data"] = eval_rows.fingerprint
         if args.use_peft:  # The checkpoint has only the adapters
@@ -177,18 +181,12 @@ class Run:
                 self._accelerator.print(line, flush=True)
                 if name not in may_differ:
                     refused.append(name)
-        if "rows_per_step" in refused:
-            raise End(
-                Exit.USAGE,
-                f"a step of the run in {self._folder} has {before['rows_per_step']} rows: choose "
-                "--per_device_train_batch_size and --gradient_accumulation_steps that give as many",
-            )
         if refused:
             raise End(
                 Exit.USAGE,
-                f"the run in {self._folder} had other values, listed above: use those, "
-                f"--allow_change {' '.join(refused)} to continue from a checkpoint, or another "
-                "--output_dir",
+                f"the run in {self._folder} had other values, listed above: use those, another "
+                f"--output_dir or, but for rows_per_step, --allow_change {' '.join(refused)} to "
+                "continue from a checkpoint",
             )
 
     def summarize(self, model: torch.nn.Module, notes: Mapping[str, str]) -> None:
@@ -586,19 +584,16 @@ class Run:
         """
         value: Any = on_rank_0(partial(metrics.get, self._metric), self._group)  # All agree
         if value is None:
-            known = ", ".join(key for key in metrics if key.startswith("eval_"))
             flag = f"--metric_for_best_model {self._args.metric_for_best_model}"
-            self._end(Exit.USAGE, f"{flag}: an evaluation has {known}: choose one")
+            self._end(Exit.USAGE, f"{flag}: an evaluation has {', '.join(metrics)}: choose one")
         if not math.isfinite(value) or self._schedule.steps == 0:
             return
-        sign = 1 if is_greater_better(self._args) else -1
+        is_greater_better = self._args.greater_is_better
+        if is_greater_better is None:
+            is_greater_better = not self._metric.endswith(SMALLER_IS_BETTER)
+        sign = 1 if is_greater_better else -1
         if self._best is None or sign * value > sign * self._best["value"]:
             self._best = {"step": self.step, "metric": self._metric, "value": value}
-
-    @property
-    def _metric(self) -> str:
-        """What the best model is chosen by, as metrics.jsonl has it."""
-        return f"eval_{self._args.metric_for_best_model.removeprefix('eval_')}"
 
     def _load_best(self) -> None:
         """Put the weights of the best evaluation in place of the last. Every rank takes part."""
@@ -654,13 +649,6 @@ class Run:
         end_together(end)
 
 
-def is_greater_better(args: CommonArguments) -> bool:
-    """Return --greater_is_better, which by default follows from the metric's name."""
-    if args.greater_is_better is not None:
-        return args.greater_is_better
-    return not args.metric_for_best_model.endswith(SMALLER_IS_BETTER)
-
-
 def take_folder(folder: Path) -> FileLock:
     """Make the folder of a run, and keep other runs out of it for as long as this process lives."""
     lock = FileLock(folder / ".run.lock", timeout=SECONDS_TO_END)
@@ -676,25 +664,3 @@ def take_folder(folder: Path) -> FileLock:
     except OSError as error:
         fail(Exit.CANNOT_WRITE, f"--output_dir {folder}: {error}")
     return lock
-
-
-def find_overwritten(args: CommonArguments) -> str | None:
-    """Return why a run would overwrite its base, another model or its rows, or None.
-
-    Nothing is written into such a folder, not even a status.
-    """
-    folder = Path(args.output_dir).resolve()
-    if folder == Path(args.model_name_or_path).resolve():
-        return "is the folder of --model_name_or_path, which the result would overwrite"
-    names = [args.dataset_name] if isinstance(args.dataset_name, str) else [*args.dataset_name]
-    if args.eval_dataset_name:
-        names.append(args.eval_dataset_name)
-    for name in names:
-        rows = Path(name).resolve()
-        is_own = rows.parent == folder and any(rows.match(own) for own in OWN_FILES)
-        if is_own or (rows.is_dir() and folder.is_relative_to(rows)):
-            return f"is where the run would overwrite rows of {name}, or read its own files as rows"
-    is_model = any((folder / name).is_file() for name in ("config.json", "adapter_config.json"))
-    if is_model and not (folder / RUN).is_file():
-        return "has a model that is not from a run of these recipes"
-    return None

@@ -49,8 +49,7 @@ class Status:
         """Return the content of the file, {} if it cannot be read."""
         if self.folder is not None:
             with contextlib.suppress(OSError, ValueError):
-                found = json.loads((self.folder / "status.json").read_text())
-                return found if isinstance(found, dict) else {}
+                return json.loads((self.folder / "status.json").read_text())
         return {}
 
     def write(self, state: str, code: int | None = None, why: str | None = None) -> None:
@@ -60,8 +59,10 @@ class Status:
         facts = {"state": state, "exit_code": code, "why": why, "step": self.step}
         facts |= {"rank": RANK, "host": HOST, "process": os.getpid()}
         facts["time"] = time.strftime("%Y-%m-%d %H:%M:%S")
+        staged = self.folder / f"status.json.{RANK}.tmp"  # No reader is to see a part of it
         with contextlib.suppress(OSError):
-            write_whole(self.folder / "status.json", json.dumps(facts, indent=2))
+            staged.write_text(json.dumps(facts, indent=2))
+            os.replace(staged, self.folder / "status.json")
 
     def end(self, end: End) -> bool:
         """Record how the run ends. Returns False if another rank has ended it before.
@@ -173,13 +174,3 @@ def leave_signals_to_parent() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-
-
-def write_whole(path: Path, text: str) -> None:
-    """Replace a file as a whole, so that no reader ever sees a part of it; flush it to the disk."""
-    staged = Path(f"{path}.{RANK}.tmp")
-    with open(staged, "w") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(staged, path)

@@ -3,7 +3,6 @@
 
 import contextlib
 import json
-import os
 import sys
 from collections.abc import Mapping
 from importlib import metadata
@@ -15,8 +14,6 @@ from accelerate import Accelerator
 
 RUN = "run.json"
 LIBRARIES = ("torch", "accelerate", "transformers", "datasets", "peft", "bitsandbytes", "deepspeed")
-LAUNCHERS_VARIABLES = ("ACCELERATE_", "FSDP_", "PARALLELISM_")
-SECRETS = ("TOKEN", "KEY", "SECRET", "PASS")
 
 
 def summary_lines(
@@ -79,11 +76,6 @@ def write_run_json(args: Any, lines: Mapping[str, str], identity: Mapping[str, A
         lines: what `summary_lines` returned.
         identity: what is compared when the run resumes, beside its arguments.
     """
-    launch = {}
-    for name, value in os.environ.items():
-        is_secret = any(word in name for word in SECRETS)
-        if name.startswith(LAUNCHERS_VARIABLES) and not is_secret:
-            launch[name] = value
     versions = {}
     for name in LIBRARIES:
         with contextlib.suppress(metadata.PackageNotFoundError):
@@ -94,7 +86,6 @@ def write_run_json(args: Any, lines: Mapping[str, str], identity: Mapping[str, A
         "arguments": vars(args),
         **identity,
         "loss_unit": args.LOSS_UNIT,
-        "launch": launch,
         "versions": versions,
     }
     Path(args.output_dir, RUN).write_text(json.dumps(run, indent=2))

@@ -48,10 +48,8 @@ class RecordedRun:
 
     def settings(self) -> dict[str, Any]:
         """Return strategy, precision and arguments by their names, as run.json has them."""
-        settings = {
-            "strategy": self.facts.get("summary", {}).get("strategy"),
-            "mixed_precision": self.facts.get("launch", {}).get("ACCELERATE_MIXED_PRECISION"),
-        }
+        summary = self.facts.get("summary", {})
+        settings = {name: summary.get(name) for name in ("strategy", "precision")}
         settings |= self.facts.get("arguments", {})
         return {key: settings[key] for key in settings if key not in NOT_COMPARED}
 

@@ -65,7 +65,7 @@ SILENT = {
         "model.find_untrained": ["none of this name", "reads no text", "share their numbers"],
     },
     "a run would go on with other rows or arguments": {
-        "run.Run._refuse_changes": ["rows: choose", "had other values"],
+        "run.Run._refuse_changes": ["had other values"],
     },
     "a run would start over beside its checkpoints, or mix with one that went further": {
         "run.Run._find_checkpoint": ["no checkpoint can be trusted", "went further"],
@@ -80,7 +80,7 @@ SILENT = {
         "checkpoint.Checkpoints.begin": ["no checkpoint is made"],
     },
     "the model that is saved would not be the best": {
-        "run.Run.check_plan": ["needs rows to evaluate on"],
+        "run.Run.check_plan": ["needs evaluations"],
         "run.Run._note_if_best": ["an evaluation has"],
         "run.Run._load_best": ["the model of the best evaluation"],
     },

