@@ -211,11 +211,6 @@ def name_of_fsdp1(accelerator: Accelerator) -> str:
     return requested if num_shards > 1 else "NO_SHARD"
 
 
-def compute_dtype(dtype: str, accelerator: Accelerator) -> str:
-    """Return the name of the dtype of matrix products: mixed precision's, or else the weights'."""
-    return mixed_dtype(accelerator) or dtype
-
-
 # ---- The Accelerator ----
 def make_accelerator(args: Any) -> tuple[Accelerator, Layout]:
     """Return the Accelerator, which has to exist before the model is loaded, and its layout.
@@ -392,7 +387,7 @@ def find_faults_of_dtypes(args: Any, accelerator: Accelerator) -> Iterator[str]:
             "float32, with which mixed_precision: bf16 computes in bf16 all the same, or "
             "--no_master_weights"
         )
-    computes_in = compute_dtype(args.dtype, accelerator)
+    computes_in = mixed_dtype(accelerator) or args.dtype
     is_4_bit = getattr(args, "load_in_4bit", False)
     if is_4_bit and is_sharded(accelerator) and args.dtype != computes_in:
         yield (

@@ -15,8 +15,6 @@ from typing import Any
 import torch
 import transformers
 from accelerate import Accelerator
-from huggingface_hub.errors import HFValidationError
-from huggingface_hub.utils import validate_repo_id
 from torch.distributed.tensor import DTensor
 from transformers import AutoConfig, AutoTokenizer, BitsAndBytesConfig
 from transformers.models.auto.modeling_auto import (
@@ -26,9 +24,9 @@ from transformers.models.auto.modeling_auto import (
 
 from core import weights, workarounds
 from core.chat import DEFAULT_TEMPLATE
-from core.engine import Layout, compute_dtype
+from core.engine import Layout
 from core.exits import Exit, fail
-from core.workarounds import fsdp_plugin
+from core.workarounds import fsdp_plugin, mixed_dtype
 
 # In the names of parts that read no text: towers, and what maps their output to embeddings
 OF_OTHER_INPUTS = re.compile("vision|visual|image|img|audio|multi_modal")
@@ -55,20 +53,15 @@ def loading(what: str, name: str) -> Generator[None]:
     """End with one line, and 64, or 69 if the hub cannot be reached, if a model cannot be loaded.
 
     Args:
-        what: "tokenizer", "image processor" or "model".
+        what: is loaded, such as "tokenizer".
         name: the folder or hub id.
     """
     try:
         yield
     # What transformers makes of most faults; a missing package is one
     except (OSError, ValueError, KeyError, ImportError) as error:
-        code = Exit.NO_HUB
-        try:
-            validate_repo_id(name)
-        except HFValidationError:  # It can only be a path.
-            code = Exit.USAGE
-        if Path(name).exists() or not isinstance(error, OSError):
-            code = Exit.USAGE
+        is_of_hub = not Path(name).is_absolute() and not Path(name).exists()
+        code = Exit.NO_HUB if is_of_hub and isinstance(error, OSError) else Exit.USAGE
         reason = f"{type(error).__name__}: {' '.join(str(error).split())[:400]}"
         fail(code, f"--model_name_or_path {name}: no {what}: {reason}")
 
@@ -76,8 +69,7 @@ def loading(what: str, name: str) -> Generator[None]:
 def load_tokenizer(args: Any, **options: Any) -> Any:
     """Return the tokenizer of --model_name_or_path, with a pad token.
 
-    Where the recipe has --chat_template, it has that, its own or a plain one. Ends with 64 or 69 if
-    there is no tokenizer.
+    Where the recipe has --chat_template, it has that, its own or a plain one.
 
     Args:
         options: further arguments of from_pretrained, such as src_lang.
@@ -99,7 +91,7 @@ def load_tokenizer(args: Any, **options: Any) -> Any:
 
 
 def read_config(args: Any) -> Any:
-    """Return the config of --model_name_or_path; end with 64 or 69 if there is none."""
+    """Return the config of --model_name_or_path."""
     with loading("model", args.model_name_or_path):
         return AutoConfig.from_pretrained(
             args.model_name_or_path, revision=args.model_revision, trust_remote_code=False
@@ -183,7 +175,7 @@ def quantization(
         load_in_4bit=True,
         bnb_4bit_quant_type=args.bnb_4bit_quant_type,
         bnb_4bit_quant_storage=args.dtype,
-        bnb_4bit_compute_dtype=compute_dtype(args.dtype, accelerator),
+        bnb_4bit_compute_dtype=mixed_dtype(accelerator) or args.dtype,
         bnb_4bit_use_double_quant=args.bnb_4bit_use_double_quant,
         llm_int8_skip_modules=skipped,
     )
@@ -238,19 +230,13 @@ def base_model_of(model: Any) -> Any:
 
 
 def check_model(
-    model: Any,
-    largest_token: int,
-    *,
-    shares_lines: bool = False,
-    gives_ends: bool = False,
+    model: Any, largest_token: int, *, shares_lines: bool = False, gives_ends: bool = False
 ) -> None:
     """End with 64 if rows of a line would see each other, or a token has no embedding.
 
     Args:
-        model: with or without adapters.
         largest_token: the largest token of the rows, the pad token included.
-        shares_lines: whether several rows, or documents of a stream, share a line of a batch and
-            must not see each other.
+        shares_lines: whether several rows share a line of a batch and must not see each other.
         gives_ends: whether the attention is given the ends or lengths of the rows of a line,
             in place of a mask.
     """
@@ -323,6 +309,8 @@ def add_adapters(
     """
     if not args.use_peft:
         return model
+    from peft import LoraConfig, get_peft_model
+
     problems = list(find_untrained(model, args))
     if problems:
         fail(Exit.USAGE, *problems)
@@ -330,12 +318,27 @@ def add_adapters(
         vars(model)["name_or_path"] = os.path.abspath(args.model_name_or_path)
     accelerator = layout.accelerator
     whole = [*new_modules, *args.modules_to_save]
-    options |= {"modules_to_save": whole or None, "revision": args.model_revision}
+    targets = args.lora_target_modules
+    known: dict[str, Any] = {
+        "r": args.lora_r,
+        "lora_alpha": args.lora_alpha,
+        "lora_dropout": args.lora_dropout,
+        "target_modules": "all-linear" if targets == ["all-linear"] else targets,
+        "modules_to_save": whole or None,
+        "use_rslora": getattr(args, "use_rslora", False),
+        "use_dora": getattr(args, "use_dora", False),
+        "revision": args.model_revision,
+    }
     if any(reads_no_text(model, path) for path, _ in model.named_modules()):
-        options["exclude_modules"] = f".*({OF_OTHER_INPUTS.pattern}).*"
-    config = lora_config(args, **options)
+        known["exclude_modules"] = f".*({OF_OTHER_INPUTS.pattern}).*"
+    computes_in_16_bits = accelerator.mixed_precision != "no"
+    # Adapters of a 16-bit base become fp32, except where FSDP2 needs one dtype in a unit.
+    to_fp32 = computes_in_16_bits or not accelerator.is_fsdp2 or not whole
     with layout.making_adapters(model):
-        model = wrap_in_adapters(model, config, accelerator)
+        config = LoraConfig(**(known | options))
+        model = get_peft_model(model, config, autocast_adapter_dtype=to_fp32)
+        if whole and computes_in_16_bits:
+            cast_trained_to_fp32(model)
     workarounds.leave_casts_to_autocast(model, accelerator, getattr(args, "use_dora", False))
     workarounds.cast_for_zero3(model, accelerator)
     workarounds.wrap_adapters_for_fsdp1(model, accelerator)
@@ -346,9 +349,6 @@ def find_untrained(model: Any, args: Any) -> Iterator[str]:
     """Yield a problem for each name in a flag whose modules would silently not be trained.
 
     peft refuses names of layers only if none of them fits, and never those of whole modules.
-
-    Args:
-        model: of transformers, before adapters are added.
     """
     modules = [path for path, _ in model.named_modules()]
     weights = [path for path, _ in model.named_parameters()]
@@ -368,40 +368,6 @@ def find_untrained(model: Any, args: Any) -> Iterator[str]:
                     f"--modules_to_save {name}: {' and '.join(pair)} share their numbers, and only "
                     "a copy of one of them would be trained: leave it out, or train all weights"
                 )
-
-
-def lora_config(args: Any, **options: Any) -> Any:
-    """Return peft's LoraConfig of the arguments, and of further options, which override them."""
-    from peft import LoraConfig
-
-    targets = args.lora_target_modules
-    known: dict[str, Any] = {
-        "r": args.lora_r,
-        "lora_alpha": args.lora_alpha,
-        "lora_dropout": args.lora_dropout,
-        "target_modules": "all-linear" if targets == ["all-linear"] else targets,
-        "use_rslora": getattr(args, "use_rslora", False),
-        "use_dora": getattr(args, "use_dora", False),
-    }
-    return LoraConfig(**(known | options))
-
-
-def wrap_in_adapters(model: torch.nn.Module, config: Any, accelerator: Accelerator) -> Any:
-    """Return the model with peft's adapters and its copies of modules, in the dtypes of training.
-
-    Args:
-        config: peft's LoraConfig.
-        accelerator: only its mixed_precision and is_fsdp2 are read.
-    """
-    from peft import get_peft_model
-
-    computes_in_16_bits = accelerator.mixed_precision != "no"
-    # Adapters of a 16-bit base become fp32, except where FSDP2 needs one dtype in a unit.
-    to_fp32 = computes_in_16_bits or not accelerator.is_fsdp2 or not config.modules_to_save
-    model = get_peft_model(model, config, autocast_adapter_dtype=to_fp32)
-    if config.modules_to_save and computes_in_16_bits:
-        cast_trained_to_fp32(model)
-    return model
 
 
 def cast_trained_to_fp32(model: torch.nn.Module) -> None:

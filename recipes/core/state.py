@@ -62,7 +62,7 @@ def state_of_optimizer(
     if saved is not None:
         _init_optim_state(optimizer)  # It takes a step of rate 0, after which all state exists
         for weight in trained_by(optimizer):
-            own = [name_of_state(names[weight], key, optimizer) for key in optimizer.state[weight]]
+            own = [f"state.{names[weight]}.{key}" for key in optimizer.state[weight]]
             nothing = slices.get(weight, FlatSlice((), 0, 1)).length == 0
             # FSDP1 expects none for a weight of which this rank has nothing. And a weight that no
             # gradient had reached had none: the step of rate 0 has made it
@@ -79,8 +79,7 @@ def state_of_optimizer(
         for key in entries:
             value = numbers.as_tensor(entries, key, weight.shape if is_cut else None)
             has_dimensions = value.dim() > 0
-            key_name = name_of_state(name, key, optimizer)
-            boxes += boxes_of(key_name, value, part if has_dimensions else None)
+            boxes += boxes_of(f"state.{name}.{key}", value, part if has_dimensions else None)
     return State(boxes, numbers.put_back)
 
 
@@ -88,17 +87,6 @@ def trained_by(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
     """Yield the weights that an optimizer trains, in its order."""
     for group in optimizer.param_groups:
         yield from group["params"]
-
-
-def name_of_state(name: str, key: str, optimizer: Any) -> str:
-    """Return the name of an entry of optimizer state.
-
-    bitsandbytes nests its own entries in state_dict(), so that FSDP does not take them for tensors
-    of the weight's shape (bitsandbytes/optim/optimizer.py).
-    """
-    if key in getattr(optimizer, "non_castable_tensor_keys", ()):
-        key = f"{optimizer._FSDP_WRAPPED_QUANT_STATE_KEY}.{key}"
-    return f"state.{name}.{key}"
 
 
 # ---- FSDP ----

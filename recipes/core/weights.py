@@ -22,8 +22,6 @@ from core.workarounds import fsdp_plugin, mixed_dtype
 
 SAMPLES = 64  # places of a file that are read: reading all of a large one would take minutes
 SAMPLE_BYTES = 4096
-# Numbers in configs of layers that predict several tokens at once, which no class trains
-UNTRAINED_LAYERS = ("num_nextn_predict_layers", "mtp_num_hidden_layers")
 
 
 # ---- Read ----
@@ -108,7 +106,7 @@ def load_on_rank_0(
 ) -> Any:
     """Return from_pretrained's result on rank 0; elsewhere the skeleton, in untouched memory.
 
-    The report of what the files do not hold is rank 0's everywhere.
+    The report is rank 0's everywhere.
     """
     model: Any = skeleton
     read: Any = None
@@ -127,12 +125,9 @@ def load_on_rank_0(
 
 
 def reserve_memory(model: torch.nn.Module, dtypes: Mapping[str, torch.dtype]) -> None:
-    """Give the parameters of a skeleton memory that is never written to, and so takes no room.
+    """Give the parameters of a skeleton these dtypes, and memory that is never written to.
 
     They cannot stay on the meta device, since accelerate distinguishes them by their address.
-
-    Args:
-        dtypes: the dtypes of parameters by name; other parameters keep theirs.
     """
     # By the old weight, so that tied weights share the new one
     reserved: dict[torch.Tensor, torch.nn.Parameter] = {}
@@ -146,12 +141,7 @@ def reserve_memory(model: torch.nn.Module, dtypes: Mapping[str, torch.dtype]) ->
 
 # ---- Recognize ----
 def find_folder(name: str, revision: str) -> Path | None:
-    """Return the folder with a model's files, also that of the hub's cache; None without one.
-
-    Args:
-        name: folder, or hub id of a model that was downloaded before.
-        revision: on the hub.
-    """
+    """Return the folder with a model's files, also that of the hub's cache; None without one."""
     if Path(name).is_dir():
         return Path(name)
     try:
@@ -259,7 +249,4 @@ def read_left_out(model: Any) -> dict[str, torch.Tensor]:
     held: dict[str, torch.Tensor] = {}
     for path in set(files.values()):
         held |= load_state_dict(path)
-    for key in UNTRAINED_LAYERS:
-        if words and not files and getattr(model.config, key, None):
-            setattr(model.config, key, 0)  # No program may look for such layers.
     return {name: held[name].clone() for name in files}

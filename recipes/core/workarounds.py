@@ -13,7 +13,7 @@ import copy
 import inspect
 import sys
 from collections.abc import Callable, Generator, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -23,25 +23,17 @@ from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.nn.parallel import DistributedDataParallel
 
 
-@dataclass(frozen=True)
-class Workaround:
-    """The fault that a workaround is for.
+def workaround(link: str, seen: str) -> Callable:
+    """Mark a function as a workaround.
 
-    Attributes:
+    Args:
         link: an issue or pull request, or a file of the library's source and a name in it.
         seen: the library and its version; "A to B" where versions differ in what they need.
     """
 
-    link: str
-    seen: str
-
-
-def workaround(link: str, seen: str) -> Callable:
-    """Mark a function as a workaround."""
-
     def mark(function: Callable) -> Callable:
         # pyrefly: ignore[missing-attribute]  # Functions can have attributes.
-        function.workaround = Workaround(link, seen)
+        function.workaround = (link, seen)
         return function
 
     return mark

@@ -175,7 +175,7 @@ def test_each_workaround_is_called_and_has_its_harm_shown_by_a_test_or_a_report(
 
 @pytest.mark.parametrize("name", WORKAROUNDS)
 def test_each_workaround_has_its_source_and_versions_that_are_required(name):
-    link, seen = WORKAROUNDS[name].workaround.link, WORKAROUNDS[name].workaround.seen
+    link, seen = WORKAROUNDS[name].workaround
     if not re.fullmatch(r"https://github\.com/[\w-]+/[\w-]+/(issues|pull)/\d+", link):
         path, place = link.split(", ")
         package, _, rest = path.partition("/")
