@@ -3,14 +3,13 @@
 
 import hashlib
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
 import torch
 from accelerate import Accelerator, init_empty_weights
-from accelerate.utils import broadcast_object_list
 from transformers import AutoConfig
 from transformers import core_model_loading as names
 from transformers.conversion_mapping import get_model_conversion_mapping
@@ -30,7 +29,7 @@ def load_pretrained(auto_class: Any, layout: Layout, name: str, **options: Any) 
 
     FSDP broadcasts the weights of rank 0, but transformers 5 reads them on every rank
     (modeling_utils.py does not look at the rank): 8 ranks of an 8B model in fp32 would take 256 GB
-    of a host. So the other ranks make the model from its config, in memory that nothing touches.
+    of a host. So all but the first rank of a host have weights in memory that nothing touches.
     Under single, DDP and ZeRO-0 to 2 the weights go straight to the GPU, for DeepSpeed in the dtype
     to which it casts them before it makes its master weights. Two cases are left to transformers:
     ZeRO-3, which splits weights while it loads, and models with new weights, which must be drawn on
@@ -55,9 +54,11 @@ def load_pretrained(auto_class: Any, layout: Layout, name: str, **options: Any) 
             if accelerator.device.type == "cuda":
                 options["device_map"] = {"": accelerator.device}
     elif accelerator.num_processes > 1 and plugin.cpu_ram_efficient_loading and not is_quantized:
-        skeleton = make_skeleton(auto_class, name, **options)
-        if can_be_broadcast(skeleton, accelerator):
-            return load_on_rank_0(auto_class, accelerator, name, options, skeleton)
+        device_map = None if accelerator.is_local_main_process else "meta"
+        model, report = auto_class.from_pretrained(name, device_map=device_map, **options)
+        if can_be_broadcast(model, accelerator):
+            reserve_memory(model)
+            return model, report
         read_on_every_rank(accelerator)
     return layout.from_pretrained(auto_class, name, **options)
 
@@ -90,53 +91,26 @@ def can_be_broadcast(model: torch.nn.Module, accelerator: Accelerator) -> bool:
     FSDP1 leaves out ignored modules; accelerate's broadcast for FSDP2 fails for buffers that are
     saved, such as BART's final_logits_bias.
     """
-    if fsdp_plugin(accelerator).ignored_modules is not None:
-        return False
     saved = model.state_dict()
     has_saved_buffers = any(name in saved for name, _ in model.named_buffers())
-    return not (accelerator.is_fsdp2 and has_saved_buffers)
+    return fsdp_plugin(accelerator).ignored_modules is None and not has_saved_buffers
 
 
-def load_on_rank_0(
-    auto_class: Any,
-    accelerator: Accelerator,
-    name: str,
-    options: Mapping[str, Any],
-    skeleton: torch.nn.Module,
-) -> Any:
-    """Return from_pretrained's result on rank 0; elsewhere the skeleton, in untouched memory.
+def reserve_memory(model: torch.nn.Module) -> None:
+    """Move parameters off the meta device, to memory that is never written to and takes no room.
 
-    The report is rank 0's everywhere.
-    """
-    model: Any = skeleton
-    read: Any = None
-    if accelerator.is_main_process:
-        model, report = auto_class.from_pretrained(name, **options)
-        # from_pretrained may choose dtypes one by one
-        dtypes = {key: weight.dtype for key, weight in model.named_parameters()}
-        read = report, dtypes, getattr(model, "generation_config", None)
-    report, dtypes, generation_config = broadcast_object_list([read])[0]
-    if not accelerator.is_main_process:
-        reserve_memory(model, dtypes)
-        model.eval()
-        if generation_config is not None:
-            model.generation_config = generation_config
-    return model, report
-
-
-def reserve_memory(model: torch.nn.Module, dtypes: Mapping[str, torch.dtype]) -> None:
-    """Give the parameters of a skeleton these dtypes, and memory that is never written to.
-
-    They cannot stay on the meta device, since accelerate distinguishes them by their address.
+    accelerate distinguishes them by their address.
     """
     # By the old weight, so that tied weights share the new one
     reserved: dict[torch.Tensor, torch.nn.Parameter] = {}
-    for prefix, module in model.named_modules():
-        for key, weight in module.named_parameters(prefix, recurse=False):
+    for module in model.modules():
+        for key, weight in module._parameters.items():
+            if weight is None or not weight.is_meta:
+                continue
             if weight not in reserved:
-                empty = torch.empty(weight.shape, dtype=dtypes.get(key, weight.dtype))
+                empty = torch.empty_like(weight, device="cpu")
                 reserved[weight] = torch.nn.Parameter(empty, weight.requires_grad)
-            module._parameters[key.rpartition(".")[2]] = reserved[weight]
+            module._parameters[key] = reserved[weight]
 
 
 # ---- Recognize ----

@@ -17,7 +17,6 @@ from transformers import (
     LlamaConfig,
 )
 
-from core import weights
 from core.engine import Layout
 from core.weights import fingerprint_of_weights, load_pretrained
 from fakes import fake_accelerator
@@ -73,36 +72,6 @@ def folder(tmp_path):
     return tmp_path
 
 
-def facts_of(model):
-    facts = {}
-    for name, weight in model.named_parameters():
-        facts[name] = (weight.shape, weight.dtype, weight.device)
-    return facts
-
-
-def test_under_fsdp_only_rank_0_reads_and_the_others_make_the_same_model(folder, monkeypatch):
-    told = []
-    monkeypatch.setattr(
-        weights, "broadcast_object_list", lambda objects: told.append(objects[0]) or told[:1]
-    )
-    options = {"dtype": "float32", "attn_implementation": "sdpa", "output_loading_info": True}
-    plugin = SimpleNamespace(cpu_ram_efficient_loading=True, ignored_modules=None)
-    ranks = [
-        with_engine(fsdp=plugin, num_processes=2, is_main_process=main) for main in (True, False)
-    ]
-    first, _ = load_pretrained(AutoModelForCausalLM, Layout(ranks[0]), str(folder), **options)
-    monkeypatch.setattr(
-        AutoModelForCausalLM, "from_pretrained", lambda *_, **__: pytest.fail("a second rank reads")
-    )
-    other, _ = load_pretrained(AutoModelForCausalLM, Layout(ranks[1]), str(folder), **options)
-
-    assert facts_of(first) == facts_of(other)
-    assert other.lm_head.weight is other.model.embed_tokens.weight
-    assert other.generation_config.max_new_tokens == 7 and not other.training
-    for name, buffer in first.named_buffers():
-        assert torch.equal(buffer, other.get_buffer(name)), name
-
-
 def test_a_model_whose_buffers_are_saved_is_read_by_each_rank_of_fsdp2(tmp_path, monkeypatch):
     """accelerate's fsdp2_load_full_state_dict takes them for sharded parameters, and fails."""
     shape = {
@@ -116,27 +85,21 @@ def test_a_model_whose_buffers_are_saved_is_read_by_each_rank_of_fsdp2(tmp_path,
         "vocab_size": 64,
     }
     BartForConditionalGeneration(BartConfig(**shape)).save_pretrained(tmp_path)
-    monkeypatch.setattr(
-        weights, "broadcast_object_list", lambda objects: pytest.fail("only rank 0 has read")
-    )
     monkeypatch.setenv("FSDP_CPU_RAM_EFFICIENT_LOADING", "true")
     plugin = SimpleNamespace(cpu_ram_efficient_loading=True, ignored_modules=None)
-    rank = with_engine(fsdp=plugin, num_processes=2, is_main_process=False, is_fsdp2=True)
-    options = {"dtype": "float32", "attn_implementation": "sdpa"}
-    model = load_pretrained(AutoModelForSeq2SeqLM, Layout(rank), str(tmp_path), **options)
+    rank = with_engine(fsdp=plugin, num_processes=2, is_local_main_process=False, is_fsdp2=True)
+    options = {"dtype": "float32", "attn_implementation": "sdpa", "output_loading_info": True}
+    model, _ = load_pretrained(AutoModelForSeq2SeqLM, Layout(rank), str(tmp_path), **options)
     assert not plugin.cpu_ram_efficient_loading and model.final_logits_bias.shape == (1, 64)
     assert os.environ["FSDP_CPU_RAM_EFFICIENT_LOADING"] == "false"
 
 
 def test_modules_that_fsdp1_ignores_are_read_by_each_rank(folder, monkeypatch):
-    monkeypatch.setattr(
-        weights, "broadcast_object_list", lambda objects: pytest.fail("only rank 0 has read")
-    )
     monkeypatch.setenv("FSDP_CPU_RAM_EFFICIENT_LOADING", "true")
     plugin = SimpleNamespace(cpu_ram_efficient_loading=True, ignored_modules="lm_head")
-    rank = with_engine(fsdp=plugin, num_processes=2, is_main_process=False)
-    options = {"dtype": "float32", "attn_implementation": "sdpa"}
-    model = load_pretrained(AutoModelForCausalLM, Layout(rank), str(folder), **options)
+    rank = with_engine(fsdp=plugin, num_processes=2, is_local_main_process=False)
+    options = {"dtype": "float32", "attn_implementation": "sdpa", "output_loading_info": True}
+    model, _ = load_pretrained(AutoModelForCausalLM, Layout(rank), str(folder), **options)
     assert model.lm_head.weight.abs().sum() > 0 and not plugin.cpu_ram_efficient_loading
 
 
