@@ -234,10 +234,7 @@ def make_accelerator(args: Any) -> tuple[Accelerator, Layout]:
         fail(Exit.USAGE, *faults)
     set_up_engine(args, accelerator)
     if not accelerator.is_local_main_process:
-        import datasets  # A plan of the memory needs this module, but not datasets.
-
         transformers.utils.logging.disable_progress_bar()
-        datasets.disable_progress_bars()
     return accelerator, layout
 
 

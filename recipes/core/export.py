@@ -54,11 +54,9 @@ def save_model(
         model: as `prepare` returned it. It cannot be trained further on rank 0, where FSDP1's
             wrappers are removed from it if it has adapters.
         processor: the tokenizer or image processor that belongs to the model.
-        stop_tokens: those that the model was trained to end its texts with. The generation config
-            of a whole model is to list them, so that each program which serves the folder stops
-            there. A folder of adapters has none: what loads it adds them.
-        config: the model's config, which is written too. A folder of adapters has the names of
-            the classes only there.
+        stop_tokens: those that the model was trained to end its texts with, which the generation
+            config of a whole model is to list. A folder of adapters has none.
+        config: is written too: a folder of adapters has the names of the classes only there.
     """
     unwrapped: Any = extract_model_from_parallel(model, keep_torch_compile=False)
     group = make_patient_group()
@@ -108,11 +106,7 @@ def model_weights(model: Any, unwrapped: Any, group: Any) -> dict[str, torch.Ten
 
 
 def boxes_of_weights(model: Any, names: Collection[str]) -> list[LocalBox]:
-    """Return this rank's boxes of weights, trained or frozen, and of the buffers that are saved.
-
-    Args:
-        names: of the weights.
-    """
+    """Return this rank's boxes of the weights of these names, and of the buffers that are saved."""
     free_whole_weights(model)  # Before the weights are looked up: it replaces them
     slices = fsdp1_slices(model)
     boxes: list[LocalBox] = []
@@ -181,9 +175,7 @@ def has_result(folder: Path) -> bool:
 def replacing_result(folder: Path) -> Generator[Path]:
     """Give a folder for the files of a result, and then put them in the place of an earlier one.
 
-    Raises:
-        Exception: what is raised meanwhile, or if a file cannot be written; an earlier result is
-            then unchanged.
+    That is unchanged if anything is raised meanwhile, as where a file cannot be written.
     """
     staging = folder / STAGING
     shutil.rmtree(staging, ignore_errors=True)  # Left over from a run that was killed

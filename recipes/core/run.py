@@ -128,10 +128,6 @@ class Run:
         Ends with 64 if that run had other rows, batches or arguments, or adapters of another base,
         or a best model has to be chosen without rows to evaluate on; and with 0, writing nothing,
         if that run is done and no step of the plan is left.
-
-        Args:
-            train_rows: whose `fingerprint` is that of the rows that are trained on.
-            eval_rows: those that evaluations are made on, by which a best model is chosen.
         """
         args = self._args
         self._total_steps = plan.total_steps
@@ -141,8 +137,8 @@ class Run:
             if eval_rows is None:
                 raise End(
                     Exit.USAGE,
-                    "--load_best_model_at_end needs evaluations, and rows for them: pass "
-                    "--eval_dataset_name, --eval_split or --num_eval_documents",
+                    "--load_best_model_at_end needs rows to evaluate on: pass --eval_dataset_name, "
+                    "--eval_split or --num_eval_documents",
                 )
             self._identity["eval_data"] = eval_rows.fingerprint
         if args.use_peft:  # The checkpoint has only the adapters
@@ -167,11 +163,10 @@ class Run:
             )
 
     def _refuse_changes(self, before: Mapping[str, Any], may_differ: Collection[str]) -> None:
-        """Print what differs from the run in the folder, and end with 64 if that may not differ.
+        """Print what differs from the run in the folder; end with 64 if something may not.
 
         Args:
             before: arguments and identity of that run.
-            may_differ: names of what may.
         """
         now = json.loads(json.dumps(vars(self._args) | self._identity))
         refused = []
@@ -193,7 +188,7 @@ class Run:
         """Print what is really in force, and write run.json; --dry_run ends here.
 
         Args:
-            notes: the recipe's lines of the summary: about rows, batches and the loss.
+            notes: the recipe's lines of the summary.
         """
         accelerator = self._accelerator
         notes = dict(notes)
@@ -336,11 +331,7 @@ class Run:
         self._metrics.bar.set_postfix(loss=f"{found['loss']:.4f}", refresh=False)
 
     def log_evaluation(self, metrics: Mapping[str, float]) -> None:
-        """Write the evaluation after the current step, and print it above the progress bar.
-
-        Args:
-            metrics: by names such as eval_loss.
-        """
+        """Write the evaluation after the current step, and print it above the progress bar."""
         self._metrics.write({"step": self.step, **metrics}, self.step)
         told = [f"{name.removeprefix('eval_')} {value:.4f}" for name, value in metrics.items()]
         self._metrics.say(f"step {self.step}: {', '.join(told)} on held-out rows")
@@ -478,11 +469,7 @@ class Run:
         self._watch.show_life()
 
     def _checkpoint_is_whole(self, path: Path) -> set[int]:
-        """Hand a new checkpoint to the extras. Rank 0 calls it.
-
-        Returns:
-            The steps of others that are to be kept, however old they are.
-        """
+        """Hand a new checkpoint to the extras, on rank 0; return the steps of others to keep."""
         best = checkpoint.read_progress(path)["best"]
         kept = set() if best is None else {best["step"]}
         return kept.union(*[extra.saved(path) for extra in self._extras])
@@ -521,11 +508,7 @@ class Run:
             checkpoint.set_aside(damaged)
 
     def _take_over(self, progress: dict[str, Any], own: Collection[int]) -> None:
-        """Begin where a checkpoint was made.
-
-        Args:
-            own: steps of which the folder has checkpoints.
-        """
+        """Begin where a checkpoint was made. `own` are the steps of the folder's checkpoints."""
         self._restored = progress
         self.step = progress["step"]
         self._saved_step = self.step
@@ -579,8 +562,7 @@ class Run:
     def _note_if_best(self, metrics: Mapping[str, float]) -> None:
         """Remember the evaluation after the current step if it is the best. Every rank takes part.
 
-        Ends with 64 if it has no such metric. The model before the first step is none to choose: it
-        has no checkpoint.
+        The model before the first step is none to choose: it has no checkpoint.
         """
         value: Any = on_rank_0(partial(metrics.get, self._metric), self._group)  # All agree
         if value is None:

@@ -40,17 +40,11 @@ def state_of(model: Any, optimizer: Any, saved: Mapping[str, Sequence[int]] | No
         optimizer = getattr(optimizer, "optimizer", optimizer)
     if state is None:
         state = state_of_optimizer(model, optimizer, saved)
-    for name, buffer in running_statistics(model):
-        state.boxes.extend(boxes_of(name, buffer))
-    return state
-
-
-def running_statistics(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield (buffer.NAME, buffer) of BatchNorm's means and variances, which training changes."""
-    for prefix, module in model.named_modules():
+    for prefix, module in model.named_modules():  # BatchNorm's means and variances
         if isinstance(module, torch.nn.modules.batchnorm._NormBase):
             for name, buffer in module.named_buffers(prefix, recurse=False):
-                yield f"buffer.{clean_name(name)}", buffer
+                state.boxes.extend(boxes_of(f"buffer.{clean_name(name)}", buffer))
+    return state
 
 
 def state_of_optimizer(

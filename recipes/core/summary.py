@@ -24,12 +24,7 @@ def summary_lines(
     total_steps: int,
     notes: Mapping[str, str],
 ) -> dict[str, str]:
-    """Return the lines of the summary by their names, in order.
-
-    Args:
-        strategy: the name of the one in force.
-        notes: the recipe's own lines: rows, batches, the loss, one row as the model sees it.
-    """
+    """Return the lines of the summary by their names, in order; `notes` are the recipe's own."""
     total = trained = 0
     for weight in model.parameters():
         total += size_of(weight)
@@ -70,10 +65,9 @@ def size_of(weight: torch.Tensor) -> int:
 
 
 def write_run_json(args: Any, lines: Mapping[str, str], identity: Mapping[str, Any]) -> None:
-    """Write all that makes up a run to OUTPUT_DIR/run.json: no other file names its arguments.
+    """Write all that makes up a run to OUTPUT_DIR/run.json.
 
     Args:
-        lines: what `summary_lines` returned.
         identity: what is compared when the run resumes, beside its arguments.
     """
     versions = {}

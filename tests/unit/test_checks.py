@@ -80,7 +80,7 @@ SILENT = {
         "checkpoint.Checkpoints.begin": ["no checkpoint is made"],
     },
     "the model that is saved would not be the best": {
-        "run.Run.check_plan": ["needs evaluations"],
+        "run.Run.check_plan": ["needs rows to evaluate on"],
         "run.Run._note_if_best": ["an evaluation has"],
         "run.Run._load_best": ["the model of the best evaluation"],
     },
