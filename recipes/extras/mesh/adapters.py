@@ -8,12 +8,11 @@ puts out is summed before B. The other half of an adapter stays whole, and has e
 all ranks of a group. Both halves start as in one process, since they are drawn whole.
 """
 
-from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Shard
+from torch.distributed.tensor import Shard
 from transformers.distributed.parallel_utils import (
     ALL_PARALLEL_STYLES,
     replace_layer_number_by_wildcard,
@@ -24,6 +23,7 @@ from transformers.distributed.tensor_parallel import (
     RowwiseParallel,
 )
 
+from core.engine import own_parts_only
 from extras.mesh import workarounds
 
 
@@ -68,34 +68,25 @@ def split_adapters(base: Any, mesh: DeviceMesh) -> None:
     Raises:
         ValueError: if an adapter cannot follow the split.
     """
-    for path, layer in adapted_layers(base):
-        split_adapters_of(layer, path, style_of(base, path), mesh)
-    for path, copied in copied_layers(base):
-        style = style_of(base, path)
-        if style is not None:
-            workarounds.run_copy_by_itself(copied, style, mesh)
-            workarounds.keep_gradients_split(copied)
-
-
-def adapted_layers(base: torch.nn.Module) -> Iterator[tuple[str, Any]]:
-    """Yield the path of each layer of a model that has adapters, and peft's layer around it."""
     from peft.tuners.lora import LoraLayer
-
-    for path, module in base.named_modules():
-        if isinstance(module, LoraLayer):
-            yield path, module
-
-
-def copied_layers(base: torch.nn.Module) -> Iterator[tuple[str, Any]]:
-    """Yield each layer in the copies of --modules_to_save, and the path of its original."""
     from peft.utils.other import ModulesToSaveWrapper
 
     for path, module in base.named_modules():
-        if not isinstance(module, ModulesToSaveWrapper):
-            continue
-        for copied in module.modules_to_save.values():
-            for end, layer in copied.named_modules():
-                yield f"{path}.{end}" if end else path, layer
+        if isinstance(module, LoraLayer):
+            split_adapters_of(module, path, style_of(base, path), mesh)
+        elif isinstance(module, ModulesToSaveWrapper):
+            for copied in module.modules_to_save.values():
+                split_copy(base, path, copied, mesh)
+    own_parts_only(base)
+
+
+def split_copy(base: Any, path: str, copied: torch.nn.Module, mesh: DeviceMesh) -> None:
+    """Have the layers of a copy of the module at `path` compute as the original's, with parts."""
+    for end, layer in copied.named_modules():
+        style = style_of(base, f"{path}.{end}".rstrip("."))
+        if style is not None:
+            workarounds.run_copy_by_itself(layer, style, mesh)
+            workarounds.keep_gradients_split(layer)
 
 
 def style_of(base: Any, path: str) -> Any:
@@ -135,8 +126,6 @@ def split_halves(halves: torch.nn.ModuleDict, style: Any, mesh: DeviceMesh) -> N
     """Split one of the two matrices of each adapter of a layer as the layer is split."""
     for half in halves.values():
         style.shard_param(half, "weight", mesh)
-        weight: Any = half.weight
-        half.weight = torch.nn.Parameter(own_part(weight), weight.requires_grad)
         style.install_forward(half, mesh)
 
 
@@ -146,15 +135,3 @@ def draw_parts_of_masks(layer: Any, mesh: DeviceMesh) -> None:
         if isinstance(dropout, torch.nn.Dropout):
             rank = mesh.get_local_rank()
             layer.lora_dropout[name] = DropoutOfPart(dropout.p, rank, mesh.size())
-
-
-def own_part(weight: DTensor) -> DTensor:
-    """Return a split weight whose part has memory of its own, and is no view of the whole."""
-    return DTensor.from_local(
-        weight.to_local().detach().clone(),
-        weight.device_mesh,
-        weight.placements,
-        run_check=False,
-        shape=weight.shape,
-        stride=weight.stride(),
-    )
