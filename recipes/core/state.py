@@ -32,14 +32,16 @@ def state_of(model: Any, optimizer: Any, saved: Mapping[str, Sequence[int]] | No
             made for them where there is none yet. Without it nothing is made.
     """
     free_whole_weights(model)
-    state = None
-    if hasattr(model, "zero_optimization_stage"):
-        from core.zero import state_of_engine
+    if not hasattr(model, "zero_optimization_stage"):
+        state = state_of_optimizer(model, optimizer, saved, {})
+    else:
+        from core.zero import master_weights, state_of_parts
 
-        state = state_of_engine(model, optimizer, saved)
-        optimizer = getattr(optimizer, "optimizer", optimizer)
-    if state is None:
-        state = state_of_optimizer(model, optimizer, saved)
+        if model.zero_optimization_stage() > 0:
+            state = state_of_parts(model, optimizer, saved)
+        else:
+            inner = getattr(optimizer, "optimizer", optimizer)
+            state = state_of_optimizer(model, inner, saved, master_weights(optimizer))
     for prefix, module in model.named_modules():  # BatchNorm's means and variances
         if isinstance(module, torch.nn.modules.batchnorm._NormBase):
             for name, buffer in module.named_buffers(prefix, recurse=False):
@@ -48,11 +50,20 @@ def state_of(model: Any, optimizer: Any, saved: Mapping[str, Sequence[int]] | No
 
 
 def state_of_optimizer(
-    model: Any, optimizer: torch.optim.Optimizer, saved: Mapping[str, Sequence[int]] | None
+    model: Any,
+    optimizer: torch.optim.Optimizer,
+    saved: Mapping[str, Sequence[int]] | None,
+    masters: Mapping[torch.Tensor, torch.Tensor],
 ) -> State:
-    """Return the state of one process, DDP, FSDP, meshes and pipelines, as `state_of` does."""
+    """Return the state of an engine that has each weight, or one slice of it, as `state_of` does.
+
+    Args:
+        masters: {weight: its fp32 master weight}, which is trained in its place.
+    """
     slices = fsdp1_slices(model)
-    names = {weight: clean_name(name) for name, weight in model.named_parameters()}
+    names = {}
+    for name, weight in model.named_parameters():
+        names[masters.get(weight, weight)] = clean_name(name)
     if saved is not None:
         _init_optim_state(optimizer)  # It takes a step of rate 0, after which all state exists
         for weight in trained_by(optimizer):
@@ -74,7 +85,13 @@ def state_of_optimizer(
             value = numbers.as_tensor(entries, key, weight.shape if is_cut else None)
             has_dimensions = value.dim() > 0
             boxes += boxes_of(f"state.{name}.{key}", value, part if has_dimensions else None)
-    return State(boxes, numbers.put_back)
+
+    def after_fill() -> None:
+        numbers.put_back()
+        for weight, master in masters.items():
+            weight.data.copy_(master.data)
+
+    return State(boxes, after_fill)
 
 
 def trained_by(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:

@@ -18,26 +18,6 @@ from core.boxes import FlatSlice, LocalBox, Numbers, State, boxes_of, clean_name
 Shapes = Mapping[str, Sequence[int]]
 
 
-def state_of_engine(engine: Any, zero: Any, saved: Shapes | None) -> State | None:
-    """Return the state of a DeepSpeed engine on this rank, as `state_of` does.
-
-    None if it trains the weights themselves, as ZeRO-0 in fp32 does.
-
-    Args:
-        zero: DeepSpeed's optimizer.
-    """
-    weights = {}
-    for name, weight in engine.named_parameters():
-        if weight.requires_grad:
-            weights[clean_name(name)] = weight
-    if engine.zero_optimization_stage() > 0:
-        return state_of_parts(zero, weights, saved)
-    masters = master_weights(zero)
-    if not masters:
-        return None
-    return state_of_masters(zero.optimizer, weights, masters)
-
-
 # ---- ZeRO-0 in bf16 or fp16 ----
 def master_weights(zero: Any) -> dict[torch.Tensor, torch.Tensor]:
     """Return {weight: its fp32 master weight} of ZeRO-0 in bf16 or fp16, {} otherwise.
@@ -53,35 +33,14 @@ def master_weights(zero: Any) -> dict[torch.Tensor, torch.Tensor]:
     return masters
 
 
-def state_of_masters(
-    optimizer: Any,
-    weights: Mapping[str, torch.Tensor],
-    masters: Mapping[torch.Tensor, torch.Tensor],
-) -> State:
-    """Return ZeRO-0's fp32 master weights and their state. Every rank has all of them.
+# ---- ZeRO-1 to 3 ----
+def state_of_parts(engine: Any, zero: Any, saved: Shapes | None) -> State:
+    """Return the slices of weights and moments that this rank has under ZeRO-1, 2 or 3.
 
     Args:
-        optimizer: the one that DeepSpeed wraps.
+        zero: DeepSpeed's optimizer.
+        saved: as `state_of` takes it.
     """
-    boxes: list[LocalBox] = []
-    numbers = Numbers()
-    for name, weight in weights.items():
-        boxes += boxes_of(name, masters[weight])
-        entries = optimizer.state[masters[weight]]
-        for key in entries:
-            boxes += boxes_of(f"state.{name}.{key}", numbers.as_tensor(entries, key))
-
-    def after_fill() -> None:
-        numbers.put_back()
-        for weight, master in masters.items():
-            weight.data.copy_(master.data)
-
-    return State(boxes, after_fill)
-
-
-# ---- ZeRO-1 to 3 ----
-def state_of_parts(zero: Any, weights: Mapping[str, Any], saved: Shapes | None) -> State:
-    """Return the slices of weights and moments that this rank has under ZeRO-1, 2 or 3."""
     is_third = hasattr(zero, "fp32_partitioned_groups_flat")
     flats = zero.fp32_partitioned_groups_flat if is_third else zero.single_partition_of_fp32_groups
     states = zero.optimizer.state
@@ -98,7 +57,9 @@ def state_of_parts(zero: Any, weights: Mapping[str, Any], saved: Shapes | None) 
     others = [key for key in entries if key not in moments]
     counters = {key: numbers.as_tensor(entries, key, shape) for key in others}
     boxes: list[LocalBox] = []
-    for name, weight in weights.items():
+    trained = [(name, one) for name, one in engine.named_parameters() if one.requires_grad]
+    for full_name, weight in trained:
+        name = clean_name(full_name)
         for key, number in counters.items():
             boxes += boxes_of(f"state.{name}.{key}", number)
         part = slice_of_third(weight) if is_third else slice_of_second(weight)
