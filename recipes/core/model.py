@@ -117,9 +117,6 @@ def load_pretrained(
         "attn_implementation": args.attn_implementation,
         "revision": args.model_revision,
         "trust_remote_code": False,
-        "quantization_config": quantization(args, layout.accelerator, of_classifier=bool(head)),
-        "output_loading_info": True,
-        "ignore_mismatched_sizes": True,  # These weights are in the report.
         **head,
     }
     config = read_config(args)
@@ -135,7 +132,15 @@ def load_pretrained(
     with loading("model", name), drawing:
         if args.dry_run:
             return weights.make_skeleton(auto_class, name, **options), set()
-        model, report = weights.load_pretrained(auto_class, layout, name, **options)
+        model, report = weights.load_pretrained(
+            auto_class,
+            layout,
+            name,
+            quantization_config=quantization(args, layout.accelerator, of_classifier=bool(head)),
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,  # These weights are in the report.
+            **options,
+        )
     new = {*report["missing_keys"], *(weight for weight, *_ in report["mismatched_keys"])}
     lacking = sorted(new)
     if head:

@@ -55,7 +55,7 @@ def load_pretrained(auto_class: Any, layout: Layout, name: str, **options: Any) 
                 options["device_map"] = {"": accelerator.device}
     elif accelerator.num_processes > 1 and plugin.cpu_ram_efficient_loading and not is_quantized:
         device_map = None if accelerator.is_local_main_process else "meta"
-        model, report = auto_class.from_pretrained(name, device_map=device_map, **options)
+        model, report = layout.from_pretrained(auto_class, name, device_map=device_map, **options)
         if can_be_broadcast(model, accelerator):
             reserve_memory(model)
             return model, report
@@ -64,20 +64,9 @@ def load_pretrained(auto_class: Any, layout: Layout, name: str, **options: Any) 
 
 
 def make_skeleton(
-    auto_class: Any,
-    name: str,
-    *,
-    dtype: str,
-    attn_implementation: str | None,
-    quantization_config: Any = None,
-    output_loading_info: bool = True,
-    ignore_mismatched_sizes: bool = True,
-    **of_config: Any,
+    auto_class: Any, name: str, dtype: str, attn_implementation: str | None, **of_config: Any
 ) -> Any:
-    """Return the model of a config: parameters on the meta device, buffers with their values.
-
-    The arguments are those of from_pretrained; those that only loading needs have no effect.
-    """
+    """Return the model of a config: parameters on the meta device, buffers with their values."""
     config = AutoConfig.from_pretrained(name, **of_config)
     with init_empty_weights(include_buffers=False):
         model = auto_class.from_config(config, dtype=dtype, attn_implementation=attn_implementation)
