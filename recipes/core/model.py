@@ -8,7 +8,6 @@ import os
 import re
 import sys
 from collections.abc import Generator, Iterator, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ import transformers
 from accelerate import Accelerator
 from torch.distributed.tensor import DTensor
 from transformers import AutoConfig, AutoTokenizer, BitsAndBytesConfig
+from transformers.integrations.neftune import neftune_post_forward_hook
 from transformers.models.auto.modeling_auto import (
     MODEL_FOR_MASKED_LM_MAPPING_NAMES,
     MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES,
@@ -393,24 +393,9 @@ def add_neftune(model: Any, alpha: float | None) -> None:
     that a resumed run draws the same.
     """
     if alpha is not None:
-        model.get_input_embeddings().register_forward_hook(partial(add_noise, alpha=alpha))
-
-
-def add_noise(
-    module: torch.nn.Module, inputs: Any, output: torch.Tensor, alpha: float
-) -> torch.Tensor:
-    """Return embeddings plus uniform noise of at most alpha / sqrt(tokens * features).
-
-    In evaluation they stay as they are (arXiv 2310.05914).
-
-    Args:
-        output: of the embedding, [rows, tokens, features].
-    """
-    if not module.training:
-        return output
-    tokens, features = output.shape[-2:]
-    largest = alpha / math.sqrt(tokens * features)
-    return output + torch.empty_like(output).uniform_(-largest, largest)
+        embeddings = model.get_input_embeddings()
+        embeddings.neftune_noise_alpha = alpha
+        embeddings.register_forward_hook(neftune_post_forward_hook)
 
 
 # ---- Optimizer and schedule ----

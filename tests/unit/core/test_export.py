@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-from peft import LoraConfig, PeftModel, get_peft_model
+from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file
 from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.distributed.fsdp.wrap import ModuleWrapPolicy
@@ -52,15 +52,6 @@ def assert_same_weights(model, other):
         assert torch.equal(weight, loaded), name
 
 
-@pytest.mark.parametrize("tied", [False, True])
-def test_from_pretrained_loads_what_was_trained(tied, tmp_path):
-    model = model_of(tied)
-    files = saved(model, tmp_path)
-    assert {"config.json", "model.safetensors", "tokenizer.json"} <= files
-    assert_same_weights(model, AutoModelForCausalLM.from_pretrained(tmp_path))
-    assert ("lm_head.weight" in load_file(tmp_path / "model.safetensors")) == (not tied)
-
-
 def test_all_files_are_those_of_transformers(tmp_path):
     saved(model_of(tied=True), tmp_path / "ours")
     model_of(tied=True).save_pretrained(tmp_path / "theirs")
@@ -85,13 +76,6 @@ def with_adapters():
     torch.manual_seed(1)
     config = LoraConfig(target_modules="all-linear", init_lora_weights=False)
     return get_peft_model(model_of(), config)
-
-
-def test_of_adapters_only_they_are_exported_and_peft_loads_them(tmp_path):
-    model = with_adapters()
-    files = saved(model, tmp_path)
-    assert "adapter_model.safetensors" in files and "model.safetensors" not in files
-    assert_same_weights(model, PeftModel.from_pretrained(model_of(), tmp_path))
 
 
 def test_a_full_disk_leaves_the_adapters_that_are_there(tmp_path, monkeypatch):

@@ -13,7 +13,6 @@ from transformers import (
     AutoModelForSeq2SeqLM,
     BartConfig,
     BartForConditionalGeneration,
-    GenerationConfig,
     LlamaConfig,
 )
 
@@ -67,7 +66,6 @@ def folder(tmp_path):
         tie_word_embeddings=True,
     )
     model = AutoModelForCausalLM.from_config(config, dtype="bfloat16")
-    model.generation_config = GenerationConfig(max_new_tokens=7)
     model.save_pretrained(tmp_path)
     return tmp_path
 
