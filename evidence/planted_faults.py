@@ -115,7 +115,7 @@ FAULTS = [
     fault(
         "half of the adapters are not saved",
         f"{CORE}/export.py",
-        ("if one.requires_grad]", "if one.requires_grad and 'lora_B' not in name]"),
+        ("if weight.requires_grad}", "if weight.requires_grad and 'lora_B' not in name}"),
         test="test_cells.py -k single-llama-LoRA",
     ),
     fault(

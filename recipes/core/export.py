@@ -7,7 +7,6 @@ finds the weights appears last. So a folder has all of its weights, or none that
 """
 
 import contextlib
-import json
 import os
 import re
 import shutil
@@ -19,9 +18,6 @@ import torch
 import torch.distributed as dist
 from accelerate import Accelerator
 from accelerate.utils.other import extract_model_from_parallel
-from huggingface_hub import split_torch_state_dict_into_shards
-from safetensors.torch import save_file
-from transformers.core_model_loading import revert_weight_conversion
 
 from core import workarounds
 from core.boxes import LocalBox, boxes_of, clean_name
@@ -35,7 +31,6 @@ ADAPTERS = "adapter_model.safetensors"
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 STAGING = "model.staging"
-LARGEST_FILE = "50GB"  # transformers' own bound: save_pretrained, max_shard_size
 
 
 def save_model(
@@ -61,21 +56,18 @@ def save_model(
     unwrapped: Any = extract_model_from_parallel(model, keep_torch_compile=False)
     group = make_patient_group()
     has_adapters = hasattr(unwrapped, "peft_config")
-    if has_adapters:  # Only what is trained: adapters, and modules trained whole beside them
-        trained = [clean_name(name) for name, one in model.named_parameters() if one.requires_grad]
-        weights = collect(boxes_of_weights(model, trained), group)
-    else:
-        weights = model_weights(model, unwrapped, group)
+    weights = collect(boxes_of_weights(model, names_of_saved(model, unwrapped)), group)
     problem = None
     if accelerator.is_main_process:
         try:
             with replacing_result(Path(output_dir)) as staging:
                 if has_adapters:
-                    write_adapters(unwrapped, weights, staging)
+                    workarounds.remove_fsdp1_wrappers(unwrapped)
+                    unwrapped.save_pretrained(staging, state_dict=weights)
+                    (staging / "README.md").unlink()  # peft's, which has no words
                 else:
                     list_stop_tokens(unwrapped, stop_tokens)
-                    write_weights(staging, weights | read_left_out(unwrapped))
-                    write_configs(unwrapped, staging)
+                    save_whole(unwrapped, staging, weights)
                 processor.save_pretrained(staging)
                 if config is not None:
                     config.save_pretrained(staging)
@@ -87,22 +79,12 @@ def save_model(
 
 
 # ---- Collect ----
-def model_weights(model: Any, unwrapped: Any, group: Any) -> dict[str, torch.Tensor]:
-    """Return on rank 0 all weights of a model, by the names that its files have.
-
-    Every rank takes part.
-    """
-    left_out = {*getattr(unwrapped, "all_tied_weights_keys", {})}
-    left_out |= {*(unwrapped._keys_to_ignore_on_save or ())}
-    names = {clean_name(name) for name, _ in model.named_parameters(remove_duplicate=False)}
-    whole = collect(boxes_of_weights(model, names - left_out), group)
-    if not whole:
-        return whole
-    known = getattr(unwrapped, "_weight_conversions", None)
-    if known is not None:  # Under ZeRO-3 transformers also notes those that renamed nothing
-        unwrapped._weight_conversions = [one for one in known if one.was_used()]
-    reverted = revert_weight_conversion(unwrapped, whole)
-    return {name: tensor.detach().contiguous() for name, tensor in reverted.items()}
+def names_of_saved(model: Any, unwrapped: Any) -> set[str]:
+    """Return the names of the weights that belong into files: of adapters only what is trained."""
+    weights = dict(model.named_parameters(remove_duplicate=False))
+    if hasattr(unwrapped, "peft_config"):
+        return {clean_name(name) for name, weight in weights.items() if weight.requires_grad}
+    return set(map(clean_name, weights)) - {*getattr(unwrapped, "all_tied_weights_keys", {})}
 
 
 def boxes_of_weights(model: Any, names: Collection[str]) -> list[LocalBox]:
@@ -204,24 +186,16 @@ def replacing_result(folder: Path) -> Generator[Path]:
     shutil.rmtree(staging)
 
 
-def write_weights(folder: Path, weights: Mapping[str, torch.Tensor]) -> None:
-    """Write the weights of a model, and the index if they do not fit into one file."""
-    files = split_torch_state_dict_into_shards(dict(weights), max_shard_size=LARGEST_FILE)
-    for file, names in files.filename_to_tensors.items():
-        save_file({name: weights[name] for name in names}, folder / file, {"format": "pt"})
-    if files.is_sharded:
-        index = {"metadata": files.metadata, "weight_map": files.tensor_to_filename}
-        (folder / INDEX).write_text(json.dumps(index, indent=2, sort_keys=True) + "\n")
+def save_whole(model: Any, folder: Path, weights: Mapping[str, torch.Tensor]) -> None:
+    """Have a whole model of transformers write its folder, with what the result keeps of its base.
 
-
-def write_configs(unwrapped: Any, folder: Path) -> None:
-    """Write the configs of a model, as its save_pretrained does beside the weights."""
-    unwrapped.config.dtype = str(unwrapped.dtype).removeprefix("torch.")
-    # FSDP2 changes the name of the class
-    unwrapped.config.architectures = [type(unwrapped).__name__.removeprefix("FSDP")]
-    unwrapped.config.save_pretrained(folder)
-    if unwrapped.can_generate():
-        unwrapped.generation_config.save_pretrained(folder)
+    Args:
+        weights: by the names that the model has for them.
+    """
+    known = getattr(model, "_weight_conversions", None)
+    if known is not None:  # Under ZeRO-3 transformers also notes those that renamed nothing
+        model._weight_conversions = [one for one in known if one.was_used()]
+    model.save_pretrained(folder, state_dict=weights | read_left_out(model))
 
 
 def list_stop_tokens(model: Any, stop_tokens: Collection[int]) -> None:
@@ -233,10 +207,3 @@ def list_stop_tokens(model: Any, stop_tokens: Collection[int]) -> None:
     if not listed.issuperset(stop_tokens):
         model.generation_config.eos_token_id = sorted(listed.union(stop_tokens))
         print(f"generation_config.json: eos_token_id was {known}, and now has all that end answers")
-
-
-def write_adapters(unwrapped: Any, weights: Mapping[str, Any], folder: Path) -> None:
-    """Write the folder of a model's adapters, but not peft's README.md, which has no words."""
-    workarounds.remove_fsdp1_wrappers(unwrapped)
-    unwrapped.save_pretrained(folder, state_dict=weights)
-    (folder / "README.md").unlink()

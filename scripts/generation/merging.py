@@ -14,13 +14,12 @@ from datasets import disable_progress_bars
 from peft import PeftConfig, get_peft_model_state_dict, load_peft_weights
 from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM, AutoTokenizer
-from transformers.core_model_loading import revert_weight_conversion
 from transformers.utils import logging
 
 from common import Exit, first_line, stop
-from core.export import list_stop_tokens, saved_buffers, write_configs, write_weights
+from core.export import list_stop_tokens, save_whole, saved_buffers
 from core.generation import listed_stop_tokens
-from core.weights import files_of_tensors, find_folder, note_left_out, read_left_out
+from core.weights import files_of_tensors, find_folder, note_left_out
 from generation.comparing import (
     ROUNDING,
     SIXTEEN_BITS,
@@ -186,11 +185,8 @@ def write_folder(folder: Path, model: Any, trained: Trained, stop_tokens: Sequen
         SimpleNamespace(model_name_or_path=source.weights, model_revision=source.revision), model
     )
     tensors = [*model.named_parameters(), *saved_buffers(model)]
-    weights = {name: tensor.detach().cpu() for name, tensor in tensors}
-    weights = revert_weight_conversion(model, weights)
     list_stop_tokens(model, stop_tokens)
-    write_weights(folder, weights | read_left_out(model))
-    write_configs(model, folder)
+    save_whole(model, folder, {name: tensor.detach().cpu() for name, tensor in tensors})
     tokenizer: Any = AutoTokenizer.from_pretrained(
         source.tokenizer, revision=source.revision, trust_remote_code=False
     )

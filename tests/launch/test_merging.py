@@ -216,7 +216,7 @@ def test_nothing_is_written_over_and_a_full_disk_is_one_line(base_of, merge, mon
     def fill(*arguments, **options):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(merging, "write_weights", fill)
+    monkeypatch.setattr(merging, "save_whole", fill)
     code, printed = merge(adapters, tmp_path / "merged")
     assert code == 73 and len(printed.splitlines()) == 1, printed
     assert not (tmp_path / "merged").exists()

@@ -52,13 +52,6 @@ def assert_same_weights(model, other):
         assert torch.equal(weight, loaded), name
 
 
-def test_all_files_are_those_of_transformers(tmp_path):
-    saved(model_of(tied=True), tmp_path / "ours")
-    model_of(tied=True).save_pretrained(tmp_path / "theirs")
-    for path in (tmp_path / "theirs").iterdir():
-        assert path.read_bytes() == (tmp_path / "ours" / path.name).read_bytes(), path.name
-
-
 @pytest.mark.parametrize("tied", [False, True])
 def test_compiled_layers_are_exported_under_their_own_names(tied, tmp_path):
     model = model_of(tied)
