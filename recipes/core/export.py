@@ -10,7 +10,7 @@ import contextlib
 import os
 import re
 import shutil
-from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
+from collections.abc import Collection, Generator, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -186,7 +186,7 @@ def replacing_result(folder: Path) -> Generator[Path]:
     shutil.rmtree(staging)
 
 
-def save_whole(model: Any, folder: Path, weights: Mapping[str, torch.Tensor]) -> None:
+def save_whole(model: Any, folder: Path, weights: dict[str, torch.Tensor]) -> None:
     """Have a whole model of transformers write its folder, with what the result keeps of its base.
 
     Args:
