@@ -119,20 +119,12 @@ def report(folder: Path, rehearsal: Rehearsal) -> tuple[list[dict], str]:
     return rows, verdict
 
 
-def write_report(args: argparse.Namespace, rehearsal: Rehearsal, found: dict) -> None:
+def write_report(path: str | None, found: dict) -> None:
     """Write the shard report as JSON if --report requests it."""
-    if not args.report:
+    if path is None:
         return
-    content = {
-        "config_file": args.config_file,
-        "recipe": args.recipe,
-        "device": rehearsal.device,
-        "ranks": rehearsal.ranks,
-        "overrides": {change.name: change.new for change in rehearsal.overrides},
-    }
-    path = Path(args.report)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(content | found, indent=2) + "\n")
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    Path(path).write_text(json.dumps(found, indent=2) + "\n")
 
 
 def main() -> None:
@@ -154,7 +146,7 @@ def main() -> None:
         command = rehearsal.command(words, args.main_process_port or 0, meeting_of(args))
         code = launch(command, rehearsal.environment(folder), folder, rehearsal.ranks_here)
         rows, verdict = report(folder, rehearsal)
-    write_report(args, rehearsal, {"exit_code": code, "verdict": verdict, "rows": rows})
+    write_report(args.report, {"exit_code": code, "verdict": verdict, "rows": rows})
     if code:
         print(f"the recipe ended with exit code {code}")
     sys.exit(NOT_AS_PROMISED if code == 0 and verdict == "NOT AS PROMISED" else code)
