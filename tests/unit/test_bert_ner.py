@@ -61,9 +61,6 @@ def row_of(tags, column="ner_tags"):
     return {"tokens": [f"word{place}" for place in range(len(tags))], column: tags}
 
 
-# ---- Rows ----
-
-
 # ---- Names of tags ----
 def test_a_data_set_that_numbers_its_tags_keeps_their_order(load):
     features = Features(

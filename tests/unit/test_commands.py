@@ -5,7 +5,6 @@ accepts."""
 import importlib
 import re
 import shlex
-import subprocess
 import sys
 
 import pytest
@@ -181,14 +180,3 @@ def check_cluster_command(words, monkeypatch):
         check_variables(variables)
         arguments = variables["WORDS"].split()
     parse_with("recipes/llama.py", [word.replace("%a", "1") for word in arguments], monkeypatch)
-
-
-def test_make_help_shows_every_target_whole_and_within_80_columns():
-    targets = re.findall(r"^([a-z-]+):.*##", (REPO / "Makefile").read_text(), re.MULTILINE)
-    lines = subprocess.check_output(["make", "-C", REPO, "--no-print-directory", "help"], text=True)
-    columns = [re.fullmatch(r"(\S+) +(\S.*)", line) for line in lines.splitlines()]
-    assert [column[1] for column in columns] == targets
-    assert len({column.start(2) for column in columns}) == 1  # aligned
-    assert max(map(len, lines.splitlines())) <= 80
-    described = [column[2] for column in columns]
-    assert "offline: train a tiny model, see its answers before and after" in described

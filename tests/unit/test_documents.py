@@ -56,13 +56,6 @@ def test_a_broken_link_is_found(link):
     assert broken_links(REPO / "README.md", f"See [this]({link}).") == [link]
 
 
-def test_the_first_picture_is_in_the_first_screen():
-    first = (REPO / "README.md").read_text().split("## Quick start")[0]
-    assert [link for link in links_of(first) if link.endswith(".svg")] == [
-        "docs/pictures/memory.svg"
-    ]
-
-
 def test_the_readme_tells_what_the_quick_start_measured():
     text = (REPO / "README.md").read_text()
     rows = json.loads((REPO / "results" / "quickstarts.json").read_text())

@@ -133,12 +133,6 @@ def test_a_flag_that_a_variable_decides_is_refused(flag, variable, form, call):
         assert (code, told.count("\n")) == (64, 1)
 
 
-def test_a_wrong_flag_of_the_recipe_is_refused_before_any_agent(call, tmp_path):
-    code, told = call("--learning_rat", "1", RECIPE=str(REPO / "recipes/llama.py"))
-    assert code == 64 and "did you mean --learning_rate?" in told
-    assert told.count("error: ") == 1 and not (tmp_path / "words").exists()
-
-
 # ---- Taken ----
 @pytest.mark.parametrize(
     ("name", "hosts"), [("ddp", "1:2"), ("fsdp1_hybrid_shard", "2"), ("deepspeed_zero3", "2:2")]
@@ -149,14 +143,3 @@ def test_a_yaml_for_any_number_of_ranks_is_taken(name, hosts, call, tmp_path):
     words = (tmp_path / "words").read_text().splitlines()
     assert words[words.index("--config_file") + 1] == config
     assert words[-2:] == ["--seed", "1"]
-
-
-# ---- The last line ----
-@pytest.mark.parametrize("earlier", [None, '{\n  "exit_code": 70,\n  "why": "an earlier run"\n}'])
-def test_status_json_does_not_say_why_if_this_run_recorded_nothing(earlier, call, tmp_path):
-    if earlier is not None:
-        (tmp_path / "run").mkdir()
-        (tmp_path / "run" / "status.json").write_text(earlier)
-    code, told = call(code=1)
-    assert code == 1 and "status.json" not in told
-    assert told.startswith("ended with exit code 1, of which the recipe has recorded nothing")

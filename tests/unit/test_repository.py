@@ -37,8 +37,3 @@ def test_every_file_of_code_names_its_license_first(folder):
         lines = path.read_text().splitlines()
         first = lines[1] if lines[0].startswith("#!") else lines[0]
         assert first == SPDX, path.relative_to(REPO)
-
-
-def test_the_license_is_that_of_the_lines():
-    text = (REPO / "LICENSE").read_text()
-    assert "Apache License\n" in text and "Version 2.0, January 2004" in text

@@ -43,28 +43,12 @@ def test_a_prompt_follows_the_system_prompt_and_the_answers_of_the_chosen_model(
     assert not conversation.tools
 
 
-def test_another_choice_changes_the_answers_that_it_has_given(history):
-    history.chosen = 1
-    assert contents(history.messages()) == [
-        "Be brief.",
-        "one?",
-        "first of 1",
-        "two?",
-        "second of 0",
-    ]
-
-
 @pytest.mark.parametrize("ending", [Ending.STOPPED, Ending.CUT])
 def test_an_answer_that_is_not_complete_is_not_trained_on(history, ending):
     history.turns.append(Turn("three?", {0: said("thi", ending)}))
     conversation = row_to_conversation({"messages": history.messages()})
     assert conversation.is_trained_on == [False, False, True, False, True, False, False]
     assert conversation.messages[-1] == {"role": "assistant", "content": "thi"}
-
-
-def test_an_empty_answer_is_not_trained_on_either(history):
-    history.turns.append(Turn("three?", {0: said("")}))
-    assert row_to_conversation({"messages": history.messages()}).is_trained_on[-1] is False
 
 
 # ---- Saved ----
@@ -81,12 +65,3 @@ def test_rows_are_added_and_none_is_lost(end, tmp_path):
     rows = [json.loads(line) for line in path.read_text().split("\n") if line]
     assert rows[0] == {"prompt": "a", "completion": "b"}
     assert [row["messages"][-1]["content"] for row in rows[1:]] == ["one", "two"]
-
-
-@pytest.mark.parametrize(
-    "history", [History(), conversation("ye", Ending.STOPPED), conversation("")]
-)
-def test_what_cannot_be_trained_on_is_refused_and_writes_nothing(history, tmp_path):
-    with pytest.raises(ValueError, match="only complete answers are trained on"):
-        history.save(tmp_path / "rows.jsonl")
-    assert list(tmp_path.iterdir()) == []

@@ -93,29 +93,7 @@ def test_a_conversation_that_ends_with_a_question_teaches_no_end_after_it(tokeni
     assert trained_text(row, tokenizer) == "one" + tokenizer.eos_token and row["labels"][-1] == -100
 
 
-@pytest.mark.parametrize(
-    ("template", "says"),
-    [
-        ("{{ messages[0]['content'] }}", "message 2 .assistant. has content, which the chat"),
-        ("", "message 1 .user. has content, which the chat template drops"),
-        (ANSWER + QUESTION, "no answer that follows from the prompt of its chat template"),
-    ],
-    ids=["no answers", "nothing", "always the same"],
-)
-def test_a_template_without_the_answer_is_a_problem_of_the_row(template, says, tokenizer):
-    tokenizer.chat_template = template
-    with pytest.raises(ValueError, match=says):
-        tokenize("one answer", tokenizer)
-
-
 # ---- Length ----
-def test_long_rows_lose_their_end_and_say_so(tokenizer):
-    full = tokenize("one answer", tokenizer)
-    cut = tokenize("one answer", tokenizer, len(full["input_ids"]) - 3)
-    assert not full["truncated"] and cut["truncated"]
-    assert cut["input_ids"] == full["input_ids"][:-3] and cut["labels"] == full["labels"][:-3]
-    assert (full["length"], cut["length"]) == (len(full["input_ids"]), len(cut["input_ids"]))
-    assert full["largest"] == max(full["input_ids"]) and full["hash"] != cut["hash"]
 
 
 def test_an_answer_cut_to_nothing_is_a_problem_and_one_cut_to_a_token_is_not(tokenizer):
@@ -224,12 +202,6 @@ def test_a_marked_turn_that_loses_its_reasoning_is_not_trained_on(template):
     reasoned = [HELLO[0], HELLO[1] | {"reasoning_content": "hm"}]
     text = shown(drops, reasoned * 2)
     assert text.count("[[") == 1 and text.endswith("[[(hm) Hello.<|end|>]]")
-
-
-def test_a_template_that_generation_would_prompt_otherwise_says_what_to_do():
-    prompts = PLAIN.replace("'<|assistant|>'", "'<|assistant|><think>'")
-    with pytest.raises(ValueError, match="no answer that follows"):
-        shown(prompts, HELLO)
 
 
 # ---- What the template drops ----

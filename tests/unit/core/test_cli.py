@@ -8,9 +8,8 @@ import json
 
 import pytest
 
-from core import arguments, cli
-from core.arguments import CommonArguments
-from core.cli import find_conflicts, may_change
+from core import cli
+from core.cli import find_conflicts
 from jobs import RECIPES
 
 
@@ -110,53 +109,9 @@ def test_a_wrong_config_is_one_line(name, content, word, tmp_path, capsys):
     assert "none.yaml" in line
 
 
-@pytest.mark.parametrize(
-    ("words", "named"),
-    [
-        (["--learning_rat", 3], "--learning_rate"),
-        (["--num-epochs=2"], "--num_train_epochs"),
-        (["--dtype", "int8"], "int8"),
-        (["--config", "--seed", 3], "--config"),
-    ],
-)
-def test_a_flag_that_does_not_exist_ends_with_64(words, named, capsys):
-    assert named in refused(capsys, *words)[-1]
-
-
-@pytest.mark.parametrize(
-    ("field", "value", "rule"),
-    [
-        ("learning_rate", 0.0, "above 0"),
-        ("learning_rate", float("nan"), "above 0"),
-        ("learning_rate", float("inf"), "above 0"),
-        ("save_steps", -1, "at least 0"),
-        ("lora_dropout", 1.0, "at least 0 and below 1"),
-    ],
-)
-def test_a_number_out_of_bounds_is_told_with_its_bound(field, value, rule, capsys):
-    lines = refused(capsys, "--use_peft", f"--{field}={value}")
-    assert lines == [f"error: --{field} {value}: must be {rule}"]
-
-
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_the_defaults_are_within_their_bounds_and_contradict_nothing(recipe):
     assert list(find_conflicts(parse(recipe=recipe))) == []
-
-
-@pytest.mark.parametrize("recipe", RECIPES)
-def test_a_default_of_a_recipe_keeps_what_its_group_says(recipe):
-    """Which arguments a resumed run may have otherwise does not change with a recipe's defaults."""
-    free = may_change(importlib.import_module(recipe).Arguments)
-    assert {"output_dir", "logging_steps", "per_device_train_batch_size"} <= free
-    assert not {"learning_rate", "seed", "dataset_name", "max_steps"} & free
-
-
-def test_only_the_first_rank_of_a_host_prints_a_refusal(monkeypatch, capsys):
-    waited = []
-    monkeypatch.setattr("core.exits.LOCAL_RANK", 1)
-    monkeypatch.setattr("core.exits.time.sleep", waited.append)
-    refused(capsys, "--sede", 1)
-    assert waited  # long enough for the launcher to end this rank
 
 
 # ---- Flags that contradict each other ----
@@ -211,39 +166,3 @@ def test_flags_that_contradict_each_other_are_refused_in_one_line(recipe, words,
 def test_columns_are_another_way_to_write_the_flags_of_columns(recipe, columns, flags):
     short = parse("--columns", *columns.split(), recipe=recipe)
     assert vars(short) | {"columns": []} == vars(parse(*flags.split(), recipe=recipe))
-
-
-# ---- Groups ----
-def test_a_group_has_no_flag_of_another_one_and_inherits_from_none():
-    owners = {}
-    for name, kind in vars(arguments).items():
-        if not name.endswith("Arguments") or kind is CommonArguments:
-            continue
-        assert kind.__bases__ == (object,)
-        for field in dataclasses.fields(kind):
-            assert owners.setdefault(field.name, name) == name
-
-
-def test_an_extra_adds_its_arguments_if_the_recipe_lists_it(tmp_path, monkeypatch, capsys):
-    (tmp_path / "extras" / "speed").mkdir(parents=True)
-    (tmp_path / "extras" / "speed" / "hooks.py").write_text(
-        "from dataclasses import dataclass\nfrom core.cli import arg\n\n"
-        '@dataclass(kw_only=True)\nclass Arguments:\n    """Speed."""\n'
-        '    speed: int = arg(1, "how fast")\n'
-    )
-    monkeypatch.setattr(importlib.import_module("extras"), "__path__", [str(tmp_path / "extras")])
-
-    @dataclasses.dataclass(kw_only=True)
-    class Arguments(CommonArguments):
-        """Those of a recipe."""
-
-        EXTRAS = ("speed",)
-        dataset_name: str = ""
-        seed: int = 3
-
-    args = cli.parse(Arguments, words=["--speed", "2"])
-    assert (args.speed, args.seed) == (2, 3) and isinstance(args, Arguments)
-    more = type("More", (Arguments,), {"EXTRAS": ("speed", "none")})
-    with pytest.raises(SystemExit) as stopped:
-        cli.parse(more, words=[])
-    assert stopped.value.code == 64 and "extras/none" in capsys.readouterr().err

@@ -23,15 +23,6 @@ def test_the_launchers_own_arguments_are_found(command):
     assert config_names.arguments_of_launcher([*command, *own]) == own
 
 
-@pytest.mark.parametrize(
-    "command",
-    [["torchrun", "train.py"], [PYTHON, BIN, "config"], ["sh", "-c", "accelerate launch a.py"], []],
-    ids=str,
-)
-def test_what_is_no_launcher_has_none(command):
-    assert config_names.arguments_of_launcher(command) is None
-
-
 def test_the_file_is_the_launchers_own_or_the_default_one(tmp_path, monkeypatch):
     default = tmp_path / "default_config.yaml"
     monkeypatch.setattr(config_names, "default_config_file", str(default))

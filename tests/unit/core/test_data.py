@@ -7,23 +7,17 @@ tests/launch/test_golden_rows.py has what comes of each file of row_files.py.
 import json
 from collections import Counter
 from dataclasses import dataclass, field, replace
-from functools import partial
 
 import datasets
 import pytest
 from datasets import ClassLabel, Dataset, Features, List, Value
-from transformers import AutoTokenizer
 
-from core.chat import ChatTemplate, read_conversation, tokenize_conversation
 from core.data import (
     TrackedRow,
-    describe_rows,
     hold_out_and_mix,
-    is_empty,
     read_rows,
     rename_columns,
 )
-from row_files import GOOD, row
 
 
 @dataclass(frozen=True)
@@ -99,27 +93,6 @@ def numbers_of(rows):
 
 
 # ---- Bad rows ----
-@pytest.mark.parametrize(
-    ("content", "places"),
-    [
-        ('{"text": "a"}\n{\n\n{"text": ""}', ["rows.jsonl, line 2: is not JSON", "line 4: has no"]),
-        ("{\n" * 7, ["line 1", "line 3", "7 of these 7 rows", "--skip_bad_rows"]),
-        ("", ["rows.jsonl: "]),
-    ],
-    ids=str,
-)
-def test_a_bad_row_or_file_is_named(content, places, problem_of):
-    told = problem_of(65, {"rows.jsonl": content})
-    assert all(place in told for place in places), told
-
-
-def test_a_bad_row_of_one_of_several_data_sets_or_to_evaluate_on_is_named(problem_of, tmp_path):
-    told = problem_of(65, {"good.jsonl": ["a"], "bad.jsonl": ["a", ""]})
-    assert f"{tmp_path / 'bad.jsonl'}, line 2: has no text" in told
-    files = {"data/train.jsonl": ["a"], "data/test.jsonl": ["a", ""]}
-    assert "test.jsonl, line 2: " in problem_of(65, files, "data", eval_strategy="steps")
-    missing = {"eval_strategy": "steps", "eval_dataset_name": str(tmp_path / "none.jsonl")}
-    assert "none.jsonl" in problem_of(65, files, "data", **missing)
 
 
 def test_bad_rows_are_left_out_on_request(read, problem_of):
@@ -143,10 +116,6 @@ def test_a_fault_of_what_prepares_is_no_bad_row_and_names_its_place(read, skip_b
 
 
 # ---- Columns ----
-def test_a_row_knows_which_columns_were_read():
-    row = TrackedRow({"text": "a", "label": 1, "source": "web"})
-    assert row["text"] == "a" and row.get("missing") is None and "label" in row
-    assert row.unread() == ["label", "source"]
 
 
 def test_columns_that_nothing_reads_are_told_of_all_rows(read):
@@ -179,47 +148,6 @@ def test_classes_are_read_by_their_names(read, tmp_path):
     rows, _ = read({}, "rows.parquet", prepare=labels)
     assert rows.dataset["found"][:].tolist() == ["['yes', ['no', 'yes']]", "[None, []]"]
     assert rows.sources[0].class_names == {"label": ["no", "yes"], "tags": ["no", "yes"]}
-
-
-@pytest.mark.parametrize("value", [None, "", " ", [], {}, "null", "[]", " {} "], ids=repr)
-def test_empty_values(value):
-    assert is_empty(value)
-
-
-@pytest.mark.parametrize("value", [0, False, "a", ["a"], {"a": None}, "[1]"], ids=repr)
-def test_values_that_are_not_empty(value):
-    assert not is_empty(value)
-
-
-def test_texts_that_look_like_numbers_stay_texts(read):
-    def kinds(row):
-        return {"kinds": str(dict(row))}
-
-    rows, _ = read({"rows.csv": "text,other,label\n007,1e3,2\n"}, prepare=kinds)
-    assert rows.dataset[0]["kinds"] == "{'text': '007', 'other': 1000.0, 'label': 2}"
-
-
-# ---- The cache ----
-def tokenize(row, template, max_length):
-    conversation = read_conversation(row, {"prompt": "completion"})
-    return tokenize_conversation(conversation, template, max_length)
-
-
-def test_rows_are_prepared_once(read, cache, tiny):
-    def read_with(max_length, files):
-        # Loaded again, as another process would
-        template = ChatTemplate(AutoTokenizer.from_pretrained(tiny / "model"))
-        prepare = partial(tokenize, template=template, max_length=max_length)
-        found = read(files, "data", eval_strategy="steps", prepare=prepare)
-        return found, len(list(cache.rglob("cache-*.arrow")))
-
-    content = {"data/train.jsonl": GOOD, "data/test.jsonl": f"{GOOD}\n{row('a', 'b')}"}
-    (rows, eval_rows), files = read_with(99, content)
-    assert files == 2
-    assert "1 of the 2 held-out rows" in describe_rows(rows, eval_rows)["warning"]
-    assert read_with(99, {})[1] == 2
-    (rows, _), files = read_with(int(rows.lengths[0]) - 1, {})
-    assert files == 4 and rows.notes == "1, 1 truncated"
 
 
 # ---- Held out ----
@@ -259,10 +187,6 @@ def test_a_test_split_is_not_read_beside_rows_that_are_held_out(read):
     assert len(eval_rows) == 3
     _, eval_rows = read(files, "data", eval_strategy="steps")
     assert len(eval_rows) == 1
-
-
-def test_a_row_has_to_be_left_to_train_on(problem_of):
-    assert "--eval_split 20" in problem_of(65, NUMBERS, eval_split=20)
 
 
 # ---- Several data sets ----

@@ -47,24 +47,6 @@ def saved(model, folder, **options):
     return {path.name for path in folder.iterdir()}
 
 
-def assert_same_weights(model, other):
-    for (name, weight), loaded in zip(model.named_parameters(), other.parameters(), strict=True):
-        assert torch.equal(weight, loaded), name
-
-
-@pytest.mark.parametrize("tied", [False, True])
-def test_compiled_layers_are_exported_under_their_own_names(tied, tmp_path):
-    model = model_of(tied)
-    names = set(model.state_dict())
-    for number, layer in enumerate(model.model.layers):
-        model.model.layers[number] = torch.compile(layer, backend="eager")
-    saved(torch.compile(model, backend="eager"), tmp_path)
-    if tied:
-        names.remove("lm_head.weight")
-    assert set(load_file(tmp_path / "model.safetensors")) == names
-    assert_same_weights(model_of(tied), AutoModelForCausalLM.from_pretrained(tmp_path))
-
-
 def with_adapters():
     torch.manual_seed(1)
     config = LoraConfig(target_modules="all-linear", init_lora_weights=False)
@@ -93,15 +75,6 @@ def test_a_whole_model_lists_the_tokens_that_it_learned_to_end_with(tmp_path, ca
     assert listed_ends(tmp_path) == [2, 9]
     (line,) = capsys.readouterr().out.splitlines()
     assert line.startswith("generation_config.json: eos_token_id was 2")
-
-
-def test_a_model_that_lists_them_is_saved_as_it_was_without_a_word(tmp_path, capsys):
-    saved(model_of(), tmp_path / "before")
-    saved(model_of(), tmp_path / "after", stop_tokens={2})
-    assert listed_ends(tmp_path / "after") == 2
-    for path in (tmp_path / "before").iterdir():
-        assert path.read_bytes() == (tmp_path / "after" / path.name).read_bytes()
-    assert not capsys.readouterr().out
 
 
 @pytest.fixture

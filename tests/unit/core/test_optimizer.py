@@ -7,7 +7,6 @@ from types import SimpleNamespace
 import pytest
 import torch
 from bitsandbytes.optim import GlobalOptimManager
-from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM, BloomConfig, GPT2Config, LlamaConfig
 
 from core import workarounds
@@ -41,22 +40,6 @@ def test_every_optimizer_gets_the_moments_decays_and_epsilon(optim):
     args = TrainingArguments(optim=optim, adam_beta1=0.8, adam_beta2=0.95, adam_epsilon=1e-6)
     for group in make_adamw(AutoModelForCausalLM.from_config(LLAMA), args).param_groups:
         assert (tuple(group["betas"]), group["eps"]) == ((0.8, 0.95), 1e-6)
-
-
-def names_of(model, optimizer):
-    """The names of what an optimizer steps."""
-    stepped = {id(weight) for group in optimizer.param_groups for weight in group["params"]}
-    return [name for name, weight in model.named_parameters() if id(weight) in stepped]
-
-
-@pytest.mark.parametrize("use_dora", [False, True])
-def test_with_adapters_they_are_stepped_and_nothing_else(use_dora):
-    model = get_peft_model(
-        AutoModelForCausalLM.from_config(LLAMA),
-        LoraConfig(target_modules="all-linear", use_dora=use_dora),
-    )
-    stepped = names_of(model, make_adamw(model, TrainingArguments()))
-    assert stepped == [name for name, _ in model.named_parameters() if "lora_" in name]
 
 
 def types_of_state():
@@ -97,27 +80,6 @@ def test_warmup_below_1_is_a_share_of_all_steps_rounded_up(given, total, steps):
     assert warmup_steps(TrainingArguments(warmup_steps=given), total) == steps
 
 
-def test_the_rate_warms_up_and_falls():
-    _, schedule = made(total_steps=6, warmup_steps=2)
-    rates = []
-    for _ in range(6):
-        schedule.step()
-        rates.append(schedule.learning_rate)
-    assert rates == [0, 0.5, 1, 0.75, 0.5, 0.25]  # those that the optimizer had
-    assert schedule.steps == 6
-
-
-def test_it_stays_while_gradients_are_accumulated():
-    accelerator, schedule = made()
-    accelerator.sync_gradients = False
-    schedule.step()
-    schedule.step()
-    assert (schedule.steps, schedule.learning_rate) == (0, 1.0)
-    accelerator.sync_gradients = True
-    schedule.step()
-    assert schedule.steps == 1
-
-
 def test_it_stays_at_a_step_that_the_loss_scale_left_out():
     accelerator, schedule = made()
     schedule.step()
@@ -140,19 +102,6 @@ def test_it_stays_at_the_one_step_for_which_it_is_held():
     assert (schedule.steps, schedule.learning_rate) == (0, 1.0)
     schedule.step()
     assert schedule.steps == 1
-
-
-def test_a_resumed_schedule_has_the_rates_of_one_that_was_not_stopped():
-    _, first = made(warmup_steps=2, lr_scheduler_type="cosine")
-    for _ in range(4):
-        first.step()
-    _, second = made(warmup_steps=2, lr_scheduler_type="cosine")
-    second.advance(4)
-    assert second.steps == first.steps == 4
-    first.step()
-    assert second.learning_rate == first.learning_rate
-    second.step()
-    assert second.steps == first.steps == 5
 
 
 def test_a_step_of_zero_0_whose_gradients_are_not_finite_changes_nothing():

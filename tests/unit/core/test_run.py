@@ -124,15 +124,6 @@ class TestFinishedRun:
         assert not status.end(End(1, "the connection is closed", is_alone=True))
         assert read_json(tmp_path / "status.json")["exit_code"] == 75
 
-    def test_with_no_step_left_it_says_so(self, folder, arguments, resumed):
-        arguments.output_dir = str(folder)
-        (folder / "model.safetensors").touch()
-        (folder / "run.json").write_text("{}")
-        with pytest.raises(SystemExit) as ended:
-            resumed(9, vars(arguments) | FACTS).check_plan(plan_of(9, 8), ROWS)
-        assert not ended.value.code and "Nothing is left to do" in ended.value.why
-        assert read_json(folder / "status.json") == self.DONE
-
     def test_with_steps_left_or_without_its_result_it_goes_on(self, folder, arguments, resumed):
         arguments.output_dir = str(folder)
         run = resumed(9, vars(arguments) | FACTS)

@@ -7,7 +7,6 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from bitsandbytes.nn import Linear8bitLt
 from bitsandbytes.optim import AdamW8bit, Lion8bit
 
 from core import checkpoint
@@ -178,18 +177,6 @@ def test_a_run_goes_on_bit_for_bit_in_a_process_that_has_not_stepped(kind, optio
         assert torch.equal(weight, restored)
 
 
-def test_a_state_comes_back_into_the_tensors_that_are_there(tmp_path):
-    """bitsandbytes' paged state would lose its memory otherwise."""
-    model, optimizer = trained(AdamW8bit, seed=1)
-    path = save(state_of(model, optimizer).boxes, tmp_path)
-    model, optimizer = trained(AdamW8bit, seed=2)
-    places = [box.part.data_ptr() for box in state_of(model, optimizer).boxes if box.part.dim()]
-    restore(model, optimizer, path)
-    assert places == [
-        box.part.data_ptr() for box in state_of(model, optimizer).boxes if box.part.dim()
-    ]
-
-
 @pytest.mark.parametrize("change", ["pop", "add"])
 def test_a_state_of_another_model_is_not_taken(change, tmp_path):
     boxes = state_of(*trained(AdamW, seed=1)).boxes
@@ -221,32 +208,6 @@ def test_a_weight_that_no_gradient_reached_has_no_state_then_either(tmp_path):
     restore(other, its_optimizer, path)
     assert not any(its_optimizer.state.get(weight) for weight in other[1].parameters())
     assert torch.equal(model[1].weight, other[1].weight)
-
-
-def test_running_statistics_are_saved_and_come_back(tmp_path):
-    def with_norm(seed):
-        torch.manual_seed(seed)
-        model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.BatchNorm1d(8))
-        optimizer = AdamW(model.parameters())
-        model(torch.randn(16, 4)).sum().backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        return model, optimizer
-
-    first, optimizer = with_norm(1)
-    path = save(state_of(first, optimizer).boxes, tmp_path)
-    model, optimizer = with_norm(2)
-    restore(model, optimizer, path)
-    assert torch.equal(model[1].running_mean, first[1].running_mean)
-
-
-def test_of_an_int8_base_only_what_is_trained_is_saved():
-    """Its state_dict has entries that are no attributes, at which torch's get_state_dict fails."""
-    base = Linear8bitLt(64, 64, has_fp16_weights=False).to("cpu").requires_grad_(False)
-    model = torch.nn.Sequential(base, torch.nn.Linear(64, 2))
-    optimizer = AdamW(model[1].parameters(), lr=1e-3)
-    names = {box.name for box in state_of(model, optimizer).boxes}
-    assert names == {"1.weight", "1.bias"}
 
 
 def test_what_training_changes_in_a_group_is_saved_and_what_a_user_sets_is_not():

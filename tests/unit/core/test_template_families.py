@@ -9,7 +9,6 @@ that is not so, the case and the kind of the difference are in differences.json.
 
 import copy
 import json
-import random
 import re
 from pathlib import Path
 
@@ -229,115 +228,6 @@ def kinds_of(family, variant, settings=None):
 
 def test_what_is_trained_on_differs_from_the_marks_only_where_it_is_pinned():
     assert differences() == json.loads(PINNED.read_text())
-
-
-# ---- Some answers only ----
-def trained_answers(family, conversation):
-    """Return which of the answers, from 0, are trained on as a whole; none if the row is refused.
-
-    That nothing else is trained on is checked.
-    """
-    _, mask = reference_of(family, conversation)
-    answers = runs_of(mask)
-    assert len(answers) == len([m for m in conversation.messages if m["role"] == "assistant"])
-    try:
-        trained = trained_in(row_of(family, "plain", conversation))
-    except ValueError:
-        return set()
-    if trained[-1][1] == len(mask) + 1:  # the end-of-sequence token is appended
-        trained[-1] = (trained[-1][0], len(mask))
-    assert set(trained) <= set(answers)
-    return {number for number, run in enumerate(answers) if run in trained}
-
-
-def cases_of(family):
-    """Return the cases with two answers or more that a family's template can write."""
-    cases = []
-    for case in CASES:
-        try:
-            _, mask = reference_of(family, conversation_of(case))
-        except TemplateError:
-            continue
-        if len(runs_of(mask)) > 1:
-            cases.append(case)
-    return cases
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_an_answer_with_weight_0_is_left_out_and_no_other_one(family):
-    refused = 0
-    for case in cases_of(family):
-        conversation = conversation_of(case)
-        whole = trained_answers(family, conversation)
-        if not whole:
-            refused += 1
-            continue
-        messages, tools = CASES[case]
-        places = [place for place, m in enumerate(messages) if m["role"] == "assistant"]
-        for number, place in enumerate(places):
-            weighted = list(messages)
-            weighted[place] = {**messages[place], "weight": 0}
-            fewer = make_conversation(weighted, tools)
-            assert trained_answers(family, fewer) == whole - {number}, (case, number)
-    assert refused < len(cases_of(family))
-
-
-# ---- Texts ----
-PIECES = ("Hi", "0", "é", "😀", " ", "\n", "<think>", "</think>", "<bos>", "<eos>", "{{ x }}")
-
-
-def random_text(chance):
-    """Return a text of a few pieces, some of them control tokens or white space."""
-    return "".join(chance.choices(PIECES, k=chance.randint(1, 6)))
-
-
-def random_conversation(chance):
-    """Return a conversation of one to four turns; some have a system text, reasoning or a call."""
-    messages = [said_by("system", random_text(chance))] if chance.random() < 0.5 else []
-    for _ in range(chance.randint(1, 4)):
-        messages.append(said_by("user", f"Q{random_text(chance)}"))
-        if chance.random() < 0.2:
-            messages += ask_one(content=random_text(chance))[1:3]
-        answer = said_by("assistant", f"A{random_text(chance)}")
-        if chance.random() < 0.3:
-            answer["reasoning_content"] = random_text(chance)
-        messages.append(answer)
-    return make_conversation(messages, [WEATHER] if chance.random() < 0.5 else [])
-
-
-def result_of(function, *args, **options):
-    """Return what a function returns, or the error that a template raises in it."""
-    try:
-        return function(*args, **options)
-    except (TemplateError, TypeError, ValueError) as error:
-        return repr(error.__cause__ or error)
-
-
-@pytest.mark.parametrize("variant", VARIANTS)
-@pytest.mark.parametrize("family", FAMILIES)
-def test_texts_are_those_of_the_tokenizers_own_method(family, variant):
-    chance = random.Random(f"{family} {variant}")
-    tokenizer = tokenizer_of(template_of(family, variant))
-    settings = SWITCHED.get(family, {})
-    template = ChatTemplate(tokenizer, settings)
-    num_written = 0
-    for number in range(20):
-        conversation = random_conversation(chance)
-        if number % 2:
-            conversation = with_json_arguments(conversation)
-        opens_answer = chance.random() < 0.5
-        wanted = result_of(
-            tokenizer.apply_chat_template,
-            conversation.messages,
-            tools=conversation.tools or None,
-            tokenize=False,
-            add_generation_prompt=opens_answer,
-            **settings,
-        )
-        text = result_of(template.render, conversation, add_generation_prompt=opens_answer)
-        assert text == wanted
-        num_written += "Error" not in text
-    assert num_written >= 3
 
 
 if __name__ == "__main__":

@@ -19,7 +19,6 @@ WORDS = ("lamp", "tiger", "a", "sea", "window")
 LONGEST = 6  # tokens of an answer
 USER = {"role": "user", "content": "Spell the word lamp."}
 ANSWER = {"role": "assistant", "content": "l-a-m-p"}
-PAIR = {"prompt": "Spell the word lamp.", "completion": "l-a-m-p"}
 
 
 @pytest.fixture
@@ -102,20 +101,3 @@ def test_only_what_the_run_learned_is_scored(evaluate, write_rows, adapters, tmp
     _, ((all_answers),), _ = evaluate(rows)
     _, ((last),), _ = evaluate(rows, folder=folder)
     assert all_answers["num_tokens"] > last["num_tokens"] and last["reference"] == "L-A"
-
-
-def test_columns_of_the_run_need_not_be_named(evaluate, write_rows, adapters, tmp_path):
-    folder = with_arguments(adapters, tmp_path, columns=["prompt=q", "completion=a"])
-    _, (sample,), _ = evaluate(write_rows({"q": "Spell.", "a": "s-p"}), folder=folder)
-    assert sample["messages"][-1]["content"] == "Spell." and sample["reference"] == "s-p"
-
-
-def test_a_row_that_the_recipe_would_cut_is_counted(evaluate, write_rows, adapters, tmp_path):
-    folder = with_arguments(adapters, tmp_path, max_length=8)
-    rows = write_rows(PAIR | {"prompt": "a", "completion": "lamp " * 20})
-    assert evaluate(rows, folder=folder)[2] == {"rows": 1, "truncated": 1}
-
-
-def test_a_prompt_without_room_for_an_answer_is_one_line(evaluate, write_rows, refused):
-    code, line = refused(lambda: evaluate(write_rows(PAIR | {"prompt": "lamp " * 200})))
-    assert code == 65 and "128" in line

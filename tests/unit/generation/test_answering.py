@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """An answer comes in parts, can be stopped, says why it ended, and cannot drive a terminal."""
 
-from threading import Event, Lock
+from threading import Event
 
 import pytest
 import torch
@@ -35,16 +35,6 @@ def test_the_parts_are_the_answer_that_is_given_without_streaming(answerer):
     assert running.result().ending is Ending.CUT and len(parts) > 1
 
 
-def test_an_answer_is_complete_if_the_model_ends_its_turn(answerer, monkeypatch):
-    (whole,) = answerer.answer([QUESTION])
-    tokens = answerer.template.tokenizer(whole, add_special_tokens=False)["input_ids"]
-    # Any of them ends it
-    monkeypatch.setattr(answerer.model.generation_config, "eos_token_id", tokens)
-    running = start(answerer)
-    list(running)
-    assert running.result().ending is Ending.COMPLETE
-
-
 class SetAfter(Event):
     """An event that is set by being looked at for the N-th time, which threads cannot change."""
 
@@ -65,16 +55,6 @@ def test_a_stopped_answer_keeps_the_part_until_then(answerer):
     assert reply.ending is Ending.STOPPED
     assert reply.text == "".join(parts).strip().rstrip("\ufffd")  # the half of a character
     assert reply.text and whole.startswith(reply.text) and reply.text != whole
-
-
-def test_a_prompt_without_room_for_an_answer_is_an_error_and_releases_the_lock(answerer):
-    lock = Lock()
-    long = Conversation([{"role": "user", "content": "word " * 300}])
-    running = start(answerer, long, turn=lock)
-    assert list(running) == [""]
-    with pytest.raises(ValueError, match="the model is limited to 128"):
-        running.result()
-    assert not lock.locked()
 
 
 @pytest.mark.parametrize(

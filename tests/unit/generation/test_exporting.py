@@ -2,7 +2,6 @@
 """Faults in a GGUF are found, and a chat template is written in Ollama's language or refused."""
 
 import json
-import shutil
 from argparse import Namespace
 from pathlib import Path
 from types import SimpleNamespace
@@ -27,18 +26,6 @@ def trained(once):
     base = once("exporting_base", lambda folder: make_base(folder, shard="100KB"))
     args = Namespace(prompts=None, num_prompts=2, max_new_tokens=2, device="cpu")
     return read_trained(Source(str(base / "model")), args)
-
-
-def test_rows_of_raw_text_are_read_by_the_column_of_their_run(trained, tmp_path):
-    folder = shutil.copytree(trained.source.name, tmp_path / "run")
-    (folder / "chat_template.jinja").unlink()
-    rows = tmp_path / "rows.jsonl"
-    rows.write_text('{"body": "Lamo is a baker."}\n')
-    run = {"arguments": {"text_column": "body", "dataset_name": [str(rows)]}}
-    (folder / "run.json").write_text(json.dumps(run))
-    args = Namespace(prompts=None, num_prompts=1, max_new_tokens=2, device="cpu")
-    (prompt,) = read_trained(Source(str(folder)), args).prompts
-    assert prompt.text == "Lamo is a baker."
 
 
 @pytest.fixture(scope="module")

@@ -53,23 +53,6 @@ def test_the_base_of_adapters_is_loaded_in_the_revision_that_they_were_trained_o
     assert loaded == [("owner/model", "v2")] * 2
 
 
-@pytest.mark.parametrize(
-    ("config", "message"),
-    [
-        ("{", "not JSON with a base_model_name_or_path"),
-        ("[]", "not JSON with a base_model_name_or_path"),
-        ('{"base_model_name_or_path": null}', "not JSON with a base_model_name_or_path"),
-        ('{"base_model_name_or_path": "/gone"}', "its base model /gone is missing"),
-    ],
-)
-def test_adapters_without_their_base_are_bad_data(config, message, tmp_path, capsys):
-    (tmp_path / "adapter_config.json").write_text(config)
-    with pytest.raises(SystemExit) as end:
-        loading.find_source(str(tmp_path))
-    assert end.value.code == 65
-    assert message in capsys.readouterr().err
-
-
 @pytest.mark.parametrize("name", ["run.json", "run_public.json"])
 def test_adapters_are_not_loaded_on_other_weights_than_their_runs(name, folder, tmp_path, capsys):
     (folder / "model.safetensors").write_bytes(b"weights")

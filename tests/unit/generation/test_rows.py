@@ -26,32 +26,6 @@ def test_the_last_answer_is_the_reference(tmp_path):
     assert (question.reference, question.skill) == ("d", "letters")
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ('{"prompt": "a", "completion": "b"}\n{"prompt"\n', "rows.jsonl, line 2: is not JSON"),
-        ("[1]\n", "rows.jsonl, line 1: is not a JSON object"),
-        ('\n\n{"foo": 1}\n', "rows.jsonl, line 3: "),
-        ("\n", "rows.jsonl: no rows"),
-    ],
-)
-def test_a_bad_row_is_named(text, message, tmp_path, capsys):
-    (tmp_path / "rows.jsonl").write_text(text)
-    with pytest.raises(SystemExit) as end:
-        load_questions(tmp_path / "rows.jsonl")
-    assert end.value.code == 65
-    assert message in capsys.readouterr().err
-
-
-def test_a_reference_that_the_pattern_does_not_find_is_named(tmp_path, capsys):
-    right = {"prompt": "a", "completion": "#### 1"}
-    wrong = {"prompt": "a", "completion": "1"}
-    rows = write(tmp_path / "rows.jsonl", right, wrong)
-    with pytest.raises(SystemExit):
-        load_questions(rows, pattern="#### (.+)")
-    assert "rows.jsonl, line 2: its answer does not match" in capsys.readouterr().err
-
-
 def test_a_row_is_read_by_the_columns_of_the_run_where_it_has_them(tmp_path):
     rows = [{"frage": "a", "antwort": "b"}, {"prompt": "c", "completion": "d"}]
     path = write(tmp_path / "rows.jsonl", *rows)

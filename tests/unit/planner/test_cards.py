@@ -3,7 +3,7 @@
 
 import pytest
 
-from planner.request import CARDS, GIB, UnplannableError, bytes_of_card, with_constants
+from planner.request import GIB, bytes_of_card, with_constants
 
 SIZES = {
     "24GB": 24 * 10**9,
@@ -20,14 +20,6 @@ SIZES = {
 @pytest.mark.parametrize("card", SIZES)
 def test_a_card_is_a_name_or_a_size(card):
     assert bytes_of_card(card) == SIZES[card]
-
-
-@pytest.mark.parametrize("card", ["sheep", "0GB", "24TB", ""])
-def test_anything_else_is_refused_with_what_is_known(card):
-    with pytest.raises(UnplannableError, match="neither a size") as refusal:
-        bytes_of_card(card)
-    assert refusal.value.code == 64
-    assert all(name in str(refusal.value) for name in CARDS)
 
 
 def test_several_ranks_take_more_besides_tensors():

@@ -63,13 +63,6 @@ def test_the_cheaper_comes_first_and_offload_last(launch_of):
     assert offloads == sorted(offloads) and offloads[-1] > 0
 
 
-def test_int8_is_never_listed_with_fsdp_and_no_file_twice(launch_of):
-    found = ways(launch_of())
-    int8 = {way.file for way in found if "int8" in way.weights}
-    assert "ddp.yaml" in int8 and not [file for file in int8 if "fsdp" in file]
-    assert {"fsdp.yaml", "fsdp2_full_shard.yaml"} & {way.file for way in found} == {"fsdp.yaml"}
-
-
 def test_every_file_is_tried_but_those_of_fsdp1_of_a_mesh_and_of_other_recipes(launch_of):
     files = {path.name for path in CONFIGS.glob("*.yaml")}
     left_out = {file for file in files if file.startswith("fsdp1")}
@@ -77,26 +70,7 @@ def test_every_file_is_tried_but_those_of_fsdp1_of_a_mesh_and_of_other_recipes(l
     assert {way.file for way in ways(launch_of("--gradient_checkpointing"))} == files - left_out
 
 
-def test_whole_modules_are_in_every_way_beside_adapters(launch_of):
-    words = "--use_peft --modules_to_save lm_head embed_tokens"
-    found = choose.ways_on(launch_of(words), False, [])
-    assert {way.weights for way in found} == {"LoRA", "LoRA, int8", "LoRA, nf4", "LoRA, nf4 dq"}
-    for way in found:
-        assert way.plan.args.modules_to_save == ["lm_head", "embed_tokens"]
-
-
 def test_enough_ways_that_fit_are_traced_and_one_of_each_kind_of_weights(launch_of):
     fitting, _ = choose.find_ways(launch_of())
     assert len(fitting) >= choose.SHOWN
     assert {way.weights for way in fitting} >= {"full", "LoRA", "LoRA, int8", "LoRA, nf4 dq"}
-
-
-def test_double_quantization_changes_only_the_scales(launch_of):
-    found = choose.ways_on(launch_of("--gradient_checkpointing"), False, [])
-    launch = launch_of()
-    plain, double = (
-        choose.traced(launch, next(way for way in found if way.weights == weights))
-        for weights in ("LoRA, nf4", "LoRA, nf4 dq")
-    )
-    assert double.held.device["quantization"] < plain.held.device["quantization"]
-    assert double.held.device["activations"] == plain.held.device["activations"]

@@ -10,7 +10,7 @@ from accelerate.commands.launch import launch_command_parser
 
 import llama
 from core.cli import parse
-from planner.answer import DOES_NOT_FIT, FITS, PLACEHOLDER, answer
+from planner.answer import DOES_NOT_FIT, FITS, answer
 from planner.request import Request
 from planner_jobs import BASE, config_of
 
@@ -43,17 +43,6 @@ def read(words):
     launch = launch_command_parser().parse_args(words[2:])
     assert launch.training_script == "recipes/llama.py"
     return launch, parse(llama.Arguments, words=launch.training_script_args)
-
-
-def test_each_command_is_read_by_launcher_and_recipe(printed, model):
-    adapters, full = map(read, printed())
-    for launch, args in (adapters, full):
-        assert launch.num_processes == 4
-        assert args.model_name_or_path == str(model.parent)
-        assert args.dataset_name == [PLACEHOLDER]
-        assert args.dataset_config is None
-    assert adapters[1].use_peft and adapters[1].learning_rate == 2e-4
-    assert not full[1].use_peft and full[1].learning_rate == 2e-5
 
 
 def test_what_was_given_is_kept(printed):

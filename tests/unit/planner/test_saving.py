@@ -46,16 +46,6 @@ def test_the_tensors_are_those_that_are_written(tied, dtype, tmp_path):
     assert (planned.whole, planned.largest) == (sum(sizes), max(sizes))
 
 
-def test_deepspeed_saves_fp32_whatever_the_dtype_of_the_model(tmp_path):
-    how = {"engine": "zero", "stage": 2, "ranks": 4}
-    in_bf16 = saved(tmp_path, ["--dtype", "bfloat16", "--no_master_weights"], **how)
-    assert in_bf16.whole == saved(tmp_path).whole
-
-
-def test_adapters_are_saved_without_their_base(tmp_path):
-    assert saved(tmp_path, ["--use_peft"]).whole < saved(tmp_path).whole / 10
-
-
 @pytest.mark.parametrize("ranks", [1, 4, 8])
 def test_a_rank_has_an_equal_share_and_needs_one_tensor_more(ranks, tmp_path):
     saving = saved(tmp_path, engine="fsdp2", ranks=ranks, shards=ranks)

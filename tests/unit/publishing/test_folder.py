@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from publishing import folder, session
+from publishing import folder
 
 
 def made_of(path, run, base=None):
@@ -67,12 +67,3 @@ def test_a_card_of_the_users_is_pushed_as_it_is_and_its_paths_are_told(tmp_path,
 def test_a_run_that_is_not_known_to_be_done_is_refused(content, tmp_path):
     (tmp_path / "status.json").write_text(content)
     assert "not done" in folder.find_problem(tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("answer", "agrees"), [("y", True), ("YES", True), ("", False), ("n", False)]
-)
-def test_only_a_yes_is_consent(answer, agrees, monkeypatch):
-    monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
-    monkeypatch.setattr("builtins.input", lambda question: answer)
-    assert session.is_agreed() is agrees

@@ -1,27 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """A rehearsal does what the YAML says, or refuses, and reports what it changes and why."""
 
-import sys
-
 import pytest
 
-import rehearse
 from launching import CONFIGS
 from rehearsal.planning import Override, plan
 
 
-def write(folder, text, name="config.yaml"):
-    (folder / name).write_text(text)
-    return folder / name
-
-
 def rehearse_shipped(name, device="cpu", **wishes):
     return plan(str(CONFIGS / f"{name}.yaml"), device, **wishes)
-
-
-def test_a_file_that_is_no_accelerate_config_is_refused(tmp_path):
-    with pytest.raises(ValueError, match="it has no distributed_type"):
-        plan(str(write(tmp_path, "learning_rate: 1\n")), "cpu")
 
 
 @pytest.mark.parametrize(
@@ -45,15 +32,6 @@ def test_ranks_that_would_not_show_hybrid_sharding_are_refused():
         rehearse_shipped("fsdp1_hybrid_shard", num_processes=2)
 
 
-def test_replicas_of_ddp_are_as_many_as_the_mesh_has(tmp_path):
-    file = tmp_path / "replicas.yaml"
-    sizes = "parallelism_config: {parallelism_config_dp_replicate_size: 4}"
-    file.write_text(
-        f"distributed_type: MULTI_GPU\nmixed_precision: bf16\nnum_processes: 4\n{sizes}\n"
-    )
-    assert plan(file, "cpu").ranks == 4
-
-
 def test_what_differs_from_the_yaml_is_told_with_its_reason():
     slow = "slow on CPU; --mixed_precision bf16 also shows what bf16 refuses"
     more_ranks = Override("num_processes", "1", "2", "one rank would show nothing")
@@ -75,17 +53,6 @@ def test_on_gpus_nothing_differs():
     assert "ACCELERATE_TORCH_DEVICE" not in rehearsal.environment("folder")
 
 
-def test_the_command_is_accelerates_with_the_bootstrap_in_front_of_the_recipe(tmp_path):
-    words = ["recipes/llama.py", "--max_steps", "3"]
-    command = rehearse_shipped("ddp").command(words, port=0)
-    assert command[:3] == [sys.executable, "-m", "accelerate.commands.launch"]
-    place = command.index("recipes/llama.py")
-    assert command[place:] == words and command[place - 1].endswith("/rehearsal/cpu_ranks.py")
-    environment = rehearse_shipped("ddp").environment(tmp_path)
-    assert environment["REHEARSAL_FOLDER"] == str(tmp_path)
-    assert environment["CUDA_VISIBLE_DEVICES"] == "" and environment["DS_ACCELERATOR"] == "cpu"
-
-
 def test_on_several_machines_each_starts_its_share_of_the_ranks():
     rehearsal = rehearse_shipped("ddp", num_processes=4, num_machines=2)
     assert (rehearsal.ranks, rehearsal.ranks_here, rehearsal.ranks_per_node) == (4, 2, 2)
@@ -93,9 +60,3 @@ def test_on_several_machines_each_starts_its_share_of_the_ranks():
     command = rehearsal.command(["recipe.py"], 29500, meeting)
     place = command.index("--num_machines")
     assert command[place : place + 6] == meeting
-
-
-def test_options_about_several_machines_are_passed_on(monkeypatch):
-    words = "--num_machines 2 --machine_rank 1 --main_process_ip host --tee 3".split()
-    monkeypatch.setattr(sys, "argv", ["rehearse.py", "--config_file", "x", *words, "recipe.py"])
-    assert rehearse.meeting_of(rehearse.parse_args()[1]) == words

@@ -137,15 +137,6 @@ def test_a_second_copy_of_what_is_not_offloaded_is_found():
     assert verdicts(measured, facts)["parameters"] == "NOT AS PROMISED"
 
 
-def test_the_table_has_a_line_for_each_class_of_each_rank():
-    measured, facts = measurements("deepspeed_zero1", ranks=2)
-    rows = judge(measured, facts, 1)
-    header, *lines = table(rows).splitlines()
-    assert header.split() == "rank class dtype device held bytes promised promise verdict".split()
-    assert lines[2] == "0     optimizer   float32  cuda     1,280,000  1,280,000  1/2      ok"
-    assert [line.split()[:2] for line in lines[3:]] == [["1", name] for name in CLASSES]
-
-
 def measured_pipeline(shards):
     """What the two ranks of each of two pipelines hold, and what the YAML asks for."""
     measured, facts = measurements("ddp")

@@ -7,7 +7,6 @@ import pytest
 import torch
 from transformers import (
     AutoModelForSequenceClassification,
-    BertConfig,
     RobertaConfig,
     RobertaModel,
 )
@@ -15,7 +14,7 @@ from transformers import (
 from core.cli import parse
 from example_arguments import ClassifierArguments
 from fakes import rows_of_their_own
-from tasks.labels import head_options, load_classifier, weighted_row_losses
+from tasks.labels import load_classifier, weighted_row_losses
 
 SHAPE = {
     "vocab_size": 9,
@@ -43,28 +42,6 @@ def test_a_new_head_of_two_layers_is_trained_beside_adapters(tmp_path):
     for name, gradient in gradients.items():
         # B is zero at first, and then nothing depends on A
         assert "lora_A" in name or (gradient is not None and gradient.any()), name
-
-
-def test_only_a_head_for_whole_rows_is_told_its_kind_of_problem():
-    assert head_options([], "SEQ_CLS")["problem_type"] == "regression"
-    assert head_options(["a", "b"], "SEQ_CLS")["problem_type"] == "single_label_classification"
-    assert set(head_options(["a", "b"], "TOKEN_CLS")) == {"id2label", "label2id"}
-
-
-@pytest.mark.parametrize("num_labels", [1, 2])
-def test_a_rank_without_rows_takes_part_and_counts_nothing(num_labels):
-    config = BertConfig(**SHAPE, num_labels=num_labels)
-    model = AutoModelForSequenceClassification.from_config(config)
-    kind = torch.float32 if num_labels == 1 else torch.int64
-    batch = {
-        "inputs": {"input_ids": torch.zeros(1, 1, dtype=torch.int64)},
-        "labels": torch.zeros(0, dtype=kind),
-        "weights": torch.zeros(0),
-    }
-    loss, logits = weighted_row_losses(model, batch)
-    loss.backward()
-    assert loss == 0 and logits.shape == (0, num_labels)
-    assert all(weight.grad is not None and not weight.grad.any() for weight in model.parameters())
 
 
 LABELS = torch.tensor([0] * 5 + [1] * 2 + [2])

@@ -7,7 +7,6 @@ seqeval 1.2.2 are recorded beside the sequences of the others.
 
 import random
 
-import numpy as np
 import pytest
 
 from tasks.tags import are_of_entities, count_matches, find_entities, tag_metrics
@@ -18,23 +17,6 @@ SCHEMES = {
     "IOBES": ["O", *(f"{prefix}-{kind}" for prefix in "BIES" for kind in KINDS)],
     "only prefixes": ["O", "B", "I", "E", "S"],
 }
-
-
-@pytest.mark.parametrize(
-    ("tags", "entities"),
-    [
-        ("", []),
-        ("O O", []),
-        ("B-PER I-PER O B-LOC", [("PER", 0, 1), ("LOC", 3, 3)]),
-        ("B-PER B-PER I-PER", [("PER", 0, 0), ("PER", 1, 2)]),
-        ("I-PER I-PER B-PER", [("PER", 0, 1), ("PER", 2, 2)]),  # IOB1
-        ("O I-PER I-LOC", [("PER", 1, 1), ("LOC", 2, 2)]),
-        ("B-PER I-LOC I-PER", [("PER", 0, 0), ("LOC", 1, 1), ("PER", 2, 2)]),
-        ("S-PER B-PER E-PER I-PER", [("PER", 0, 0), ("PER", 1, 2), ("PER", 3, 3)]),
-    ],
-)
-def test_entities_are_found_in_any_sequence(tags, entities):
-    assert find_entities(tags.split()) == entities
 
 
 def metrics_of(true, predicted):
@@ -76,18 +58,6 @@ def test_metrics_of_random_tags_are_exactly_those_of_seqeval(scheme, seed):
         "eval_f1": seqeval.f1_score(true, predicted),
         "eval_accuracy": seqeval.accuracy_score(true, predicted),
     }
-
-
-def test_metrics_do_not_depend_on_the_cut_into_ranks_and_batches():
-    rng = np.random.default_rng(0)
-    tags = SCHEMES["IOB2 and IOB1"]
-    rows = [(rng.choice(tags, 9).tolist(), rng.choice(tags, 9).tolist()) for _ in range(40)]
-    counts = [count_matches(true, predicted) for true, predicted in rows]
-    whole = tag_metrics(sum(counts).tolist())
-    assert 0 < whole["eval_f1"] < 1
-    for ranks in (2, 3, 40):
-        of_ranks = [sum(counts[rank::ranks]) for rank in range(ranks)]
-        assert tag_metrics(sum(of_ranks).tolist()) == whole
 
 
 def test_tags_that_name_no_entities_have_accuracy_alone():

@@ -45,23 +45,6 @@ def labeled(train, held_out=None, **options):
     return add_labels(train_rows, classes, args), eval_rows, classes
 
 
-# ---- One label ----
-@pytest.mark.parametrize(
-    ("value", "says"),
-    [
-        (None, "has no label in label: None"),
-        (" ", "has no label in label"),
-        (["b"], "has no label in label: .'b'."),
-        (float("nan"), "has no label in label: nan"),
-        (float("-inf"), "has no label in label: -inf"),
-    ],
-    ids=str,
-)
-def test_what_is_no_label_is_named(value, says):
-    with pytest.raises(ValueError, match=says):
-        read_label(value, "label")
-
-
 # ---- All labels ----
 @pytest.mark.parametrize(
     ("labels", "names"),

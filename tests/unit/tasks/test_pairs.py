@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Pairs of answers are cut where they differ, and become batches of lines with both."""
 
-import json
-
 import pytest
 from datasets import Dataset
 
@@ -36,22 +34,6 @@ def batch_of(numbers, learn_prompts=False, one_line=False):
 )
 def test_a_pair_is_a_prompt_and_two_answers_of_one_kind(row, wanted):
     assert read_pair(row) == wanted
-
-
-@pytest.mark.parametrize(
-    ("row", "word"),
-    [
-        ({"prompt": "a", "chosen": "b"}, "rejected"),
-        (TURNS_OF_A_PAIR | {"rejected": "b"}, "both"),
-        ({"prompt": TURNS[:1], "chosen": "a", "rejected": "b"}, "prompt"),
-        ({"prompt": "a", "chosen": "b", "rejected": " "}, "rejected"),
-        ({"prompt": TURNS, "chosen": [], "rejected": []}, "chosen"),
-    ],
-    ids=json.dumps,
-)
-def test_what_is_no_pair_says_why(row, word):
-    with pytest.raises(ValueError, match=word):
-        read_pair(row)
 
 
 def test_the_prompt_ends_where_the_answers_differ_and_before_the_space():
@@ -101,10 +83,3 @@ def test_for_flash_attention_the_lines_lie_behind_one_another():
     before = inputs["input_ids"].flatten()[batch["positions"]]
     assert before.tolist() == [11, 6, 7, 8, 11, 13, 6]
     assert batch["targets"].tolist() == [12, 7, 8, 9, 13, 14, 10]
-
-
-@pytest.mark.parametrize("one_line", [False, True])
-def test_a_rank_without_rows_takes_part_with_nothing(one_line):
-    batch = batch_of([], one_line=one_line)
-    assert batch["inputs"]["input_ids"].tolist() == [[0]]
-    assert batch["counts"].tolist() == [0, 0, 0]

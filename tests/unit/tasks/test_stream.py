@@ -11,7 +11,7 @@ import torch
 
 import mistral_pretrain
 from example_arguments import DocumentFlags
-from tasks.stream import START, Position, cut_blocks, first_blocks, open_documents, read_documents
+from tasks.stream import START, Position, cut_blocks, open_documents, read_documents
 
 END, LENGTH = 1, 8
 WORDS = [f"w{i}" for i in range(100)]
@@ -127,14 +127,6 @@ def test_a_pass_goes_over_into_the_next_within_a_block(corpus, args):
     assert (blocks[-1][0][2] > 0).all() and blocks[-1][1].passes == 1
 
 
-def test_the_first_blocks_are_in_the_order_of_the_documents(corpus, args):
-    path, texts = corpus
-    first, second = first_blocks(opened(path, args), Tokenizer(), LENGTH, 2)
-    tokens = tokens_of(texts[0])
-    assert first[0].tolist() == tokens[: LENGTH + 1]
-    assert second[0].tolist() == tokens[LENGTH : 2 * LENGTH + 1]
-
-
 # ---- Order ----
 def test_the_next_pass_has_the_same_documents_in_another_order(corpus, args):
     path, texts = corpus
@@ -154,20 +146,6 @@ def test_it_continues_from_any_block_as_if_it_had_not_stopped(corpus, args):
     places = [position for _, position in whole]
     # In a document, in a window
     assert any(place.token and place.document % 4 for place in places)
-
-
-def test_files_that_a_stream_has_behind_it_are_not_read_again(corpus, tmp_path):
-    args = Arguments(streaming=True)
-    lines = corpus[0].read_text().splitlines(keepends=True)
-    for i in range(3):
-        (tmp_path / f"train-{i}.jsonl").write_text("".join(lines[8 * i : 8 * i + 8]))
-    whole = list(blocks_of(tmp_path, args))
-    stopped = next(i for i, (_, position) in enumerate(whole, 1) if position.document >= 16)
-    (tmp_path / "train-0.jsonl").write_text("not JSON\n")
-    rest = blocks_of(tmp_path, args, whole[stopped - 1][1])
-    assert len(whole) > stopped + 3 and equal(rest, whole[stopped:])
-    with pytest.raises(ValueError, match="train-0.jsonl, line 1"):
-        list(blocks_of(tmp_path, args))
 
 
 @pytest.mark.parametrize("line", ["{", '{"text": null}', r'{"text": "w1\ud800"}'])
