@@ -595,7 +595,11 @@ def close_last_turn(text: str, template: ChatTemplate) -> str:
     stripped = text.rstrip()
     if stripped.endswith(template.end_tokens):
         return text
-    return stripped + (template.tokenizer.eos_token or "")
+    if template.tokenizer.eos_token is None:
+        raise ValueError(
+            "has an answer without an end: neither chat template nor tokenizer has one"
+        )
+    return stripped + template.tokenizer.eos_token
 
 
 def show_trained_tokens(row: Mapping[str, Any], tokenizer: Any) -> str:
