@@ -43,6 +43,7 @@ MANIFEST = "manifest.json"
 BOXES = "boxes.json"  # Checkpoints of earlier versions have none: their tensors are whole
 PROGRESS = "progress.json"
 VERSION = 2  # of the format of boxes.json
+EARLIER = "__bnb_optimizer_quant_state__."  # What names of 8-bit state had in them before
 NAME = re.compile(r"checkpoint-([0-9]{1,18})")
 STAGING = ".staging"  # Ends the name of a checkpoint that is being written or deleted
 # Bytes per second that every disk takes from all ranks together; a slower one does not answer
@@ -182,14 +183,14 @@ def saved_tensors(checkpoint: Path) -> dict[str, SavedTensor]:
             raise ValueError(f"{checkpoint} is of newer recipes: continue with those")
         for name, tensor in content["tensors"].items():
             boxes = [SavedBox(*box) for box in tensor["boxes"]]
-            found[name] = SavedTensor(tensor["shape"], boxes)
+            found[name.replace(EARLIER, "")] = SavedTensor(tensor["shape"], boxes)
         return found
     for file in sorted(path.name for path in checkpoint.glob("state*.safetensors")):
         with safe_open(checkpoint / file, "pt") as reader:
             for name in reader.keys():
                 shape = reader.get_slice(name).get_shape()
                 whole = SavedBox(file, name, [0] * len(shape), shape)
-                found[name] = SavedTensor(shape, [whole])
+                found[name.replace(EARLIER, "")] = SavedTensor(shape, [whole])
     return found
 
 

@@ -4,7 +4,9 @@
 This module imports nothing slow.
 """
 
+import contextlib
 import enum
+import json
 import os
 import sys
 import time
@@ -56,6 +58,7 @@ def fail(code: int, *problems: str) -> NoReturn:
         time.sleep(SECONDS_FOR_FIRST_RANK)
     text = "\n".join(f"error: {problem}" for problem in problems)
     print(text, file=sys.stderr, flush=True)
+    report_to_launcher(text)
     raise End(code, problems[0], is_alone=True)
 
 
@@ -71,7 +74,9 @@ def end_alone(end: End, error: BaseException | None, is_first: bool) -> None:
     if is_first and not isinstance(error, End):
         if end.code == Exit.FAILED:
             traceback.print_exception(error)
-        print(f"error: {end.why}", file=sys.stderr)
+        text = f"error: {end.why}"
+        print(text, file=sys.stderr)
+        report_to_launcher(text)
     if is_only:
         raise SystemExit(end.code)
     sys.stdout.flush()
@@ -90,4 +95,19 @@ def end_together(end: End) -> None:
         stream = sys.stderr
     if RANK == 0:
         print(text, file=stream, flush=True)
+    report_to_launcher(text)
     raise SystemExit(end.code)
+
+
+def report_to_launcher(text: str) -> None:
+    """Have the report of torchrun, which is accelerate's launcher too, end with this text.
+
+    The file has the format of torch's ErrorHandler (torch/distributed/elastic/multiprocessing/
+    errors), whose `py_callstack` the launcher prints.
+    """
+    path = os.environ.get("TORCHELASTIC_ERROR_FILE")
+    if path is None:
+        return
+    extra = {"py_callstack": text, "timestamp": str(int(time.time()))}
+    with contextlib.suppress(OSError), open(path, "w") as file:
+        json.dump({"message": {"message": text, "extraInfo": extra}}, file)

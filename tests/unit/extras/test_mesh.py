@@ -31,7 +31,7 @@ from extras.mesh.hooks import (
     find_faults_of_engine,
 )
 from extras.mesh.layout import MeshLayout
-from fakes import fake_accelerator, mixture_of_two, sharing_rows
+from fakes import fake_accelerator, mixture_of_two, parallelism, sharing_rows
 from harm import shows_harm_without
 from tasks.pairs import PairCollator
 
@@ -57,6 +57,19 @@ def source_of(rows):
 def batch_of_pairs(sp):
     collate = PairCollator(0, learn_prompts=True, pad_to_multiple_of=sp)
     return collate(source_of(PAIRS), [[0], [1]])
+
+
+@pytest.mark.parametrize(
+    ("sizes", "groups"), [({"tp": 2}, [0, 0, 1, 1]), ({"cp": 2}, [0, 1, 2, 3])]
+)
+def test_ranks_draw_the_same_dropout_only_for_the_same_tokens(sizes, groups):
+    found = []
+    for rank in range(4):
+        accelerator = fake_accelerator(
+            num_processes=4, process_index=rank, parallelism_config=parallelism(**sizes)
+        )
+        found.append(MeshLayout(accelerator, sizes).token_rank)
+    assert found == groups
 
 
 # ---- Parts ----
