@@ -117,6 +117,29 @@ class Reply:
     ending: Ending
 
 
+class PartStreamer(TextIteratorStreamer):
+    """Yields the text of each token at once, but for the half of a character.
+
+    TextStreamer waits for the next space, and many languages have none.
+    """
+
+    def put(self, value: torch.Tensor) -> None:
+        """Receive the prompt, [1, tokens], or a token of the answer, [1]."""
+        if self.next_tokens_are_prompt:
+            self.next_tokens_are_prompt = False
+            return
+        self.token_cache.extend(value.tolist())
+        text: Any = self.tokenizer.decode(self.token_cache, **self.decode_kwargs)
+        if text.endswith(REPLACEMENT):
+            return
+        if len(text) > self.print_len:
+            self.on_finalized_text(text[self.print_len :])
+        self.print_len = len(text)
+        if text.endswith("\n"):  # so that no long text is decoded again for each token
+            self.token_cache = []
+            self.print_len = 0
+
+
 class RunningAnswer:
     """An answer that is being generated in a thread of its own: iterate over its parts."""
 
@@ -138,8 +161,7 @@ class RunningAnswer:
         self._turn = turn or nullcontext()
         self._stopping = stopping or Event()
         tokenizer: Any = answerer.template.tokenizer
-        options = {"skip_prompt": True, "skip_special_tokens": True}
-        self._streamer = TextIteratorStreamer(tokenizer, **options)
+        self._streamer = PartStreamer(tokenizer, skip_prompt=True, skip_special_tokens=True)
         self._reply = Reply("", Ending.STOPPED)
         self._error: Exception | None = None
         # A daemon, so that a process that was told to end twice does not wait for a long prompt
