@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""In a rank of a rehearsal: the peak of all live tensors during an optimizer step.
-
-Under expert parallelism also the lines that arrived at this rank, which routers decide.
-"""
+"""In a rank of a rehearsal: the peak of all live tensors during an optimizer step."""
 
 import gc
 import json
@@ -31,11 +28,6 @@ class TensorTracker(MemTracker):
     itself is not counted either: see `run_on_copies`.
     """
 
-    def __init__(self) -> None:
-        super().__init__()
-        # The lines that this rank got in each exchange, in their order
-        self.exchanged: list[int] = []
-
     def __enter__(self) -> Self:
         self._fake_mode_on_entry = None
         self._track_resize()
@@ -56,9 +48,6 @@ class TensorTracker(MemTracker):
         if is_blocking_collective(func, args):
             func = partial(run_on_copies, func)
         elif is_functional_collective(func):
-            if "all_to_all_single" in str(func):
-                _, lines_of_ranks, *_ = args
-                self.exchanged.append(sum(lines_of_ranks))
             func = partial(wait_at_once, func)
         return super().__torch_dispatch__(func, types, args, kwargs)
 
@@ -144,8 +133,7 @@ class Probe:
         """End after the last step of the optimizer."""
         if self.steps == STEPS:
             self.tracker.__exit__(None, None, None)
-            found = {"peak": self.tracker.peak(), "exchanged": self.tracker.exchanged}
-            self.path.write_text(json.dumps(found))
+            self.path.write_text(json.dumps({"peak": self.tracker.peak()}))
 
 
 def track(path: Path) -> None:

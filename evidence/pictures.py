@@ -2,18 +2,17 @@
 """Draw the pictures of README.md and docs/ as SVG, each of them for light and dark pages.
 
     python evidence/pictures.py                   # all of them, into docs/pictures/
-    python evidence/pictures.py memory speed      # some of them
+    python evidence/pictures.py memory parity     # some of them
 
-The numbers of `memory` come from the planner, those of `parity`, `speed` and `what_is_split` from
-results/, the names of `house` from recipes/. The text of `quickstart_terminal` is
+The numbers of `memory` come from the planner, those of `parity` and `what_is_split` from results/,
+the names of `house` from recipes/. The text of `quickstart_terminal` is
 results/quickstart.txt, which `make quickstart OUT=runs/quickstart > results/quickstart.txt 2>&1`
 writes. Drawn again from the same numbers, a file is the same byte for byte.
 """
 
 import io
 import re
-import statistics
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 from xml.sax.saxutils import escape
 
@@ -25,7 +24,7 @@ from matplotlib.patches import Rectangle
 import rooms  # noqa: F401  before what it makes importable
 from common import Parser, run_command
 from paths import ROOT
-from tables import Row, compared_runs, place_of, rows_of
+from tables import compared_runs, place_of
 
 FOLDER = ROOT / "docs" / "pictures"
 
@@ -270,70 +269,6 @@ def draw_parity() -> str:
     return to_svg(figure)
 
 
-# ---- Speed ----
-
-CELL = "shipped, medium"
-OURS = "ours"
-TOOLS = {
-    "floor": "plain PyTorch loop",
-    OURS: "this recipe",
-    "trainer": "Trainer",
-    "trl": "SFTTrainer",
-    "trl packed": "SFTTrainer",
-}
-
-
-def draw_speed() -> str:
-    """Return the bars of real tokens per second, the fastest first."""
-    cell = next(one for one in rows_of("speed") if one["cell"] == CELL)
-    rates = rates_of(cell)
-    medians = {label: statistics.median(found.values()) for label, found in rates.items()}
-    order = sorted(medians, key=lambda label: medians[label])
-    names = {}
-    for label in order:
-        packs = cell["flags"][label].get("packing", False)
-        names[label] = f"{TOOLS[label]}, --packing" if packs else TOOLS[label]
-    fastest = max(medians.keys() - {OURS, "floor"}, key=lambda label: medians[label])
-    ratios = {label: ratio_to(rates, label) for label in order}
-    libraries = [f"{name} {cell['versions'][name]}" for name in ("torch", "transformers", "trl")]
-    device = cell["device"].replace("a process", "per process")
-    figure = figure_of(
-        3.3,
-        f"With packing, the recipe trains {ratios[fastest]:.1f}x as fast as {names[fastest]}",
-        f"36M-parameter Llama on GSM8K, fp32, each tool with its own defaults. {device}.\n"
-        f"{', '.join(libraries)}; measured {cell['date']}. This model was not yet measured on a "
-        "GPU.",
-    )
-    axes = axes_in(figure, left=1.75, right=1.75, top=0.95, bottom=0.5)
-    colors = [LIGHT["blue" if label == OURS else "gray"] for label in order]
-    sizes = [medians[label] for label in order]
-    bars = axes.barh([names[label] for label in order], sizes, 0.66, color=colors)
-    texts = []
-    for label in order:
-        rate = f"{medians[label]:,.0f}"
-        texts.append(rate if label == OURS else f"{rate}  (this recipe: {ratios[label]:.1f}x)")
-    axes.bar_label(bars, texts, padding=5)
-    axes.set_xlabel("tokens per second, without padding (median of repeats)")
-    axes.grid(axis="x")
-    axes.tick_params(axis="y", length=0)
-    return to_svg(figure)
-
-
-def rates_of(cell: Row) -> dict[str, dict[int, float]]:
-    """Return {label: {repeat: tokens per second}} of the runs that count."""
-    rates: dict[str, dict[int, float]] = {}
-    for run in cell["runs"]:
-        if not run["void"] and run.get("tokens_per_second") is not None:
-            rates.setdefault(run["contestant"], {})[run["repeat"]] = run["tokens_per_second"]
-    return rates
-
-
-def ratio_to(rates: Mapping[str, Mapping[int, float]], label: str) -> float:
-    """Return how many times the rate of a contestant ours is: the median over the repeats."""
-    repeats = rates[OURS].keys() & rates[label].keys()
-    return statistics.median(rates[OURS][repeat] / rates[label][repeat] for repeat in repeats)
-
-
 # ---- What is split ----
 
 STATES = {"parameters": "blue", "gradients": "orange", "optimizer": "green"}
@@ -399,87 +334,6 @@ def draw_state(axes: Axes, corner: tuple[float, float], shards: int, color: str)
         axes.add_patch(Rectangle((x, y), BOX_WIDTH, part, color=color, lw=0))
     share = "1" if shards == 1 else f"1/{shards}"
     axes.text(left + GPUS * STRIDE - 0.5, bottom + 0.3, share, va="center", fontsize=9)
-
-
-# ---- Which YAML ----
-
-
-# Question, the answer that leads to a YAML (the other one leads to the next question), YAML, effect
-QUESTIONS = (
-    ("Do you have one GPU only?", "yes", "single", "one process"),
-    (
-        "Do the model, its gradients and the\noptimizer state fit on each GPU?",
-        *("yes", "ddp", "nothing is split"),
-    ),
-    (
-        "Do they fit when they are split\nacross all GPUs?",
-        *("no", "fsdp2_cpu_offload", "split across all GPUs, and kept on the host"),
-    ),
-    (
-        "Are there several nodes with slow links,\nand does one node hold all of it?",
-        *("yes", "fsdp2_hybrid_shard", "split within a node, replicated across nodes"),
-    ),
-)
-LAST = ("fsdp", "parameters, gradients and optimizer state are split")
-LEFT_SIDES = (0.0, 47.0)  # of the boxes of questions
-RIGHT_SIDES = (57.0, 100.0)  # of the boxes of answers
-
-
-def draw_which_yaml() -> str:
-    """Return the decision tree from the GPUs at hand to a YAML."""
-    figure = figure_of(
-        5.2,
-        "Which YAML? Split only as much as the memory of your GPUs demands",
-        "python scripts/plan_memory.py shows what fits. With LoRA count only the adapters' "
-        "gradients and optimizer state.",
-    )
-    axes = axes_in(figure, left=0.15, right=0.15, top=0.7, bottom=0.5)
-    axes.set_xlim(-0.5, 100.5)
-    axes.set_ylim(-4.45, 0.45)
-    axes.set_axis_off()
-    center = sum(LEFT_SIDES) / 2
-    middle = (LEFT_SIDES[1] + RIGHT_SIDES[0]) / 2
-    half = BOX_HEIGHT / 2
-    for number, (question, answer, yaml, effect) in enumerate(QUESTIONS):
-        y = -number
-        draw_box(axes, LEFT_SIDES, y, LIGHT["empty"], LIGHT["muted"])
-        axes.text(center, y, question, ha="center", va="center", linespacing=1.3)
-        draw_answer(axes, RIGHT_SIDES, y, yaml, effect)
-        draw_arrow(axes, (LEFT_SIDES[1], y), (RIGHT_SIDES[0], y))
-        draw_arrow(axes, (center, y - half), (center, y - 1 + half))
-        axes.text(middle, y + 0.04, answer, ha="center", va="bottom", weight="bold")
-        opposite = "no" if answer == "yes" else "yes"
-        axes.text(center + 1.2, y - 0.5, opposite, va="center", weight="bold")
-    draw_answer(axes, LEFT_SIDES, -len(QUESTIONS), *LAST)
-    note = (
-        "DeepSpeed's counterparts: deepspeed_zero0.yaml for ddp.yaml, deepspeed_zero3.yaml for "
-        "fsdp.yaml,\nand deepspeed_zero3_offload.yaml for fsdp2_cpu_offload.yaml."
-    )
-    figure.text(0.015, 0.25 / 5.2, note, **STYLE_OF_NOTE)
-    return to_svg(figure)
-
-
-def draw_answer(axes: Axes, sides: tuple[float, float], y: float, yaml: str, effect: str) -> None:
-    """Draw a YAML with what it does."""
-    left, _ = sides
-    draw_box(axes, sides, y, LIGHT["background"], LIGHT["blue"])
-    style: dict[str, Any] = {"weight": "bold", "color": LIGHT["blue"]}
-    axes.text(left + 2, y + 0.13, f"{yaml}.yaml", va="center", **style)
-    axes.text(left + 2, y - 0.13, effect, va="center", fontsize=8.5)
-
-
-def draw_box(axes: Axes, sides: tuple[float, float], y: float, color: str, edge: str) -> None:
-    """Draw a box between two sides, its middle at y."""
-    left, right = sides
-    corner = (left, y - BOX_HEIGHT / 2)
-    style = {"facecolor": color, "edgecolor": edge}
-    axes.add_patch(Rectangle(corner, right - left, BOX_HEIGHT, **style))
-
-
-def draw_arrow(axes: Axes, start: tuple[float, float], end: tuple[float, float]) -> None:
-    """Draw an arrow between two points."""
-    style = {"arrowstyle": "->", "color": LIGHT["muted"], "shrinkA": 0, "shrinkB": 0}
-    axes.annotate("", xy=end, xytext=start, arrowprops=style)
 
 
 # ---- The house ----
@@ -611,9 +465,7 @@ def text_element(line: str, y: float) -> str:
 PICTURES: dict[str, Callable[[], str]] = {
     "memory": draw_memory,
     "parity": draw_parity,
-    "speed": draw_speed,
     "what_is_split": draw_what_is_split,
-    "which_yaml": draw_which_yaml,
     "house": draw_house,
     "quickstart_terminal": draw_quickstart_terminal,
 }

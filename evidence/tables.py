@@ -238,7 +238,6 @@ def tracked_jobs() -> list[Row]:
 # ---- Memory of hosts ----
 
 MB = 10**6
-GB = 10**9
 
 
 def host_memory() -> str:
@@ -276,21 +275,6 @@ def checkpoint_memory() -> str:
         rows.append([yaml_of(row), row["ranks"], *cells])
     columns = ["YAML", "ranks", "checkpoint: MB, by rank", "bound of rank 0"]
     return table([*columns, "folder: the same", "bound of rank 0"], rows)
-
-
-def size_of_plan(row: Row) -> tuple[int, int]:
-    """Return the sort key of a large model on a number of ranks."""
-    return int(row["model"].removesuffix("B")), row["ranks"]
-
-
-def checkpoint_plan() -> str:
-    """Return the GB that a rank, and a host of eight, needs to save a large model."""
-    rows = []
-    for row in sorted(rows_of("memory", "model"), key=size_of_plan):
-        sizes = [row[key] / GB for key in ("whole", "share", "largest", "most", "host")]
-        rows.append([row["model"], row["ranks"], *(f"{size:.1f}" for size in sizes)])
-    names = ["checkpoint", "largest share", "largest tensor", "bound of a rank", "host of 8 ranks"]
-    return table(["parameters", "ranks", *(f"{name}, GB" for name in names)], rows)
 
 
 # ---- Model families ----
@@ -441,7 +425,6 @@ GROUPS_OF_FAULTS = {  # {group of evidence/test_faults.py: (what was done, its w
     "writes": ("a crash before each change of a file and within each write", DIFFERENCES),
     "disk": ("a full disk", DIFFERENCES),
     "damage": ("flipped bits; cut, lost and foreign files", "missed: {}"),
-    "hashing": ("the time that hashing takes", "share of a save: {}"),
     "foreign": ("foreign code and pickles, secrets", "broken promises: {}"),
     "numbers": ("a loss or gradient that is not finite", "broken promises: {}"),
 }
@@ -467,7 +450,6 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "planner": planner,
     "host_memory": host_memory,
     "checkpoint_memory": checkpoint_memory,
-    "checkpoint_plan": checkpoint_plan,
     "families": families,
     **tables_speed.BLOCKS,
 }

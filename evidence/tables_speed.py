@@ -24,17 +24,6 @@ NAMES = {
     "trl packed": "SFTTrainer",
     "ours without marks": "this recipe, template without marks",
 }
-# Cells of a GPU in the order of their table
-GPU_ORDER = """
-micro.pinned_answer micro.found_inf micro.context micro.int8_rows micro.lora_cast
-micro.head_in_pieces micro.packed_attention strategies.one_process strategies.fsdp2
-strategies.fsdp1 strategies.zero strategies.zero_offload masks.documents masks.packed_rows
-parity.precisions parity.packed resume.engines resume.optimizers resume.precisions
-resume.zero_offload quantized.bases optimizers.adamw signals.stop_and_kill recipes.bert
-recipes.bert_ner recipes.t5 recipes.vit recipes.llama_dpo recipes.mixtral
-recipes.mistral_pretrain recipes.llama models.8b speed.8b_lora speed.8b_qlora speed.8b_full
-levers.full levers.lora planner.small planner.large
-""".split()
 GPU_JOBS = {
     "speed.8b_lora": "8B LoRA, 2 rows of 4,096 tokens",
     "speed.8b_full": "8B full, 4 rows of 4,096 tokens",
@@ -194,9 +183,9 @@ def quickstarts() -> str:
 
 
 def gpu_cells() -> list[Row]:
-    """Return the rows of results/gpu/ in the order of their table."""
+    """Return the rows of results/gpu/ by the names of their cells."""
     rows = [row for path in RESULTS.glob("gpu/*.json") for row in rows_of(f"gpu/{path.stem}")]
-    return sorted(rows, key=lambda row: GPU_ORDER.index(row["cell"]))
+    return sorted(rows, key=lambda row: row["cell"])
 
 
 def gpu() -> str:

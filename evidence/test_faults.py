@@ -607,13 +607,6 @@ def find_all(lab, folder, arguments):
     return 0
 
 
-def hash_quickly(lab, folder):
-    """Hashing takes at most a tenth of a save of 400 MB; the median of five saves."""
-    shares = sorted(damage.share_of_hashing(folder, 100_000_000) for _ in range(5))
-    assert shares[2] <= 0.1
-    return shares[2]
-
-
 # Pickles that other programs leave in a checkpoint or in a model's folder
 PICKLES = (
     "optimizer.bin scheduler.bin random_states_0.pkl custom_checkpoint_0.pkl pytorch_model.bin "
@@ -966,7 +959,6 @@ def writes():
 
 def foreign():
     """Yield damage to files in this process, foreign code, secrets, numbers that are not finite."""
-    yield "hashing", "at most a tenth of a save", "400 MB", hash_quickly
     for what, *arguments in (
         ("a flipped bit is found, the file named", damage.flipped_bits, True, 1000),
         ("cut, empty, missing or foreign files are found", damage.cut_and_lost_files, True),

@@ -11,17 +11,11 @@ take its share of what is saved and the largest tensor beside it; rank 0 the who
 
 import json
 import sys
-from dataclasses import asdict
 
 import pytest
 from safetensors import safe_open
-from transformers import AutoConfig
 
-import planner_jobs
 from job import CONFIGS, ROOT, data_of, make_model, output_of
-from planner.engines import saving_of
-from planner.plan import Plan
-from planner.trace import profile_of
 from planner_jobs import Mesh
 from test_parity import EXPERTS, MESHES, configs, ranks_of
 
@@ -39,12 +33,6 @@ MAKERS = {
     "mixtral": ["mixtral", "--num_hidden_layers", "4", "--num_local_experts", "4"],
 }
 BYTES = {"bf16": 2, "fp32": 4}
-# Llama with 8 and 70 billion parameters
-SIZES = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
-SHAPES = {
-    "8B": dict(zip(SIZES, (4096, 14336, 32, 32), strict=True)),
-    "70B": dict(zip(SIZES, (8192, 28672, 80, 64), strict=True)),
-}
 # glibc maps allocations above this size, and returns them to the system when they are freed. By
 # default it raises the bound to up to 32 MiB. The tensors of this model are smaller than that,
 # unlike most of a real model, so that memory which ZeRO-3 frees while loading would still count.
@@ -160,18 +148,3 @@ def test_save(mesh, tiny, tmp_path, record):
     for kind, saved in row.items():
         for size, share in zip(saved["grown"], saved["shares"], strict=True):
             assert size <= share + saved["largest"], (kind, row)
-
-
-@pytest.mark.parametrize("ranks", [8, 64, 512])
-@pytest.mark.parametrize("shape", ["8B", "70B"])
-def test_save_on_paper(shape, ranks, record, tmp_path):
-    """What ranks on hosts of eight keep to save a Llama of a shape, in fp32 with AdamW."""
-    how = {"engine": "fsdp2", "ranks": ranks, "shards": ranks, "machines": ranks // 8}
-    config = AutoConfig.for_model(
-        "llama", vocab_size=128256, num_key_value_heads=8, **SHAPES[shape]
-    )
-    config.save_pretrained(tmp_path)
-    plan = Plan(planner_jobs.training_arguments(tmp_path), **how)
-    saving = saving_of(plan, profile_of(plan, None).weights)
-    record(model=shape, ranks=ranks, most=saving.most, **asdict(saving))
-    assert saving.share <= saving.most <= saving.host

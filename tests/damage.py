@@ -9,7 +9,6 @@ import os
 import pickle
 import random
 import shutil
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -119,21 +118,6 @@ def is_found(checkpoint: Path, name: str) -> bool:
     if problem is None:
         return False
     return problem.startswith(name) or name == MANIFEST
-
-
-def share_of_hashing(folder: Path, numbers: int) -> float:
-    """Save this many fp32 numbers; return the share of the time that hashing takes."""
-    state = {"weight": torch.rand(numbers)}
-    save_start = time.perf_counter()
-    publish(folder, [state], {"step": 1}, 2)
-    hash_start = time.perf_counter()
-    hash_of(folder / "checkpoint-1" / STATE_FILES[0])
-    hash_end = time.perf_counter()
-    shutil.rmtree(folder / "checkpoint-1")
-    return (hash_end - hash_start) / (hash_start - save_start)
-
-
-# ---- Bytes ----
 
 
 def flipped_bits(checkpoint: Path, flips: int, seed: int = 0) -> Tried:
