@@ -424,8 +424,7 @@ GROUPS_OF_FAULTS = {  # {group of evidence/test_faults.py: (what was done, its w
     "random kills, --async_save": ("the same with `--async_save`", "steps lost: {}"),
     "writes": ("a crash before each change of a file and within each write", DIFFERENCES),
     "disk": ("a full disk", DIFFERENCES),
-    "damage": ("flipped bits; cut, lost and foreign files", "missed: {}"),
-    "foreign": ("foreign code and pickles, secrets", "broken promises: {}"),
+    "secrets": ("secrets in the environment", "broken promises: {}"),
     "numbers": ("a loss or gradient that is not finite", "broken promises: {}"),
 }
 

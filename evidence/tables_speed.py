@@ -22,7 +22,6 @@ NAMES = {
     "trainer": "Trainer",
     "trl": "SFTTrainer",
     "trl packed": "SFTTrainer",
-    "ours without marks": "this recipe, template without marks",
 }
 GPU_JOBS = {
     "speed.8b_lora": "8B LoRA, 2 rows of 4,096 tokens",
@@ -157,19 +156,6 @@ def speed() -> str:
     return f"{matched}\n\n{table(header, lines)}"
 
 
-def preparation() -> str:
-    """Return the table of rows per second."""
-    lines = []
-    for cell in sorted(rows_of("rows"), key=lambda cell: -cell["rows"]):
-        for label in labels_of(cell):
-            rate = spread_of(cell, label, "rows_per_second", "{:,.0f}")
-            lead = "" if label == "trl" else spread(paired(cell, label, "trl", "rows_per_second"))
-            rows = f"{cell['cell']}, {cell['rows']:,} rows"
-            lines.append([rows, NAMES[label], rate, lead])
-    header = ["questions per row", "prepared by", "rows per second and core"]
-    return table([*header, "relative to SFTTrainer"], lines)
-
-
 def quickstarts() -> str:
     """Return the table of quickstarts: a number of held-out rows before and after, and seconds."""
     rows = sorted(rows_of("quickstarts"), key=lambda row: list(RECIPES).index(row["recipe"]))
@@ -245,7 +231,6 @@ def gpu_plan() -> str:
 BLOCKS = {
     "quickstarts": quickstarts,
     "speed": speed,
-    "preparation": preparation,
     "gpu": gpu,
     "gpu_speed": gpu_speed,
     "gpu_plan": gpu_plan,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Fault injection: no run can be lost, whatever is stopped, killed, cut short or damaged.
+"""Fault injection: no run can be lost, whatever is stopped, killed or cut short.
 
     pytest evidence/test_faults.py --all -n 2              # all: about two hours
     pytest evidence/test_faults.py --all -k "signals or writes"
@@ -33,7 +33,6 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-import damage
 import warm
 from common import Exit
 from core.checkpoint import checkpoints_in, find_damage
@@ -591,101 +590,9 @@ def can_mount() -> bool:
     return bool(shutil.which("unshare")) and subprocess.run(command).returncode == 0
 
 
-# ---- Damage, foreign code, secrets ----
+# ---- Secrets ----
 
-
-def find_all(lab, folder, arguments):
-    """Each damage to a checkpoint is found, in this process.
-
-    Args:
-        arguments: the function that damages, whether it wants a checkpoint or a folder for
-            several, and how often it is to be done, if that may be chosen.
-    """
-    damaged, wants_checkpoint, *number = arguments
-    found = damaged(damage.make_checkpoint(folder, 5) if wants_checkpoint else folder, *number)
-    assert found.missed == [] and found.trials > 0
-    return 0
-
-
-# Pickles that other programs leave in a checkpoint or in a model's folder
-PICKLES = (
-    "optimizer.bin scheduler.bin random_states_0.pkl custom_checkpoint_0.pkl pytorch_model.bin "
-    "training_args.bin adapter_model.bin"
-).split()
-# {file of a checkpoint that is replaced by a pickle: the exit code that the run must have}
-FORGED = {
-    None: Exit.DONE,
-    "status.json": Exit.DONE,
-    "manifest.json": Exit.DATA,
-    "state-00001.safetensors": Exit.CANNOT_WRITE,
-    "progress.json": Exit.FAILED,
-}
 SECRETS = "HF_TOKEN WANDB_API_KEY AWS_SECRET_ACCESS_KEY MY_PASSWORD ACCELERATE_MY_TOKEN".split()
-
-
-def pickles_in_a_checkpoint(lab, folder, forged):
-    """Pickles beside the files of a checkpoint, or in place of one, are not loaded.
-
-    Args:
-        forged: the file that is replaced by a pickle, with a manifest that matches it.
-    """
-    mark = folder.with_name("mark")
-    job = make_job()
-    lab.run(job, folder, Fault("SIGTERM", "summed_loss", step=2))
-    checkpoint = folder / "checkpoint-2"
-    for place, name in itertools.product((checkpoint, folder), PICKLES):
-        damage.torch_pickle(place / name, mark)
-    if forged == "status.json":
-        damage.plain_pickle(folder / forged, mark)
-    elif forged == "manifest.json":
-        damage.plain_pickle(checkpoint / forged, mark)
-    elif forged is not None:
-        damage.forge(checkpoint, forged, mark)
-    lab.run(job, folder).expect(FORGED[forged])
-    assert not mark.exists()
-    return 0
-
-
-# {file of a model's folder with foreign code: {JSON file: what it says then}}
-CLASSES = {"AutoConfig": "modeling_x.X", "AutoModelForCausalLM": "modeling_x.X"}
-ADAPTER = {"peft_type": "LORA", "task_type": "CAUSAL_LM", "r": 8, "target_modules": ["q_proj"]}
-MODELS = {
-    "pytorch_model.bin": {},
-    "adapter_model.bin": {"adapter_config.json": ADAPTER},
-    "modeling_x.py": {"config.json": {"auto_map": CLASSES}},
-    "tokenization_x.py": {
-        "tokenizer_config.json": {"auto_map": {"AutoTokenizer": [None, "tokenization_x.X"]}}
-    },
-    "tokenizer.json": {},
-    "model.safetensors": {},
-}
-
-
-def code_in_a_model(lab, folder, name):
-    """A model folder with foreign code trains without it, or is refused."""
-    mark = folder.with_name("mark")
-    own = lab.tiny_of(make_job()) / "model"
-    model = shutil.copytree(own, folder.with_name("model"))
-    for pickle in (*PICKLES[:2], "training_args.bin", "tokenizer.pkl"):
-        damage.torch_pickle(model / pickle, mark)
-    for file, settings in MODELS[name].items():
-        path = model / file
-        content = json.loads(path.read_text()) if path.exists() else {}
-        if settings is ADAPTER:
-            content["base_model_name_or_path"] = str(own)
-        path.write_text(json.dumps(content | settings))
-    if name == "pytorch_model.bin":
-        (model / "model.safetensors").unlink()
-    if name.endswith(".py"):
-        (model / name).write_text(f"import os\nos.system('touch {mark}')\n")
-    elif name.endswith(".bin"):
-        damage.torch_pickle(model / name, mark)
-    else:
-        damage.plain_pickle(model / name, mark)
-    flags = ("--model_name_or_path", model, "--max_steps", "1")
-    lab.run(make_job(), folder, flags=flags).expect(Exit.DONE, Exit.USAGE)
-    assert not mark.exists()
-    return 0
 
 
 def keep_secrets(lab, folder):
@@ -957,22 +864,9 @@ def writes():
             yield "disk", "the disk is full, in the background", detail, attempt
 
 
-def foreign():
-    """Yield damage to files in this process, foreign code, secrets, numbers that are not finite."""
-    for what, *arguments in (
-        ("a flipped bit is found, the file named", damage.flipped_bits, True, 1000),
-        ("cut, empty, missing or foreign files are found", damage.cut_and_lost_files, True),
-        ("the checkpoint before a damaged one is taken", damage.older_one_is_taken, False),
-        ("foreign files stay and are not taken", damage.stray_files, False),
-    ):
-        yield "damage", what, "", partial(find_all, arguments=arguments)
-    for forged in FORGED:
-        attempt = partial(pickles_in_a_checkpoint, forged=forged)
-        yield "foreign", "a pickle in a checkpoint is never run", f"forged: {forged}", attempt
-    for name in MODELS:
-        attempt = partial(code_in_a_model, name=name)
-        yield "foreign", "foreign code in a model is never run", name, attempt
-    yield "foreign", "no secret is written", "ddp", keep_secrets
+def others():
+    """Yield the trials of secrets, and of numbers that are not finite."""
+    yield "secrets", "no secret is written", "ddp", keep_secrets
     for policy, config in itertools.product(POLICIES, NONFINITE):
         for do in ("nan", "inf", "inf gradient"):
             attempt = partial(nothing_changes, job=make_job(config), do=do, policy=policy)
@@ -995,10 +889,10 @@ STARTED_COLD = ("dead ranks", "random kills", "random kills, --async_save", "dis
 def trials() -> list:
     """Return each trial as a parameter of the test, whole but for those of the short form."""
     found = []
-    for trial in itertools.chain(stops(), elsewhere(), signals(), losses(), writes(), foreign()):
+    for trial in itertools.chain(stops(), elsewhere(), signals(), losses(), writes(), others()):
         group, what, detail, _ = trial
         name = "-".join([group, what, detail]).removesuffix("-")
-        marks = [] if name in SHORT or group == "damage" else [pytest.mark.whole]
+        marks = [] if name in SHORT else [pytest.mark.whole]
         if group == "disk":
             marks.append(pytest.mark.skipif("not can_mount()", reason="nothing can be mounted"))
         found.append(pytest.param(*trial, id=name, marks=marks))
