@@ -9,9 +9,8 @@ A fault happens at the `call`-th call (default 1), at the first call in optimize
 the whole run, so that a resumed run does not repeat it), or at each call with `row` in its batch.
 It happens on `rank`, by default on all. `do`:
 
-    SIGTERM, SIGKILL, SIGSTOP, ...   the rank sends this signal to itself before the call; `to` its
-                                     whole process "group", as torchrun, a terminal and some
-                                     schedulers do; or `to` what has started it, the "launcher"
+    SIGTERM, SIGKILL, SIGSTOP, ...   the rank sends this signal to itself before the call, or `to`
+                                     what has started it, the "launcher"
     wait, with `file`, `seconds`     make the file and sleep, until it is removed at the latest
     nan, inf                         the call returns its result times this
     inf gradient                     its result has an infinite gradient
@@ -216,7 +215,7 @@ class PlantedFault:
         elif fault.do == "wait":
             wait(fault.file, fault.seconds)
         elif fault.do.startswith("SIG"):
-            receivers = {"itself": os.getpid(), "group": -os.getpid(), "launcher": os.getppid()}
+            receivers = {"itself": os.getpid(), "launcher": os.getppid()}
             os.kill(receivers[fault.to], getattr(signal, fault.do))
 
     def count_change(self) -> None:

@@ -25,7 +25,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -403,15 +403,6 @@ def stop_a_group_that_tokenizes(lab, folder, name):
     return lab.resume(folder, job)
 
 
-def stop_a_group_with_loaders(lab, folder, job, name):
-    """A signal to all processes of a rank's group, including its data loader workers."""
-    flags = ("--dataloader_num_workers", "1")
-    fault = Fault(name, "summed_loss", rank=0, step=7, to="group")
-    lab.run(job, folder, fault, flags=flags).expect(Exit.STOPPED)
-    assert verified(folder) == [7]
-    return lab.resume(folder, job, flags=flags)
-
-
 def kill_while_saving(lab, folder, config, change, in_background=False):
     """A second signal while the checkpoint of the first one is saved, and then kill -9."""
     job = make_job(config)
@@ -690,16 +681,6 @@ def resume_elsewhere(lab, folder, jobs, stops, at="summed_loss"):
     return worst
 
 
-def refuse_other_rows(lab, folder, config):
-    """Another number of rows per step is refused, and the flags that fit are named."""
-    lab.run(make_job(), folder, Fault("SIGTERM", "summed_loss", step=2))
-    ended = lab.run(replace(make_job(config), batch=5, accumulation=1), folder)
-    ended.expect(Exit.USAGE)
-    named = ("12 rows", "--per_device_train_batch_size", "--gradient_accumulation_steps")
-    assert all(words in ended.output for words in named), ended.output
-    return 0
-
-
 # ---- All trials ----
 
 KILLS_PER_TRIAL = 5
@@ -748,8 +729,6 @@ def elsewhere():
             jobs = [make_job(config if ranks > 1 else "single", ranks) for ranks in order]
             attempt = partial(resume_elsewhere, jobs=jobs, stops=[5, 10, 15])
             yield "elastic", "other numbers of ranks", f"{config} {order}", attempt
-        attempt = partial(refuse_other_rows, config=config)
-        yield "elastic", "a different global batch size is refused", config, attempt
     for first in (0, 4, 8):
         turn = STRATEGIES[first:] + STRATEGIES[:first]
         jobs = [make_job(config) for config in turn]
@@ -777,10 +756,6 @@ def signals():
             to = "all ranks" if rank is None else f"only rank {rank}"
             yield "signals", f"{name} in {place}", f"{config}, {to}", attempt
     for name in (*SIGNALS, "SIGINT"):
-        for config in ("single", "ddp"):
-            attempt = partial(stop_a_group_with_loaders, job=make_job(config), name=name)
-            what = f"{name} to a process group with data loader workers"
-            yield "signals", what, config, attempt
         attempt = partial(stop_a_group_that_tokenizes, name=name)
         detail = "single, two processes that tokenize"
         yield "signals", f"{name} in data preparation", detail, attempt
