@@ -37,6 +37,8 @@ def parse_args() -> dict[str, Any]:
     """
     parser = make_parser()
     options, words = parser.parse_known_args()
+    if all(word.startswith("-") for word in words):
+        parser.error("name MODEL or recipes/llama.py before the recipe's own arguments")
     from accelerate.commands.launch import launch_command_parser  # Takes seconds
 
     launcher = launch_command_parser()
