@@ -506,7 +506,8 @@ def hash_of_modules() -> str:
     """
     folder = Path(__file__).resolve().parents[1]
     files: set[Path] = set()
-    for name in {name.partition(".")[0] for name in sys.modules} - {"__main__"}:
+    # The second name is that of the recipe for multiprocessing
+    for name in {name.partition(".")[0] for name in sys.modules} - {"__main__", "__mp_main__"}:
         file = Path(getattr(sys.modules.get(name), "__file__", None) or "").resolve()
         if file.suffix != ".py" or "site-packages" in file.parts:
             continue

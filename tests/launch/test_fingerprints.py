@@ -5,6 +5,8 @@ import os
 import shutil
 import sys
 
+import pytest
+
 from launching import REPO, run
 
 RECIPES = REPO / "recipes"
@@ -58,6 +60,7 @@ def edit(path, old, new):
     os.utime(path, (changed, changed))
 
 
+@pytest.mark.cold("which modules it has imported decides about its rows")
 def test_an_edit_prepares_the_rows_again_and_a_move_does_not(tmp_path):
     """What is no edit, and what is one, case by case: tests/unit/core."""
     rows = tmp_path / "rows.jsonl"
@@ -83,8 +86,8 @@ def test_an_edit_prepares_the_rows_again_and_a_move_does_not(tmp_path):
     edit(moved / "recipe.py", "import sys", "\n\nimport sys")  # other lines, the same code
     assert words_of(moved) == (["words [['A', 'B', 'C']]"], 1)
 
-    reading = "row = json.loads(line, "  # how a row is read decides about it, too
-    replaced = reading.replace("line", 'line.replace("b c", "x")')
+    reading = "row = json.loads(line)"  # how a row is read decides about it, too
+    replaced = reading.replace("(line", '(line.replace("b c", "x")')
     edit(moved / "core" / "data.py", reading, replaced)
     edit(moved / "letters.py", "upper", "lower")
     assert words_of(moved) == (["words [['a', 'x']]"], 2)
