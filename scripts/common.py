@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 
 import paths  # noqa: F401  makes recipes/ importable
 from core import __version__
-from core.exits import Exit
+from core.exits import Exit, print_without_failing
 
 RUNS = "runs/"  # where the recipes write unless --output_dir says otherwise
 
@@ -41,6 +41,7 @@ def run_command(main: Callable[[], int | None]) -> NoReturn:
     If the reader of its output has closed the pipe, the code is that of a program which the signal
     SIGPIPE ended, as a shell has it.
     """
+    print_without_failing()
     try:
         code: Any
         try:

@@ -111,3 +111,10 @@ def report_to_launcher(text: str) -> None:
     extra = {"py_callstack": text, "timestamp": str(int(time.time()))}
     with contextlib.suppress(OSError), open(path, "w") as file:
         json.dump({"message": {"message": text, "extraInfo": extra}}, file)
+
+
+def print_without_failing() -> None:
+    """Have stdout and stderr write an escape for a character that their encoding lacks."""
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError):  # after a late redirection
+            stream.reconfigure(errors="backslashreplace")  # pyrefly: ignore[missing-attribute]

@@ -28,7 +28,7 @@ from core.batches import Plan
 from core.checkpoint import Checkpoints, gather, on_rank_0
 from core.cli import may_change
 from core.engine import Layout, zero_stage
-from core.exits import RANK, End, Exit, end_alone, end_together, fail
+from core.exits import RANK, End, Exit, end_alone, end_together, fail, print_without_failing
 from core.export import has_result
 from core.extras import parts_of_run
 from core.metrics import METRICS, Metrics, cut_after, finite_or_none, peak_memory_gib
@@ -50,8 +50,8 @@ T = TypeVar("T")
 # The names of the counts in metrics.jsonl and in checkpoints
 COUNTED = {"tokens": "num_input_tokens_seen", "images": "num_images_seen"}
 NONFINITE_ROWS = "nonfinite_rows.jsonl"
-# One of them is in each folder with a model
-MODEL_FILES = ("config.json", "adapter_config.json")
+# What a run writes into its folder beside a model and checkpoints
+OWN_FILES = ("status.json", RUN, METRICS, NONFINITE_ROWS, "predictions*.jsonl")
 # Rank 0 of a run whose launcher was killed still needs a moment to end
 SECONDS_TO_END = 10
 SMALLER_IS_BETTER = ("loss", "perplexity", "mse")
@@ -76,16 +76,12 @@ class Run:
         Args:
             counts: what `finish_step` counts, "tokens" or "images".
         """
+        print_without_failing()
         self._args = args
         self._folder = Path(args.output_dir)
-        is_base = self._folder.resolve() == Path(args.model_name_or_path).resolve()
-        has_model = any((self._folder / name).is_file() for name in MODEL_FILES)
-        if is_base or (has_model and not (self._folder / RUN).is_file()):
-            fail(
-                Exit.USAGE,
-                f"--output_dir {self._folder} has a model that the result would overwrite: choose "
-                "another",
-            )
+        problem = find_overwritten(args)
+        if problem is not None:
+            fail(Exit.USAGE, f"--output_dir {args.output_dir} {problem}: choose another")
         self._extras = parts_of_run(args)
         if RANK == 0 and not args.dry_run:
             self._lock = take_folder(self._folder)
@@ -646,3 +642,25 @@ def take_folder(folder: Path) -> FileLock:
     except OSError as error:
         fail(Exit.CANNOT_WRITE, f"--output_dir {folder}: {error}")
     return lock
+
+
+def find_overwritten(args: CommonArguments) -> str | None:
+    """Return why a run would overwrite its base, another model or its rows, or None.
+
+    Nothing is written into such a folder, not even a status.
+    """
+    folder = Path(args.output_dir).resolve()
+    if folder == Path(args.model_name_or_path).resolve():
+        return "is the folder of --model_name_or_path, which the result would overwrite"
+    names = [args.dataset_name] if isinstance(args.dataset_name, str) else [*args.dataset_name]
+    if args.eval_dataset_name:
+        names.append(args.eval_dataset_name)
+    for name in names:
+        rows = Path(name).resolve()
+        is_own = rows.parent == folder and any(rows.match(own) for own in OWN_FILES)
+        if is_own or (rows.is_dir() and folder.is_relative_to(rows)):
+            return f"is where the run would overwrite rows of {name}, or read its own files as rows"
+    is_model = any((folder / name).is_file() for name in ("config.json", "adapter_config.json"))
+    if is_model and not (folder / RUN).is_file():
+        return "has a model that is not from a run of these recipes"
+    return None
