@@ -28,22 +28,19 @@ from rehearsal.step_hooks import when_prepared
 SAMPLE_SECONDS = 0.002
 
 
-def memory(field: str) -> int:
-    """Return the bytes of a field of /proc/self/status."""
+def private_memory() -> int:
+    """Return the bytes of memory that belong to this process alone."""
     with open("/proc/self/status") as status:
-        line = next(line for line in status if line.startswith(f"{field}:"))
+        line = next(line for line in status if line.startswith("RssAnon:"))
     return int(line.split()[1]) * 1024
 
 
 class Phase:
-    """The growth of this process's memory between two places in the recipe."""
+    """The growth of this process's private memory between two places in the recipe."""
 
     def __init__(self) -> None:
-        with open("/proc/self/clear_refs", "w") as file:
-            file.write("5")  # resets the peak of resident memory (man proc_pid_clear_refs)
-        self.private = memory("RssAnon")
-        self.most_private = self.private
-        self.resident = memory("VmRSS")
+        self.before = private_memory()
+        self.most = self.before
         self.running = True
         self.thread = threading.Thread(target=self.sample, daemon=True)
         self.thread.start()
@@ -51,15 +48,14 @@ class Phase:
     def sample(self) -> None:
         """Record the peak of private memory until the phase ends."""
         while self.running:
-            self.most_private = max(self.most_private, memory("RssAnon"))
+            self.most = max(self.most, private_memory())
             time.sleep(SAMPLE_SECONDS)
 
-    def end(self) -> dict[str, int]:
-        """Stop the sampling; return the bytes by which the two kinds of memory grew at most."""
+    def end(self) -> int:
+        """Stop the sampling; return the bytes by which the memory grew at most."""
         self.running = False
         self.thread.join()
-        most = max(self.most_private, memory("RssAnon"))
-        return {"private": most - self.private, "resident": memory("VmHWM") - self.resident}
+        return max(self.most, private_memory()) - self.before
 
 
 class Recorder:
@@ -67,7 +63,7 @@ class Recorder:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.growth: dict[str, dict[str, int]] = {}
+        self.growth: dict[str, int] = {}
         self.phase: Phase | None = None
 
     def begin(self) -> None:
@@ -79,8 +75,7 @@ class Recorder:
         if self.phase is not None:
             found = self.phase.end()
             self.phase = None
-            if found["private"] >= self.growth.get(name, found)["private"]:
-                self.growth[name] = found
+            self.growth[name] = max(found, self.growth.get(name, 0))
             self.path.write_text(json.dumps(self.growth))
 
     def measured(self, name: str, save: Callable[..., Any]) -> Callable[..., Any]:

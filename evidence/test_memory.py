@@ -85,11 +85,10 @@ def test_load(config, ranks, tiny, tmp_path, record):
     first = launch(mesh, own, tmp_path / "run", *words, "--max_steps", 1)
     again = launch(mesh, own, tmp_path / "run", *words, "--max_steps", 2)
 
-    def copies(measured, phase, kind="private"):
-        return [round(rank[phase][kind] / size, 3) for rank in measured]
+    def copies(measured, phase):
+        return [round(rank[phase] / size, 3) for rank in measured]
 
-    row = {"loading": copies(first, "loading"), "resident": copies(first, "loading", "resident")}
-    row["resuming"] = copies(again, "resuming")
+    row = {"loading": copies(first, "loading"), "resuming": copies(again, "resuming")}
     record(config=config, ranks=ranks, **row)
     # The model itself and some buffers; resuming has AdamW's two tensors for each weight too
     assert max(row["loading"]) < 1.3 and max(row["resuming"]) < 3.3, row
@@ -127,7 +126,7 @@ def facts_of(kind, grown, files):
         shares[rank] = sum(sizes)
         largest = max(largest, *sizes)
     return {
-        "grown": [rank[kind]["private"] for rank in grown],
+        "grown": [rank[kind] for rank in grown],
         "shares": shares,
         "largest": largest,
     }

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 from accelerate import Accelerator, DistributedType
-from accelerate.utils import gather_object, set_seed
+from accelerate.utils import set_seed
 from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.nn.parallel import DistributedDataParallel
 
@@ -202,23 +202,6 @@ def drawing_new_weights_from(seed: int) -> Generator[None]:
         yield
     finally:
         PreTrainedModel.initialize_weights = draw
-
-
-@workaround("transformers/modeling_utils.py, _initialize_missing_keys", seen="transformers 5.23")
-def share_new_modules(
-    model: torch.nn.Module, names: Iterable[str], accelerator: Accelerator
-) -> None:
-    """Under FSDP, give these modules the weights of rank 0 on every rank.
-
-    transformers then makes new weights on rank 0 only. The other ranks have noise or meta tensors;
-    accelerate cannot tell the latter apart, so that the optimizer would train only one of them.
-    """
-    if fsdp_plugin(accelerator) is None:
-        return
-    for name in names:
-        module = model.get_submodule(name)
-        weights = module.cpu().state_dict() if accelerator.is_main_process else None
-        module.load_state_dict(gather_object([weights])[0], assign=True)
 
 
 @workaround(

@@ -7,17 +7,17 @@ A classifier is a model with a new head, which is trained as a whole even beside
 import contextlib
 import math
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
 import torch
-from accelerate.utils import set_seed
+from accelerate import Accelerator
+from accelerate.utils import gather_object, set_seed
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader
 
-from core import workarounds
 from core.arguments import CommonArguments
 from core.cli import arg
 from core.data import Rows
@@ -25,6 +25,7 @@ from core.engine import Layout
 from core.exits import Exit, fail
 from core.model import add_adapters, is_of_body, load_pretrained, read_config, set_up_layers
 from core.run import Run
+from core.workarounds import fsdp_plugin, workaround
 
 NO_LABELS = ("", "nan", "inf", "-inf")
 
@@ -202,11 +203,28 @@ def load_classifier(
         # transformers keeps the head of other classes if they are as many
         new_weights |= draw_rows(model, len(class_names), args.seed, besides=new_weights)
     new_modules = find_new_modules(new_weights)
-    workarounds.share_new_modules(model, new_modules, layout.accelerator)
+    share_new_modules(model, new_modules, layout.accelerator)
     set_seed(args.seed)  # ranks that made no new weights drew less, and adapters are drawn next
     set_up_layers(model, args)
     notes = {"head": "new: the base has none for these classes"} if new_modules else {}
     return add_adapters(model, args, layout, new_modules, task_type=task_type), notes
+
+
+@workaround("transformers/modeling_utils.py, _initialize_missing_keys", seen="transformers 5.23")
+def share_new_modules(
+    model: torch.nn.Module, names: Iterable[str], accelerator: Accelerator
+) -> None:
+    """Under FSDP, give these modules the weights of rank 0 on every rank.
+
+    transformers then makes new weights on rank 0 only. The other ranks have noise or meta tensors;
+    accelerate cannot tell the latter apart, so that the optimizer would train only one of them.
+    """
+    if fsdp_plugin(accelerator) is None:
+        return
+    for name in names:
+        module = model.get_submodule(name)
+        weights = module.cpu().state_dict() if accelerator.is_main_process else None
+        module.load_state_dict(gather_object([weights])[0], assign=True)
 
 
 def draw_rows(model: Any, num_classes: int, seed: int, besides: Collection[str]) -> set[str]:

@@ -63,7 +63,7 @@ from fakes import mixture_of_two
 from harm import shows_harm_without
 from launching import REPO
 from rehearsal.cpu_patches import treat_cpu_as_gpu
-from tasks import images, pairs, seq2seq
+from tasks import images, labels, pairs, seq2seq
 
 on_ranks = partial(ranks.on_ranks, prepare=treat_cpu_as_gpu)  # accelerate takes them for GPUs
 ZERO = {"ACCELERATE_USE_DEEPSPEED": "true"}
@@ -372,7 +372,7 @@ def test_under_fsdp_only_rank_0_makes_new_weights(cured, bert):
         set_seed(0)
         model = AutoModelForSequenceClassification.from_pretrained(bert)
         if cured:
-            workarounds.share_new_modules(model, ["classifier"], accelerator)
+            labels.share_new_modules(model, ["classifier"], accelerator)
         weight = model.classifier.weight
         return "meta" if weight.is_meta else weight.tolist()
 
