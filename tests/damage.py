@@ -9,7 +9,8 @@ import os
 import pickle
 import random
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,18 +21,14 @@ from core.boxes import LocalBox
 from core.checkpoint import find_damage, hash_of
 
 MANIFEST = "manifest.json"
-# What `make_checkpoint` writes
 STATE_FILES = ("state-00001.safetensors", "state-00002.safetensors")
 FILES = (*STATE_FILES, files.BOXES, files.PROGRESS)
 NAMES = (*FILES, MANIFEST)
 # Folders whose names resemble that of a checkpoint
 STRAYS = (
     "checkpoint-",
-    "checkpoint-abc",
-    "checkpoint-1.5",
     "checkpoint--3",
     "checkpoint-8 copy",
-    "my notes",
     "checkpoint-50.tmp",
     "xcheckpoint-4",
     "checkpoint-٣",
@@ -49,15 +46,12 @@ class Tried(NamedTuple):
 # ---- Checkpoints ----
 
 
-def make_checkpoint(
-    folder: Path, step: int, numbers: int = 3000, limit: int = 9, **progress: Any
-) -> Path:
+def make_checkpoint(folder: Path, step: int, numbers: int = 3000, limit: int = 9) -> Path:
     """Publish a small checkpoint, as a run would, in place of one of its step. Returns its folder.
 
     Args:
         numbers: in each of its two tensors.
         limit: the newest checkpoints to keep.
-        progress: what its progress.json has beside the step and arguments.
     """
     folder.mkdir(parents=True, exist_ok=True)
     shutil.rmtree(folder / f"checkpoint-{step}", ignore_errors=True)
@@ -65,22 +59,15 @@ def make_checkpoint(
         {"weight": torch.full((numbers,), float(step))},
         {"state.weight.exp_avg": torch.arange(1.0 * numbers)},
     ]
-    publish(folder, shares, {"step": step, "arguments": {"seed": 42}, **progress}, limit)
+    publish(folder, shares, {"step": step, "arguments": {"seed": 42}})
+    files.delete_old(folder, limit, set())
     return folder / f"checkpoint-{step}"
 
 
 def publish(
-    folder: Path,
-    shares: Sequence[dict[str, torch.Tensor]],
-    progress: dict[str, Any],
-    limit: int,
-    kept_step: int | None = None,
+    folder: Path, shares: Sequence[dict[str, torch.Tensor]], progress: dict[str, Any]
 ) -> None:
-    """Write a checkpoint in this process, as its owners do together.
-
-    Args:
-        shares: the tensors of each owner.
-    """
+    """Write a checkpoint in this process, whose owners have the tensors of one of `shares` each."""
     staging = files.staging_of(folder, progress["step"])
     staging.mkdir(parents=True)
     written = []
@@ -90,15 +77,10 @@ def publish(
             boxes.append(LocalBox(key, tuple(tensor.shape), (0,) * tensor.dim(), tensor))
         written.append(files.write(staging, number, boxes))
     files.publish(folder, progress, written)
-    files.delete_old(folder, limit, {kept_step})
 
 
 def find_checkpoint(folder: Path, requested: str = "auto") -> Path | None:
-    """Return the checkpoint from which a run in this folder resumes, or None without a whole one.
-
-    Args:
-        requested: --resume_from_checkpoint.
-    """
+    """Return the checkpoint from which a run in this folder resumes; None without a whole one."""
     damages: dict[Path, str] = {}
     for path in files.candidates_in(folder, requested):
         damage = find_damage(path)
@@ -138,6 +120,13 @@ def flipped_bits(checkpoint: Path, flips: int, seed: int = 0) -> Tried:
     return Tried(flips, missed)
 
 
+NO_FILE = {
+    "missing": lambda path: None,
+    "a folder": Path.mkdir,
+    "a link to nothing": lambda path: path.symlink_to("nowhere"),
+}
+
+
 def cut_and_lost_files(checkpoint: Path) -> Tried:
     """Cut each file at ten offsets; make it longer, missing, a folder, or a dangling link."""
     trials = 0
@@ -145,7 +134,10 @@ def cut_and_lost_files(checkpoint: Path) -> Tried:
     for name in NAMES:
         path = checkpoint / name
         whole = path.read_bytes()
-        for what, replace in replacements(whole).items():
+        replacements = dict(NO_FILE)
+        for content in (*(whole[: tenth * len(whole) // 10] for tenth in range(10)), whole + b"x"):
+            replacements[f"{len(content)} bytes"] = partial(Path.write_bytes, data=content)
+        for what, replace in replacements.items():
             path.unlink()
             replace(path)
             trials += 1
@@ -153,28 +145,9 @@ def cut_and_lost_files(checkpoint: Path) -> Tried:
                 missed.append(f"{name}: {what}")
             if path.is_dir():
                 path.rmdir()
-            else:
-                path.unlink(missing_ok=True)
+            path.unlink(missing_ok=True)
             path.write_bytes(whole)
     return Tried(trials, missed)
-
-
-def replacements(whole: bytes) -> dict[str, Callable[[Path], Any]]:
-    """Return {name: function that puts something else in place of a file with these bytes}."""
-    makers = {}
-    for tenth in range(10):
-        size = tenth * len(whole) // 10
-        makers[f"cut at {size}"] = writer_of(whole[:size])
-    makers["one byte more"] = writer_of(whole + b"x")
-    makers["missing"] = lambda path: None
-    makers["a folder"] = Path.mkdir
-    makers["a link to nothing"] = lambda path: path.symlink_to("nowhere")
-    return makers
-
-
-def writer_of(content: bytes) -> Callable[[Path], Any]:
-    """Return a function that writes these bytes to a path."""
-    return lambda path: path.write_bytes(content)
 
 
 # ---- Folders ----
@@ -197,37 +170,24 @@ def older_one_is_taken(folder: Path) -> Tried:
 
 
 def stray_files(folder: Path) -> Tried:
-    """Files and folders that look like a checkpoint are not taken for one, and stay."""
+    """Files, folders and a dangling link that look like a checkpoint are not taken, and stay."""
     shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
-    put_strays(folder)
+    for name in STRAYS:
+        (folder / name).mkdir(parents=True)
+        (folder / name / "notes.txt").write_text("mine")
+    for name in ("notes.txt", "checkpoint-99", "checkpoint-12345678901234567890"):
+        (folder / name).write_text("mine")
+    (folder / "checkpoint-77").symlink_to("nowhere")
     before = sorted(folder.rglob("*"))
     for step in (1, 2, 3):
         make_checkpoint(folder, step, limit=1)
-    missed = []
+    missed = [f"{path} is gone" for path in before if not os.path.lexists(path)]
     if find_checkpoint(folder) != folder / "checkpoint-3":
         missed.append("another one was taken")
-    missed += [f"{path} is gone" for path in before if not is_there(path)]
     for path in (folder / "checkpoint-1", folder / "checkpoint-2"):
         if path.exists():
             missed.append(f"{path} is left")
     return Tried(len(before), missed)
-
-
-def put_strays(folder: Path) -> None:
-    """Make files, folders and a dangling link that look like checkpoints."""
-    for name in ("checkpoint-99", "checkpoint-12345678901234567890"):
-        (folder / name).write_text("a file")
-    for name in STRAYS:
-        (folder / name).mkdir()
-        (folder / name / "notes.txt").write_text("mine")
-    (folder / "checkpoint-77").symlink_to("nowhere")
-    (folder / "notes.txt").write_text("mine")
-
-
-def is_there(path: Path) -> bool:
-    """Return whether a path exists, even if it is a dangling link."""
-    return path.exists() or path.is_symlink()
 
 
 # ---- Pickles ----

@@ -49,55 +49,33 @@ SECOND = (2, "c", "d")
 FIRST_LINE = row("a", "b")
 SECOND_LINE = row("c", "d")
 TORN = GOOD[:40]
-IN_A_TEXT = 20  # a position in GOOD that is within a text
-HEAD = GOOD.encode()[:IN_A_TEXT]
-TAIL = GOOD.encode()[IN_A_TEXT:]
 
 # ---- Bad lines ----
 BAD_LINES = {
     "torn": TORN,
-    "torn after a comma": '{"prompt": "a", ',
-    "end of a torn line": '"completion": "b"}',
     "two rows": GOOD + GOOD,
-    "single quotes": "{'prompt': 'a', 'completion': 'b'}",
-    "comma at the end": '{"prompt": "a", "completion": "b",}',
     "text": "hello",
     "Latin-1": unescaped(prompt="caf\xe9", completion="b").encode("latin-1"),
-    "half a character": HEAD + b"\xc3" + TAIL,
-    "surrogates in UTF-8": HEAD + b"\xed\xa0\x80" + TAIL,
+    "surrogates in UTF-8": GOOD.encode().replace(b"lamp", b"\xed\xa0\x80"),
     "UTF-16": GOOD.encode("utf-16-le").replace(b"\n", b""),
     "backslash before a byte that is not UTF-8": GOOD.encode().replace(b"la", b"\\\xe9"),
-    "NUL bytes": b"\0" * 50,
     "NUL byte in a text": GOOD.encode().replace(b"lamp", b"la\0p"),
     "tabulator in a text": GOOD.replace("lamp", "la\tp"),
     "list": "[1, 2]",
-    "number": "5",
-    "null": "null",
     "string": json.dumps(GOOD),
     "integer without end": '{"prompt": ' + "9" * 5000 + ', "completion": "b"}',
-    "no columns": "{}",
     "other columns": '{"prompt": "a", "reply": "b"}',
-    "a thousand columns": json.dumps({f"column{i}": i for i in range(1000)}),
-    "prompt that is null": row(None),
     "completion that is null": row("a", None),
     "completion that is a number": row("a", 5),
     "completion that is NaN": row("a", float("nan")),
-    "completion that is true": row("a", True),
-    "completion that is an object": row("a", {"text": "b"}),
     "completion that is a list": row("a", ["b"]),
     "prompt that is a list": row(["a"]),
     "empty completion": row("a", ""),
     "completion of spaces": row("a", " \n\t "),
-    "empty answer after another": conversation(
-        USER, ASSISTANT, USER, {"role": "assistant", "content": " "}
-    ),
     "empty prompt": row(""),
-    "prompt of spaces": row("  "),
     "instruction that is null": '{"instruction": null, "input": "a", "output": "b"}',
-    "input that is a number": '{"instruction": "a", "input": 5, "output": "b"}',
     "messages that are null": '{"messages": null}',
     "messages that are text": '{"messages": "hello"}',
-    "messages that are an object": '{"messages": {"role": "user"}}',
     "no messages": conversation(),
     "messages of texts": '{"messages": ["a", "b"]}',
     "message without content": conversation(USER, {"role": "assistant"}),
@@ -106,18 +84,12 @@ BAD_LINES = {
     "content with an image": conversation(
         {"role": "user", "content": [{"type": "image_url"}]}, ASSISTANT
     ),
-    "role that is a number": conversation({"role": 1, "content": "a"}, ASSISTANT),
     "answer first": conversation(ASSISTANT, USER, ASSISTANT),
     "question last": conversation(SYSTEM, ASSISTANT, USER),
     "unknown role": conversation(USER, {**ASSISTANT, "role": "bot"}),
-    "no user": conversation(SYSTEM, ASSISTANT),
     "no assistant": conversation(SYSTEM, USER),
-    "roles of another kind": conversation(
-        {"role": "human", "content": "a"}, {"role": "gpt", "content": "b"}
-    ),
     "lone surrogate in a text": row("\ud800"),
     "lone surrogate in a column": '{"\\udc00": 5}',
-    "lone surrogate in a role": conversation({"role": "\udc00", "content": "a"}),
     "line breaks in a role": conversation({"role": "a\nerror: b\r\n", "content": "a"}),
     "longer than --max_length": row("a" * 500),
 }
@@ -128,13 +100,9 @@ PARQUET = parquet_of(prompt=["a", "c"], completion=["b", "d"])
 # ---- Bad files ----
 BAD_FILES = {
     "empty": {"rows.jsonl": ""},
-    "blank lines": {"rows.jsonl": "\n \r\n\n"},
-    "only a BOM": {"rows.jsonl": "\ufeff"},
-    "no good line": {"rows.jsonl": "{\n" * 7},
     "four bad lines": {"rows.jsonl": f"{{\n{{\n{{\n{GOOD}\n{{\n"},
     "another type": {"rows.txt": GOOD},
     "csv: empty": {"rows.csv": ""},
-    "csv: only a header": {"rows.csv": "prompt,completion\n"},
     "csv: no header": {"rows.csv": "a,b\nc,d\n"},
     "csv: semicolons": {"rows.csv": "prompt;completion\na;b\n"},
     "csv: too many cells": {"rows.csv": "prompt,completion\na,b\nc,d,e\n"},
@@ -142,19 +110,13 @@ BAD_FILES = {
     "csv: empty cells": {"rows.csv": 'prompt,completion\n,b\na,""\na,b\n'},
     "csv: open quote": {"rows.csv": 'prompt,completion\na,"b\nc,d\n'},
     "csv: Latin-1": {"rows.csv": b"prompt,completion\na,\xe9\n"},
-    "csv: UTF-16": {"rows.csv": "prompt,completion\na,b\n".encode("utf-16")},
     "json: empty": {"rows.json": ""},
     "json: torn": {"rows.json": f"[{GOOD},{TORN}"},
-    "json: torn line": {"rows.json": f"{GOOD}\n{TORN}\n"},
-    "json: Latin-1": {"rows.json": GOOD.encode().replace(b"lamp", b"\xe9")},
     "json: no rows": {"rows.json": "[]"},
     "json: one object": {"rows.json": f'{{"data": [{GOOD}]}}'},
-    "json: numbers": {"rows.json": "[1, 2]"},
     "json: mixed types": {"rows.json": f"[{GOOD}, {row('a', 5)}, {row('a', None)}, {GOOD}]"},
     "parquet: empty": {"rows.parquet": ""},
     "parquet: truncated": {"rows.parquet": PARQUET[:-20]},
-    "parquet: a hole": {"rows.parquet": PARQUET[:60] + PARQUET[-100:]},
-    "parquet: text": {"rows.parquet": GOOD},
     "parquet: bytes": {"rows.parquet": parquet_of(prompt=[b"a"], completion=["b"])},
     "parquet: numbers": {"rows.parquet": parquet_of(prompt=["a"], completion=[5])},
     "parquet: null": {"rows.parquet": parquet_of(prompt=["a", "a"], completion=[None, "b"])},
@@ -164,12 +126,10 @@ BAD_FILES = {
         "train-0.csv": "prompt,completion\na,b\n",
         "train-1.csv": "a,b\na,b\n",
     },
-    "folder: a bad line": {"train.jsonl": f"{GOOD}\n{{\n"},
     "folder: a bad line in the second file": {
         "train-0.jsonl": f"{GOOD}\n\n",
         "train-1.jsonl": f"{GOOD}\n{{\n",
     },
-    "folder: nothing in it": {"notes.txt": "a"},
     "folder named as a file": {"rows.jsonl/train.txt": GOOD},
 }
 
@@ -192,7 +152,6 @@ GOOD_FILES = {
     ),
     "LF": ({"rows.jsonl": TWO}, [FIRST, SECOND]),
     "CRLF": ({"rows.jsonl": TWO.replace("\n", "\r\n")}, [FIRST, SECOND]),
-    "CR": ({"rows.jsonl": TWO.replace("\n", "\r")}, [FIRST, SECOND]),
     "no line break at the end": ({"rows.jsonl": TWO[:-1]}, [FIRST, SECOND]),
     "BOM": ({"rows.jsonl": "\ufeff" + TWO}, [FIRST, SECOND]),
     "BOM in the middle": ({"rows.jsonl": FIRST_LINE + "\n\ufeff" + SECOND_LINE}, [FIRST, SECOND]),
@@ -208,10 +167,6 @@ GOOD_FILES = {
         {"rows.jsonl": TWO.replace("{", '{"row": "x", "labels": 5, "problem": "x", ')},
         [FIRST, SECOND],
     ),
-    "csv: columns named as ours": (
-        {"rows.csv": "row,labels,problem,prompt,completion\nx,5,x,a,b\nx,5,x,c,d\n"},
-        [FIRST, SECOND],
-    ),
     "characters that some split lines at": (
         {"rows.jsonl": f"{unescaped(prompt=SEPARATORS, completion='b')}\n{SECOND_LINE}"},
         [(1, SEPARATORS, "b"), SECOND],
@@ -225,7 +180,6 @@ GOOD_FILES = {
         [FIRST, SECOND],
     ),
     "csv": ({"rows.csv": CSV}, [FIRST, SECOND]),
-    "csv: CRLF": ({"rows.csv": CSV.replace("\n", "\r\n")}, [FIRST, SECOND]),
     "csv: BOM": ({"rows.csv": "\ufeff" + CSV}, [FIRST, SECOND]),
     "csv: numbers are text": (
         {"rows.csv": "question,answer\n1.50,07\n2,1e3\n"},
@@ -241,8 +195,6 @@ GOOD_FILES = {
     ),
     "json: list": ({"rows.json": f"[{FIRST_LINE}, {SECOND_LINE}]"}, [FIRST, SECOND]),
     "json: lines": ({"rows.json": TWO}, [FIRST, SECOND]),
-    "json: BOM": ({"rows.json": "\ufeff" + TWO}, [FIRST, SECOND]),
-    "json: one row": ({"rows.json": FIRST_LINE}, [FIRST]),
     "parquet": ({"rows.parquet": PARQUET}, [FIRST, SECOND]),
     "folder": (
         {"train-0.jsonl": f"{FIRST_LINE}\r\n", "train-1.jsonl": "\ufeff" + SECOND_LINE},

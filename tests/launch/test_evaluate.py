@@ -36,14 +36,3 @@ def test_runs_are_evaluated_beside_their_base(net_tiny, tmp_path):
     assert [one["answer"] for one in samples] == [one["answer"] for one in expected]
     share = sum(one["correct"] for one in expected) / len(expected)
     assert metrics["exact_match"]["value"] == share
-
-
-@pytest.mark.parametrize(
-    ("words", "code", "word"),
-    [(["--rows", "{tmp}/bad.jsonl"], 65, "line 2"), (["--tasks", "gsm8k"], 69, "gsm8k")],
-)
-def test_what_cannot_be_asked_is_one_line(words, code, word, tiny, tmp_path):
-    (tmp_path / "bad.jsonl").write_text('{"prompt": "a", "completion": "b"}\n{"prompt"\n')
-    words = [part.replace("{tmp}", str(tmp_path)) for part in words]
-    done = script("evaluate", tiny / "model", *words, "--output_dir", tmp_path / "out", code=code)
-    assert word in done.output and len(done.output.splitlines()) == 1, done.output

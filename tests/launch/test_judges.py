@@ -4,7 +4,8 @@
 All strategies could be wrong alike, and so could the golden rows, which were recorded from the
 recipes. So here others judge, on the rows of the golden runs: rows are tokenized and labeled by
 nothing but transformers' chat template, a third of them with two answers. TRL judges DPO
-(test_dpo_trainer_parity.py), seqeval the tags (test_wild_rows.py).
+(test_dpo_trainer_parity.py), seqeval the tags
+(tests/unit/tasks/test_entities.py).
 """
 
 import json

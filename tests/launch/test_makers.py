@@ -51,12 +51,3 @@ def test_a_tokenizer_is_trained_on_a_text(tmp_path):
     vocabulary = (tmp_path / "model" / "tokenizer.json").read_text()
     assert '"hello"' in vocabulary
     assert not (tmp_path / "data").exists()
-
-
-def test_a_folder_that_cannot_be_written_is_named(tmp_path, capsys):
-    (tmp_path / "file").touch()
-    with pytest.raises(SystemExit) as end:
-        makers.make("llama", tmp_path / "file" / "folder", FEW_ROWS)
-    assert end.value.code == 73
-    error = capsys.readouterr().err
-    assert error.startswith("error: cannot write to") and error.count("\n") == 1

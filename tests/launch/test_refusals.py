@@ -7,7 +7,6 @@ A line of a table is a call, its exit code, and one word that its message names:
 
 import json
 import os
-import random
 import shutil
 import sys
 
@@ -15,7 +14,7 @@ import pytest
 import yaml
 from transformers import BertConfig, GPT2Config
 
-from launching import CONFIGS, RECIPE, REPO, accelerate_launch, recipe, rehearse, run
+from launching import CONFIGS, RECIPE, REPO, accelerate_launch, rehearse, run
 
 GOOD = '{"prompt": "Spell lamp.", "completion": "l-a-m-p"}'
 # Files of rows. The template of the tiny model writes no tools.
@@ -197,24 +196,3 @@ def test_a_launch_that_would_run_something_else_is_refused(config, launcher, wor
     )
     assert done.returncode != 0 and word in done.output, done.output[-3000:]
     assert "Loading weights" not in done.output and not (inputs / "new").exists()
-
-
-def test_bad_rows_are_left_out_on_request_and_mangled_ones_break_nothing(tiny, tmp_path):
-    seeds = [GOOD, json.dumps({"messages": [ASKED, {"role": "assistant", "content": "猫 \u2028"}]})]
-    tokens = '{ } [ ] : , " null -1 1e999 NaN "" \\ \\ud800 \\u0000 "role":"tool" "messages":[]'
-    chance = random.Random(0)
-    lines = []
-    for _ in range(2500):
-        line = chance.choice(seeds).encode()
-        start = chance.randrange(len(line))
-        end = start + chance.choice([0, 1, 1, 5, 20])
-        token = chance.choice(tokens.split()).encode()
-        put = chance.choice([b"", token, bytes([chance.randrange(256)]), b"[" * 30])
-        lines.append(line[:start] + put + line[end:])
-    (tmp_path / "rows.jsonl").write_bytes(b"\n".join(lines))
-    words = ["--model_name_or_path", tiny / "model", "--dataset_name", tmp_path / "rows.jsonl"]
-    words += ["--output_dir", tmp_path / "run", "--max_length", 64, "--max_steps", 1]
-    done = recipe(*words, "--skip_bad_rows")
-    assert done.returncode == 0, done.output[-3000:]
-    left_out = int(done.output.split(" left out")[0].rpartition(" ")[2])
-    assert 1000 < left_out < 2400, left_out

@@ -35,7 +35,6 @@ from transformers import (
     BartConfig,
     BartForConditionalGeneration,
     BertConfig,
-    BertForSequenceClassification,
     BertModel,
     ConvNextConfig,
     ConvNextForImageClassification,
@@ -379,18 +378,6 @@ def test_under_fsdp_only_rank_0_makes_new_weights(cured, bert):
     environment = FSDP1 | {"FSDP_CPU_RAM_EFFICIENT_LOADING": "true"}
     first, second = on_ranks(head, 2, **environment)
     assert (first == second) == cured
-
-
-@shows_harm_without("name_layers_to_wrap")
-def test_accelerate_shards_the_embeddings_of_bert_twice(cured):
-    def prepare():
-        accelerator = fsdp(2)
-        model = BertForSequenceClassification(BERT)
-        if cured:
-            workarounds.name_layers_to_wrap(model)
-        return error_of(lambda: prepared(accelerator, model))
-
-    assert_fails(on_ranks(prepare, **FSDP2), "was None when it should not be", unless=cured)
 
 
 @shows_harm_without("cast_pixels")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the user names is what is read: paths, columns, tags and images; what is odd in it is said.
+"""What the user names is what is read: paths, columns and images; what is odd in it is said.
 
 All is seen from outside: command lines, summaries, files and exit codes.
 """
@@ -7,14 +7,12 @@ All is seen from outside: command lines, summaries, files and exit codes.
 import csv
 import json
 import math
-import random
 import re
 import shutil
 
 import pytest
-import torch
 from datasets import Dataset
-from transformers import AutoModelForTokenClassification, AutoTokenizer
+from transformers import AutoTokenizer
 
 import launching
 from launching import REPO, errors_of, read_metrics, read_rows, recipe, rehearse
@@ -214,59 +212,6 @@ def test_a_second_text_is_read_as_a_pair_or_told(columns, num_texts, unread, tin
     pair = plan("bert", *words, "--text_columns", *columns.split())
     for told, number in ((summary, num_texts), (pair, 2)):
         assert told.partition("sample: ")[2].partition(" -> ")[0].count("[SEP]") == number
-
-
-# ---- Tags ----
-def tagged_rows(number, seed):
-    """Rows of words whose entities have one to four words, with letters of BILOU."""
-    chance = random.Random(seed)
-    rows = []
-    for _ in range(number):
-        words, tags = [], []
-        for kind, names in chance.sample((("PER", "ada bo"), ("LOC", "oslo rom")), 2):
-            words += chance.choices("we go see and the in".split(), k=chance.randint(1, 3))
-            tags += ["O"] * (len(words) - len(tags))
-            size = chance.choice((1, 2, 4))
-            words += chance.choices(names.split(), k=size)
-            letters = "U" if size == 1 else "B" + "I" * (size - 2) + "L"
-            tags += [f"{letter}-{kind}" for letter in letters]
-        rows.append({"tokens": words, "ner_tags": tags})
-    return rows
-
-
-def test_entities_are_counted_as_seqeval_does(tiny_of, tmp_path):
-    seqeval = pytest.importorskip("seqeval.metrics", reason="see requirements-dev.txt")
-    write_rows(tmp_path / "data" / "train.jsonl", tagged_rows(120, seed=0))
-    held_out = tagged_rows(60, seed=1)
-    write_rows(tmp_path / "data" / "test.jsonl", held_out)
-    words = ["--model_name_or_path", tiny_of("bert_ner") / "model", "--output_dir"]
-    words += [tmp_path / "run", "--max_steps", 14, "--learning_rate", "1e-3", "--save_steps", 0]
-    recipe(*words, "--dataset_name", tmp_path / "data", name="bert_ner", code=0)
-    found = read_metrics(tmp_path / "run")[1][-1]
-    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "run")
-    model = AutoModelForTokenClassification.from_pretrained(tmp_path / "run").eval()
-    true = [in_bioes(row["ner_tags"]) for row in held_out]
-    predicted = [in_bioes(tags_of(row, model, tokenizer)) for row in held_out]
-    for name in ("precision", "recall", "f1", "accuracy"):
-        expected = getattr(seqeval, f"{name}_score")(true, predicted)
-        assert found[f"eval_{name}"] == pytest.approx(expected)
-    assert 0.2 < found["eval_f1"] < 1  # Neither all nor nothing is found
-
-
-def in_bioes(tags):
-    """Tags of BILOU with the letters that seqeval knows."""
-    return [tag.replace("L-", "E-").replace("U-", "S-") for tag in tags]
-
-
-@torch.no_grad()
-def tags_of(row, model, tokenizer):
-    """Return the tag that a model predicts for each word, at its first token."""
-    spaced = [f" {word}" for word in row["tokens"]]
-    encoded = tokenizer(spaced, is_split_into_words=True, return_tensors="pt")
-    numbers = model(**encoded).logits[0].argmax(-1).tolist()
-    word_ids = encoded.word_ids()
-    places = [word_ids.index(word) for word in range(len(spaced))]
-    return [model.config.id2label[numbers[place]] for place in places]
 
 
 # ---- Steps of pre-training ----

@@ -4,7 +4,6 @@
 import json
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import time
@@ -65,23 +64,6 @@ def test_a_lost_folder_continues_under_another_strategy(store, tiny, whole, tmp_
     assert losses_of(tmp_path / "second") == pytest.approx(losses_of(whole), rel=1e-5)
 
 
-def test_nothing_that_was_uploaded_is_lost_by_kill_9(store, tiny, whole, tmp_path):
-    url = "s3://runs/killed"
-    waits = tmp_path / "waits"
-    training = {"do": "wait", "at": "summed_loss", "step": 5, "seconds": TIMEOUT}
-    process = start(words(tiny, tmp_path / "run", url), training | {"file": str(waits)})
-    try:
-        wait_until(waits.exists, process)
-        time.sleep(5)  # for the upload
-    finally:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-    shutil.rmtree(tmp_path / "run")
-    done = recipe(*words(tiny, tmp_path / "run", url))
-    assert done.returncode == 0 and "Fetching checkpoint-" in done.output, done.output
-    assert weights_of(tmp_path / "run") == weights_of(whole)
-
-
 def test_a_store_that_goes_away_does_not_end_the_run(store, tiny, whole, tmp_path):
     url = "s3://runs/away"
     folder = tmp_path / "run"
@@ -108,7 +90,7 @@ def test_wrong_credentials_end_before_the_model_is_loaded(store, tiny, tmp_path,
 
 
 def start(arguments, *faults, launcher=(FAULTS,)):
-    """Start the recipe with planted faults, in a session of its own."""
+    """Start the recipe with planted faults."""
     command = [sys.executable, *launcher, RECIPE, *arguments]
     return subprocess.Popen(
         [str(word) for word in command],
@@ -116,7 +98,6 @@ def start(arguments, *faults, launcher=(FAULTS,)):
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        start_new_session=True,
     )
 
 

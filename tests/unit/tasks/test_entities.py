@@ -15,8 +15,14 @@ KINDS = ("PER", "LOC", "B-TYPE")
 SCHEMES = {
     "IOB2 and IOB1": ["O", *(f"{prefix}-{kind}" for prefix in "BI" for kind in KINDS)],
     "IOBES": ["O", *(f"{prefix}-{kind}" for prefix in "BIES" for kind in KINDS)],
+    "BILOU": ["O", *(f"{prefix}-{kind}" for prefix in "BILU" for kind in KINDS)],
     "only prefixes": ["O", "B", "I", "E", "S"],
 }
+
+
+def in_bioes(tags):
+    """Tags of any scheme with the letters that seqeval knows."""
+    return [{"L": "E", "U": "S"}.get(tag[0], tag[0]) + tag[1:] for tag in tags]
 
 
 def metrics_of(true, predicted):
@@ -50,9 +56,12 @@ def test_metrics_of_random_tags_are_exactly_those_of_seqeval(scheme, seed):
             [one if kept else two for one, two, kept in zip(tags, other, is_kept, strict=True)]
         )
     for tags in [*true, *predicted]:
-        expected = sequence_labeling.get_entities(tags)
+        expected = sequence_labeling.get_entities(in_bioes(tags))
         assert [(kind or "_", *places) for kind, *places in find_entities(tags)] == expected
-    assert metrics_of(true, predicted) == {
+    found = metrics_of(true, predicted)
+    true = [in_bioes(tags) for tags in true]
+    predicted = [in_bioes(tags) for tags in predicted]
+    assert found == {
         "eval_precision": seqeval.precision_score(true, predicted),
         "eval_recall": seqeval.recall_score(true, predicted),
         "eval_f1": seqeval.f1_score(true, predicted),
