@@ -205,11 +205,10 @@ LOADED = {
 }
 # What runs of this and of other programs leave in their folders
 KEPT = """
-    predictions.jsonl predictions_test.csv eval_rows.parquet train.jsonl metrics.jsonl status.json
-    all_results.json run.log trainer_state.json training_args.bin pytorch_model.bin rng_state_0.pth
-    optimizer.safetensors default_config.yaml reference.table loss.png id_rsa .run.lock .env
-    checkpoint-3/model.safetensors checkpoint-4/README.md runs/host/events.out.tfevents.1
-    logs/tokenizer.json wandb/config.json global_step3/model.safetensors custom_generate/rows.jsonl
+    predictions.jsonl eval_rows.parquet train.jsonl metrics.jsonl status.json run.log loss.png
+    trainer_state.json training_args.bin pytorch_model.bin rng_state_0.pth optimizer.safetensors
+    default_config.yaml reference.table id_rsa .run.lock .env checkpoint-3/model.safetensors
+    runs/host/events.out.tfevents.1 logs/tokenizer.json custom_generate/rows.jsonl
 """.split()
 
 

@@ -188,9 +188,10 @@ def test_each_workaround_has_its_source_and_versions_that_are_required(name):
     assert all(version in ranges[library] for version in versions[::2])
 
 
-def assert_fails(errors, harm, unless):
-    """Each rank's error says what is wrong, or is "" where the workaround is there."""
-    assert all(error == "" if unless else harm in error for error in errors), errors
+def check_errors(step, harm, cured, count=1, **environment):
+    """Check that a step fails by the harm on each rank; where that is cured, on none."""
+    errors = on_ranks(lambda: error_of(step), count, **environment)
+    assert all(error == "" if cured else harm in error for error in errors), errors
 
 
 # ---- Accelerator ----
@@ -389,9 +390,9 @@ def test_deepspeed_in_bf16_gives_pixels_in_fp32_to_the_model(cured):
         if cured:
             images.cast_pixels(model)
         model, _ = prepared(accelerator, model)
-        return error_of(lambda: model(pixel_values=torch.zeros(2, 3, 8, 8)))
+        model(pixel_values=torch.zeros(2, 3, 8, 8))
 
-    assert_fails(on_ranks(forward, **ZERO), "should be the same", unless=cured)
+    check_errors(forward, "should be the same", cured, **ZERO)
 
 
 @pytest.mark.parametrize(
@@ -413,28 +414,17 @@ def test_generate_calls_an_encoder_whose_weights_fsdp_has_not_gathered(version, 
             context = generation.gathered_outside_of_layers(model, accelerator)
         unwrapped = accelerator.unwrap_model(model)
         with context:
-            return error_of(lambda: unwrapped.generate(tokens, max_new_tokens=1))
+            unwrapped.generate(tokens, max_new_tokens=1)
 
-    errors = on_ranks(generate, ranks, **(FSDP1 if version == 1 else FSDP2))
-    assert_fails(errors, harm, unless=cured)
+    check_errors(generate, harm, cured, ranks, **(FSDP1 if version == 1 else FSDP2))
 
 
 @shows_harm_without("turn_off_layerdrop")
 def test_layers_are_left_out_by_chance(cured):
-    config = BartConfig(
-        d_model=8,
-        encoder_layers=1,
-        decoder_layers=1,
-        encoder_attention_heads=2,
-        decoder_attention_heads=2,
-        encoder_ffn_dim=16,
-        decoder_ffn_dim=16,
-        vocab_size=16,
-        max_position_embeddings=16,
-        encoder_layerdrop=0.5,
-        decoder_layerdrop=0.5,
-    )
-    model = BartForConditionalGeneration(config).train()
+    settings = {"d_model": 16, "vocab_size": 16, "max_position_embeddings": 16}
+    for stack in ("encoder", "decoder"):
+        settings |= {f"{stack}_layers": 1, f"{stack}_layerdrop": 0.5}
+    model = BartForConditionalGeneration(BartConfig(**settings)).train()
     if cured:
         seq2seq.turn_off_layerdrop(model)
     calls = []
@@ -456,10 +446,9 @@ def test_fsdp2_refuses_a_weight_that_is_in_several_modules(cured):
             seq2seq.share_embedding_modules(model)
         model, _ = prepared(accelerator, model)
         tokens = torch.ones(1, 2, dtype=torch.long)
-        return error_of(lambda: model(input_ids=tokens, labels=tokens))
+        model(input_ids=tokens, labels=tokens)
 
-    harm = "is shared with a parameter already managed"
-    assert_fails(on_ranks(forward, **FSDP2), harm, unless=cured)
+    check_errors(forward, "is shared with a parameter already managed", cured, **FSDP2)
 
 
 # ---- Adapters ----
@@ -476,9 +465,9 @@ def test_under_zero_3_in_bf16_a_copied_head_fails(cured, bert):
         if cured:
             workarounds.cast_for_zero3(model, accelerator)
         model, _ = prepared(accelerator, model)
-        return error_of(lambda: model(input_ids=torch.ones(1, 2, dtype=torch.long)).logits.sum())
+        model(input_ids=torch.ones(1, 2, dtype=torch.long))
 
-    assert_fails(on_ranks(forward, **ZERO), "must have the same dtype", unless=cured)
+    check_errors(forward, "must have the same dtype", cured, **ZERO)
 
 
 def forward_and_backward(model, kept):
@@ -550,10 +539,9 @@ def test_fsdp2_in_bf16_takes_adapters_for_frozen_after_peft_has_disabled_them(cu
         context = pairs.adapters_disabled() if cured else model.disable_adapter()
         with torch.no_grad(), context:
             model(input_ids=tokens)
-        return error_of(lambda: accelerator.backward(model(input_ids=tokens).logits.sum()))
+        accelerator.backward(model(input_ids=tokens).logits.sum())
 
-    harm = "attempting to assign a gradient with dtype"
-    assert_fails(on_ranks(step, **FSDP2), harm, unless=cured)
+    check_errors(step, "attempting to assign a gradient with dtype", cured, **FSDP2)
 
 
 def test_with_adapters_disabled_a_model_and_modules_beside_them_are_those_of_the_base():
@@ -682,10 +670,11 @@ def test_accelerate_refuses_split_weights_under_ddp(cured, folder):
     def prepare():
         accelerator, model = spread(folder)
         if cured:
-            return error_of(lambda: accelerator.prepare_model(model))
-        return error_of(lambda: Accelerator.prepare_model(accelerator, model))
+            accelerator.prepare_model(model)
+        else:
+            Accelerator.prepare_model(accelerator, model)
 
-    assert_fails(on_ranks(prepare, 2, **AS_ON_GPUS), "incompatible with DDP", unless=cured)
+    check_errors(prepare, "incompatible with DDP", cured, 2, **AS_ON_GPUS)
 
 
 @shows_harm_without("leave_experts_out_of_ddp")
@@ -705,8 +694,6 @@ def test_ddp_takes_the_experts_of_rank_0_for_those_of_all(cured, folder):
 @shows_harm_without("spreading_experts_over")
 def test_transformers_shards_what_it_does_not_spread(cured, folder):
     def load():
-        from transformers.distributed import DistributedConfig
-
         if cured:
             _, model = spread(folder)
         else:

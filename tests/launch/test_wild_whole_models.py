@@ -13,6 +13,7 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
+import yaml
 from peft import PeftModel
 from PIL import Image
 from safetensors.torch import load_file, save_file
@@ -32,7 +33,7 @@ from transformers import (
     ViTImageProcessor,
 )
 
-from launching import errors_of, read_json, read_metrics, recipe, rehearse, script
+from launching import REPO, errors_of, read_json, read_metrics, recipe, rehearse, script
 
 STEPS = ("--max_steps", "3", "--per_device_train_batch_size", "4", "--learning_rate", "1e-2")
 LAYERS = {
@@ -52,23 +53,7 @@ TEXT = LAYERS | {
     "initializer_range": 0.1,
 }
 VISION = {"hidden_size": 32, "intermediate_size": 64, "patch_size": 14}
-LINEAR_ATTENTION = {
-    "layer_types": ["linear_attention", "full_attention"],
-    "linear_key_head_dim": 8,
-    "linear_value_head_dim": 8,
-    "linear_num_key_heads": 2,
-    "linear_num_value_heads": 4,
-}
-MIXTURE = {
-    "n_routed_experts": 4,
-    "n_shared_experts": 1,
-    "num_experts_per_tok": 2,
-    "moe_intermediate_size": 32,
-    "n_group": 1,
-    "topk_group": 1,
-    "first_k_dense_replace": 1,
-    "num_nextn_predict_layers": 1,
-}
+KNOWN = yaml.safe_load((REPO / "evidence" / "catalog.yaml").read_text())["families"]
 # {family: (its class, its config, tensors that published files have and no class loads)}
 FAMILIES = {
     "llama": (AutoModelForCausalLM, TEXT, []),
@@ -88,7 +73,7 @@ FAMILIES = {
     "qwen3_5": (
         AutoModelForImageTextToText,
         {
-            "text_config": TEXT | LINEAR_ATTENTION | {"mtp_num_hidden_layers": 1},
+            "text_config": TEXT | KNOWN["qwen3_5_text"] | {"mtp_num_hidden_layers": 1},
             "vision_config": VISION
             | {"depth": 1, "num_heads": 2, "out_hidden_size": 32, "num_position_embeddings": 16},
             "image_token_id": 300,
@@ -100,7 +85,7 @@ FAMILIES = {
     ),
     "glm4_moe": (
         AutoModelForCausalLM,
-        TEXT | MIXTURE,
+        TEXT | KNOWN["glm4_moe"] | {"num_nextn_predict_layers": 1},
         ["model.layers.46.eh_proj.weight", "model.layers.46.self_attn.q_proj.weight"],
     ),
 }

@@ -1,20 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """The program that replaces `python` in a warm start: it requests a process from the server.
 
-It forwards its arguments, environment, folder, limits and open streams, then every signal, and ends
-as the process ends. What cannot start warm is started by the interpreter itself, with a line that
+It forwards its arguments, environment, folder and open streams, then every signal, and ends as the
+process ends. What cannot start warm is started by the interpreter itself, with a line that
 says why. It imports very little, so that it starts fast.
 """
 
 import json
 import os
-import resource
 import signal
 import socket
 import sys
 
 PASSED_ON = [getattr(signal, f"SIG{name}") for name in "TERM INT HUP QUIT USR1 USR2".split()]
-LIMITS = [name for name in dir(resource) if name.startswith("RLIMIT_")]
 
 
 class Signals:
@@ -52,23 +50,13 @@ def start_cold(arguments, reason=None):
 
 def describe(arguments):
     """Everything that a process starts with, as JSON."""
-    umask = os.umask(0)
-    os.umask(umask)
-    start = {
-        "arguments": arguments,
-        "environment": dict(os.environ),
-        "folder": os.getcwd(),
-        "umask": umask,
-        "namespaces": [os.readlink(f"/proc/self/ns/{n}") for n in ("mnt", "net", "pid", "user")],
-        "limits": {name: resource.getrlimit(getattr(resource, name)) for name in LIMITS},
-    }
+    start = {"arguments": arguments, "environment": dict(os.environ), "folder": os.getcwd()}
     return json.dumps(start)
 
 
 def end_as(status):
     """End this process as another one ended: with its code or, if negative, by its signal."""
     if status < 0:
-        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # The other process dumped core already.
         if -status in PASSED_ON:
             signal.signal(-status, signal.SIG_DFL)
         os.kill(os.getpid(), -status)

@@ -9,7 +9,6 @@ import importlib
 import json
 import os
 import random
-import resource
 import runpy
 import selectors
 import signal
@@ -92,10 +91,6 @@ def become(request, streams, program):
         os.dup2(stream, number)
         os.close(stream)
     os.chdir(request["folder"])
-    os.umask(request["umask"])
-    for name, limits in request["limits"].items():
-        with contextlib.suppress(ValueError, OSError):  # only root may raise one
-            resource.setrlimit(getattr(resource, name), limits)
     os.environ.clear()
     os.environ.update(request["environment"])
     # What it would share with all other forks
@@ -214,8 +209,6 @@ class Server:
 
     def reason_for_cold(self, request):
         """Why a fork of this server would differ from what is requested, or None."""
-        if request["namespaces"] != [os.readlink(f"/proc/self/ns/{n}") for n in NAMESPACES]:
-            return "it is in namespaces of its own"
         environment = dict(request["environment"])
         if environment.get("PYTHONPATH") == request["folder"]:
             del environment["PYTHONPATH"]  # accelerate adds it for DeepSpeed
@@ -269,9 +262,6 @@ class Server:
         self.selector.register(descriptor, selectors.EVENT_READ, report_end)
         self.selector.register(connection, selectors.EVENT_READ, kill_abandoned)
         send(connection, pid=pid)
-
-
-NAMESPACES = ("mnt", "net", "pid", "user")  # as in python.py
 
 
 def send(connection, **content):
