@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Damage to checkpoints, in this process, for trials and unit tests.
+"""Damage to checkpoints, in this process, for unit tests.
 
 Each function that damages returns a `Tried`: the number of trials, and the damage that was missed.
 """
@@ -9,10 +9,9 @@ import os
 import pickle
 import random
 import shutil
-from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 
@@ -55,28 +54,17 @@ def make_checkpoint(folder: Path, step: int, numbers: int = 3000, limit: int = 9
     """
     folder.mkdir(parents=True, exist_ok=True)
     shutil.rmtree(folder / f"checkpoint-{step}", ignore_errors=True)
-    shares = [
-        {"weight": torch.full((numbers,), float(step))},
-        {"state.weight.exp_avg": torch.arange(1.0 * numbers)},
-    ]
-    publish(folder, shares, {"step": step, "arguments": {"seed": 42}})
-    files.delete_old(folder, limit, set())
-    return folder / f"checkpoint-{step}"
-
-
-def publish(
-    folder: Path, shares: Sequence[dict[str, torch.Tensor]], progress: dict[str, Any]
-) -> None:
-    """Write a checkpoint in this process, whose owners have the tensors of one of `shares` each."""
-    staging = files.staging_of(folder, progress["step"])
+    staging = files.staging_of(folder, step)
     staging.mkdir(parents=True)
     written = []
-    for number, share in enumerate(shares, 1):
-        boxes = []
-        for key, tensor in share.items():
-            boxes.append(LocalBox(key, tuple(tensor.shape), (0,) * tensor.dim(), tensor))
-        written.append(files.write(staging, number, boxes))
-    files.publish(folder, progress, written)
+    tensors = {"weight": torch.full((numbers,), float(step))}
+    tensors["state.weight.exp_avg"] = torch.arange(1.0 * numbers)
+    for number, (key, tensor) in enumerate(tensors.items(), 1):
+        box = LocalBox(key, tuple(tensor.shape), (0,), tensor)
+        written.append(files.write(staging, number, [box]))
+    files.publish(folder, {"step": step, "arguments": {"seed": 42}}, written)
+    files.delete_old(folder, limit, set())
+    return folder / f"checkpoint-{step}"
 
 
 def find_checkpoint(folder: Path, requested: str = "auto") -> Path | None:
