@@ -15,7 +15,6 @@ from torch.distributed._tools.mem_tracker import MemTracker
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 
-from rehearsal.pipeline_hooks import when_pipelined
 from rehearsal.step_hooks import around_steps, when_prepared
 
 STEPS = 3  # steps that the recipe takes; the last one is tracked
@@ -144,7 +143,6 @@ def track(path: Path) -> None:
         around_steps(model, optimizer, probe.before, probe.after)
 
     when_prepared(watch)
-    when_pipelined(watch)
 
 
 def live_tensors() -> list[torch.Tensor]:

@@ -28,6 +28,13 @@ TOP_LEVEL = (*ClusterConfig.__dataclass_fields__, "fp16", "dynamo_backend")
 SECTIONS = [name for name in TOP_LEVEL if name.endswith("_config")]
 # What `_validate_launch_command` of accelerate puts before the keys of a section
 PREFIXES = {"fsdp_config": "fsdp", "fp8_config": "fp8", "dynamo_config": "dynamo_"}
+# {key of a DeepSpeed config: the recipes' flag that it would silently replace}
+OWNED_BY_FLAGS = {
+    "gradient_accumulation_steps": "--gradient_accumulation_steps",
+    "gradient_clipping": "--max_grad_norm",
+    "train_batch_size": "--per_device_train_batch_size",
+    "train_micro_batch_size_per_gpu": "--per_device_train_batch_size",
+}
 LAUNCHER = re.compile(r"(^|/)accelerate-launch$|\baccelerate[./]commands[./]launch(\.py)?$")
 PROGRAM = re.compile(r"(^|/)accelerate$|\baccelerate[./]commands[./]accelerate_cli(\.py)?$")
 

@@ -15,7 +15,7 @@ from accelerate.utils import GradientAccumulationPlugin, gather_object
 from accelerate.utils.dataclasses import DynamoBackend, TorchDynamoPlugin
 
 from core import workarounds
-from core.config_names import find_launch_faults
+from core.config_names import OWNED_BY_FLAGS, find_launch_faults
 from core.exits import Exit, fail
 from core.extras import hooks
 from core.metrics import find_missing_tracker
@@ -25,13 +25,6 @@ from core.workarounds import fsdp_plugin, mixed_dtype
 SECONDS_AFTER_THE_WATCH = 60
 # Kinds of ranks that share a row, which accelerate knows and only an extra can train
 SHARING = ("tp", "cp", "sp")
-# Keys of a DeepSpeed config whose flags of the command line would be silently replaced
-OWNED_BY_FLAGS = (
-    "gradient_accumulation_steps",
-    "gradient_clipping",
-    "train_batch_size",
-    "train_micro_batch_size_per_gpu",
-)
 
 
 # ---- Who sees which rows ----

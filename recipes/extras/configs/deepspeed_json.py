@@ -11,18 +11,11 @@ from typing import Any
 import pydantic
 import yaml
 
-from core.config_names import Fault, read_keys
+from core.config_names import OWNED_BY_FLAGS, Fault, read_keys
 from extras.configs.config import Found, at_keys
 
 # {key: the recipes' flag that owns it}
-OWNED = {
-    "train_batch_size": "--per_device_train_batch_size",
-    "train_micro_batch_size_per_gpu": "--per_device_train_batch_size",
-    "gradient_accumulation_steps": "--gradient_accumulation_steps",
-    "gradient_clipping": "--max_grad_norm",
-    "optimizer": "--optim",
-    "scheduler": "--lr_scheduler_type",
-}
+OWNED = OWNED_BY_FLAGS | {"optimizer": "--optim", "scheduler": "--lr_scheduler_type"}
 
 
 class Watched(dict):

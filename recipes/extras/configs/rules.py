@@ -18,7 +18,7 @@ from accelerate.utils.constants import (
     FSDP_STATE_DICT_TYPE,
 )
 
-from core.config_names import SECTIONS, Fault, read_keys
+from core.config_names import OWNED_BY_FLAGS, SECTIONS, Fault, read_keys
 from extras.configs.config import (
     MESH_KINDS,
     SECTION_OF,
@@ -32,11 +32,6 @@ from extras.configs.deepspeed_json import check_json
 
 # FSDP1's names of FSDP2's strategies on a mesh with replicas
 ON_A_MESH = {"HYBRID_SHARD": "FULL_SHARD", "HYBRID_SHARD_ZERO2": "SHARD_GRAD_OP"}
-# {key of deepspeed_config: the recipes' flag that owns it}
-OWNED = {
-    "gradient_accumulation_steps": "--gradient_accumulation_steps",
-    "gradient_clipping": "--max_grad_norm",
-}
 # {setting: the words that it may have}, where the launcher's options do not list them
 WORDS: dict[str, Any] = {
     "compute_environment": [member.value for member in ComputeEnvironment],
@@ -238,7 +233,7 @@ def rules_of_zero(c: Config) -> Iterator[Found]:
     stage = c.number("zero_stage", 2)
     if "zero_stage" not in c.values:
         yield "warning", "zero_stage", "missing: ZeRO-2 runs", "zero_stage: 2"
-    for name, flag in OWNED.items():
+    for name, flag in OWNED_BY_FLAGS.items():
         if c.text(name):
             yield "recipes", name, f"the recipes take it from {flag}", "delete it"
     for what, first in (("optimizer", 1), ("param", 3)):
