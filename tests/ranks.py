@@ -5,6 +5,7 @@ import multiprocessing
 import os
 import socket
 import traceback
+from contextlib import ExitStack
 from datetime import timedelta
 
 TIMEOUT = 120  # seconds; a function takes a few
@@ -46,9 +47,16 @@ def on_ranks(function, count=1, prepare=None, **environment):
 
 def free_port():
     """A port on which no process listens."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return listener.getsockname()[1]
+    return free_ports(1)[0]
+
+
+def free_ports(number):
+    """Ports on which no process listens."""
+    with ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(number)]
+        for one in sockets:
+            one.bind(("127.0.0.1", 0))
+        return [one.getsockname()[1] for one in sockets]
 
 
 def received(receiver):

@@ -8,11 +8,12 @@ two nodes takes itself to be on two hosts. All other resources are shared.
 import contextlib
 import os
 import shutil
-import socket
 import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
+
+from ranks import free_ports
 
 PATIENCE = 120  # seconds
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "unshare")
@@ -63,15 +64,6 @@ def why_not():
     if subprocess.run(["unshare", "--uts", "--mount", "true"], capture_output=True).returncode:
         return "this container may not make namespaces (unshare --uts --mount)"
     return None
-
-
-def free_ports(number):
-    """Return ports that are free now."""
-    with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(number)]
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        return [one.getsockname()[1] for one in sockets]
 
 
 class Cluster:

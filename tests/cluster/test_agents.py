@@ -17,7 +17,7 @@ import pytest
 import yaml
 
 from launching import CONFIGS, REPO, data_of, read_json, read_metrics, rehearse
-from slurm_cluster import free_ports
+from ranks import free_port
 
 CLUSTERS = REPO / "clusters"
 PYTHON = Path(os.environ.get("CLUSTERS_PYTHON", REPO / ".venv-clusters" / "bin" / "python"))
@@ -90,7 +90,7 @@ class Agents:
     def __init__(self, kind, folder, words, recipe="llama", config="fsdp"):
         self.folder = folder
         self.processes = []
-        port = str(free_ports(1)[0])
+        port = str(free_port())
         folder.parent.mkdir(exist_ok=True)
         for rank in (0, 1):
             if kind == "trainjob":

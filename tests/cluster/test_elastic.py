@@ -11,7 +11,7 @@ import sys
 import time
 
 from launching import CONFIGS, REPO, data_of
-from slurm_cluster import free_ports
+from ranks import free_port
 
 PATIENCE = 900  # seconds, of a busy machine
 
@@ -23,7 +23,7 @@ def answers(port):
 
 
 def test_what_no_restart_cures_ends_the_agents_of_all_hosts(tiny_of, tmp_path):
-    (port,) = free_ports(1)
+    port = free_port()
     variables = {
         "LAUNCHER": "accelerate launch --quiet --mixed_precision no",
         # Ranks of a rehearsal agree on an exit code; plain ones each have their own

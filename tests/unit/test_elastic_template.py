@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from slurm_cluster import free_ports
+from ranks import free_port
 
 REPO = Path(__file__).resolve().parents[2]
 CONFIGS = REPO / "accelerate_configs"
@@ -40,7 +40,7 @@ def call(tmp_path):
             "CONFIG": str(CONFIGS / "fsdp.yaml"),
             "LAUNCHER": shlex.quote(str(folder / "launcher")),
             "OUTPUT_DIR": str(tmp_path / "run"),
-            "MEETING": f"127.0.0.1:{free_ports(1)[0]}",
+            "MEETING": f"127.0.0.1:{free_port()}",
             "HOSTS": "1:2",
             "GPUS": "2",
             "BATCH": "2",
