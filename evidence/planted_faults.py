@@ -307,7 +307,7 @@ FAULTS = [
         f"{CORE}/chat.py",
         'message["content"] = read_content(content, name)',
         'message["content"] = "" if is_empty(content) else read_content(content, name)',
-        test="../unit/core/test_conversations.py -k looks_like_json",
+        test=f"{GOLDEN} trained_on",
     ),
     fault(
         "a run none of whose checkpoints is whole starts over",

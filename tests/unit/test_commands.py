@@ -121,20 +121,6 @@ def test_the_commands_were_found():
     assert {"make quickstart", "make test", "make check", "make docs"} <= set(COMMANDS)
 
 
-@pytest.mark.parametrize(
-    ("text", "commands"),
-    [
-        ("```bash\npython a.py \\\n    --x 1  # why\n# a comment\n```", ["python a.py      --x 1"]),
-        ("Run `make evidence-gpu` or `pip install x`.", ["make evidence-gpu", "pip install x"]),
-        ("`python scripts/plot_loss.py runs/a`", ["python scripts/plot_loss.py runs/a"]),
-        ("`accelerate launch` and `python scripts/plot_loss.py` and `ddp.yaml`", []),
-        ("```json\nmake nothing\n```", []),
-    ],
-)
-def test_commands_are_found_in_blocks_and_in_sentences(text, commands):
-    assert commands_of(text) == commands
-
-
 @pytest.mark.parametrize("command", COMMANDS)
 def test_the_command_is_accepted(command, monkeypatch):
     words = shlex.split(command)

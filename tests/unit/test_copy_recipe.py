@@ -31,12 +31,6 @@ def write_tree(folder: Path, files: dict[str, str]) -> None:
         path.write_text(text)
 
 
-def reached(folder: Path, program: str = "main.py") -> set[str]:
-    """Return the files that a program needs, as paths in its folder."""
-    needed = imports.modules_needed(folder / program)
-    return {path.relative_to(folder).as_posix() for path in needed}
-
-
 @pytest.fixture
 def repository(tmp_path):
     """A small repository under git with two recipes that share a module."""
@@ -65,22 +59,6 @@ def commit(root):
     author = ["-c", "user.name=a", "-c", "user.email=a@example.com"]
     for words in (["add", "."], [*author, "commit", "-qm", "Change"]):
         subprocess.run(["git", "-C", root, *words], check=True)
-
-
-@pytest.mark.parametrize(
-    "statement",
-    [
-        "import json, parts.a",
-        "from parts import a as short, unknown",
-        "from parts.a import *",
-        "def function():\n    from parts.a import name",
-        "try:\n    import parts.a\nexcept ImportError:\n    pass",
-    ],
-)
-def test_every_form_of_import_is_followed(statement, tmp_path):
-    files = {"main.py": statement, "parts/a.py": "from . import b", "parts/b.py": ""}
-    write_tree(tmp_path, files | {"parts/__init__.py": "", "parts/c.py": ""})
-    assert reached(tmp_path) == {"parts/__init__.py", "parts/a.py", "parts/b.py"}
 
 
 class TestRecipesOfThisRepository:

@@ -1,10 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Imports lead down: from evidence/ to scripts/ to recipes/*.py, to tasks/ and
-extras/, to core/.
-
-tests/unit/test_recipes.py has the rest: the layers of these modules, and that no recipe imports
-another one or anything of scripts.
-"""
+"""Imports lead down: from evidence/ to scripts/ to recipes/*.py, tasks/ and extras/, to core/."""
 
 import ast
 import re

@@ -4,7 +4,6 @@ token lost, doubled, or trained on from another row.
 """
 
 from collections import Counter
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,8 +12,7 @@ from datasets import Dataset
 
 from core.batches import Plan, TokenCollator, pack
 from example_arguments import language_model_arguments
-from extras.pipeline.layout import PipelineLayout
-from fakes import fake_accelerator, rows_of_their_own
+from fakes import rows_of_their_own
 
 WIDTH = 64
 LAYOUTS = {"padded": {}, "packed": {"width": WIDTH}, "padding free": {"refit": True}}
@@ -86,37 +84,6 @@ def test_rows_of_one_length_come_together_and_each_comes_once():
         assert sorted(order.tolist()) == list(range(1000))
         filled = lengths[order].reshape(-1, 4)
         assert np.mean(filled.sum(1) / (4 * filled.max(1))) > 0.97
-
-
-def test_the_ranks_of_a_pipeline_get_the_same_batches_and_pipelines_get_others():
-    """Here ranks 0 and 2 are one pipeline, and ranks 1 and 3 are another."""
-    flags = "--per_device_train_batch_size 2 --gradient_accumulation_steps 2 --max_steps 3"
-    found = []
-    for rank in range(4):
-        accelerator = fake_accelerator(num_processes=4, process_index=rank)
-        layout = PipelineLayout(accelerator, {"pp": 2})
-        found.append(list(plan_of(flags, 24, layout).training_batches(0)))
-    assert found[0] == found[2] and found[1] == found[3]
-    assert sorted(sum(found[0] + found[1], [])) == list(range(24))
-
-
-def test_each_pass_over_a_loader_has_every_row_to_evaluate_on_once():
-    rows = SimpleNamespace(dataset=Dataset.from_dict({"row": range(23)}))
-
-    def collate(source, lines):
-        return {"row": [number for line in lines for number in line]}
-
-    collate.columns = ["row"]
-    loaders = []
-    for rank in range(3):
-        args = SimpleNamespace(per_device_eval_batch_size=4, dataloader_num_workers=0)
-        plan = Plan(args, rows_of_their_own(3, rank), 99)
-        loaders.append(plan.ordered_loader(rows, collate, range(5, 23)))
-    for _ in range(2):
-        passes = [[batch["row"] for batch in loader] for loader in loaders]
-        assert [len(batches) for batches in passes] == [2, 2, 2]
-        assert passes[0] == [[5, 6, 7, 8], [17, 18, 19, 20]] and passes[2][1] == []
-        assert sorted(sum(sum(passes, []), [])) == list(range(5, 23))
 
 
 # ---- Batches of tokens ----

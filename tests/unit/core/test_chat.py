@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from transformers import AutoTokenizer
 
-from chat_templates import CALL, HELLO, WEATHER, said_by, show, tokenizer_of
+from chat_templates import HELLO, said_by, show, tokenizer_of
 from core.chat import DEFAULT_TEMPLATE, ChatTemplate, make_conversation, tokenize_conversation
 
 QUESTION = "Spell the word lamp."
@@ -94,8 +94,6 @@ def test_a_conversation_that_ends_with_a_question_teaches_no_end_after_it(tokeni
 
 
 # ---- Length ----
-
-
 def test_an_answer_cut_to_nothing_is_a_problem_and_one_cut_to_a_token_is_not(tokenizer):
     prompt = tokenize("one answer", tokenizer)["labels"].count(-100)
     with pytest.raises(ValueError, match=f"within --max_length {prompt}: {prompt} tokens are pro"):
@@ -120,14 +118,6 @@ MARKED_TWICE = MARKED.replace(
 MARKED_WITHOUT_ITS_END = MARKED.replace(
     "{{ m.content }}<|end|>{% endgeneration %}", "{{ m.content }}{% endgeneration %}<|end|>"
 )
-WRITES_ALL = (
-    "{{ tools | tojson if tools }}{% for m in messages %}<|{{ m.role }}|>"
-    "{% if m.reasoning_content %}({{ m.reasoning_content }}){% endif %}{{ m.content }}"
-    "{% for call in m.tool_calls or [] %}{{ call.function.name }}"
-    "{{ call.function.arguments | tojson }}{% endfor %}<|end|>{% endfor %}"
-    "{{ '<|assistant|>' if add_generation_prompt }}"
-)
-ARGUMENTS = "call.function.arguments | tojson"
 
 
 def template_of(text, **settings):
@@ -184,60 +174,6 @@ def test_an_end_of_turn_that_is_not_marked_is_trained_on(ending, learned):
     assert text.startswith(f"<|user|>{HELLO[0]['content']}<|end|><|assistant|>{learned}<|user|>")
     if "<|end|>" in learned.partition("]]")[0]:
         assert text.endswith(f"<|assistant|>{learned}")
-
-
-def test_marks_are_told_apart_although_the_template_rewrites_the_beginning():
-    rewrites = "{{ messages | length }}" + MARKED_TWICE
-    assert shown(rewrites, with_weights(1, 1)).endswith("[[No. 1<|end|>]]")
-    assert shown(rewrites, with_weights(0, 1)).count("[[") == 1
-
-
-@pytest.mark.parametrize("template", [MARKED, MARKED_TWICE], ids=["once", "twice"])
-def test_a_marked_turn_that_loses_its_reasoning_is_not_trained_on(template):
-    drops = template.replace(
-        "{% generation %}",
-        "{% generation %}{% if loop.last %}({{ m.reasoning_content }}) {% endif %}",
-        1,
-    )
-    reasoned = [HELLO[0], HELLO[1] | {"reasoning_content": "hm"}]
-    text = shown(drops, reasoned * 2)
-    assert text.count("[[") == 1 and text.endswith("[[(hm) Hello.<|end|>]]")
-
-
-# ---- What the template drops ----
-@pytest.mark.parametrize(
-    ("template", "messages", "tools", "word"),
-    [
-        (PLAIN, CALL, [WEATHER], "tool weather"),
-        (PLAIN, CALL, [], "tool_calls"),
-        (PLAIN, [HELLO[0], HELLO[1] | {"reasoning_content": "hm"}], [], "reasoning_content"),
-        ("{{ messages[-1].content }}", HELLO, [], "content"),
-    ],
-    ids=["tools", "calls", "reasoning", "content"],
-)
-def test_what_was_said_and_is_not_written_is_named(template, messages, tools, word):
-    with pytest.raises(ValueError, match=f"has (the )?{word}"):
-        shown(template, messages, tools)
-
-
-def test_a_content_that_is_written_in_another_way_is_not_missed():
-    quoted = PLAIN.replace("m.content", "m.content | tojson")
-    said = [said_by("user", 'A "b".'), said_by("assistant", 'C "d".')]
-    assert r'[["C \"d\"."<|end|>]]' in shown(quoted, said)
-
-
-# ---- Arguments of calls ----
-@pytest.mark.parametrize(
-    ("written", "expected"),
-    [
-        (ARGUMENTS, '{"city": "Rome"}'),
-        ("call.function.arguments", '{"city": "Rome"}'),  # an object would be Python's text
-        ("'' + call.function.arguments", '{"city": "Rome"}'),  # an object would be a TypeError
-    ],
-)
-def test_arguments_become_json_whatever_the_template_expects(written, expected):
-    template = WRITES_ALL.replace(ARGUMENTS, written)
-    assert f"[[weather{expected}<|end|>]]" in shown(template, CALL, [WEATHER])
 
 
 # ---- Stop tokens ----

@@ -4,7 +4,6 @@
 import errno
 import json
 import os
-import sys
 
 import pytest
 import torch
@@ -14,26 +13,6 @@ from safetensors.torch import load_file
 import damage
 from core import checkpoint
 from launching import read_json
-
-CHANGES = {"open", "os.mkdir", "os.rename", "os.remove", "os.rmdir"}
-
-
-def polled(look, function, *arguments, **options):
-    """Call a function, and `look` before each change of the file system in it.
-
-    An audit hook stays, so it is made inert.
-    """
-    active = [True]
-
-    def hook(event, _):
-        if active and event in CHANGES:
-            active.clear()  # what `look` opens itself is no change
-            look()
-            active.append(True)
-
-    sys.addaudithook(hook)
-    function(*arguments, **options)
-    active.clear()
 
 
 class TestDamage:
@@ -61,19 +40,6 @@ class TestDamage:
 class TestFolder:
     def test_foreign_files_stay_and_are_not_taken(self, tmp_path):
         assert damage.stray_files(tmp_path / "run")[1] == []
-
-    def test_one_checkpoint_is_whole_at_each_change(self, tmp_path):
-        damage.make_checkpoint(tmp_path, 1)
-        seen = []
-
-        def look():
-            there = checkpoint.checkpoints_in(tmp_path).values()
-            seen.append(sum(checkpoint.find_damage(path) is None for path in there))
-
-        for step in range(2, 6):
-            polled(look, damage.make_checkpoint, tmp_path, step, limit=1)
-        assert len(seen) > 40 and min(seen) == 1, seen
-        assert list(checkpoint.checkpoints_in(tmp_path)) == [5]
 
 
 def test_the_state_is_read_from_all_of_its_files_and_from_one_of_an_earlier_version(tmp_path):

@@ -71,19 +71,6 @@ def read(tmp_path):
     return read_files
 
 
-@pytest.fixture
-def problem_of(read, capsys):
-    """A function that does the same, expects this exit code, and returns the message."""
-
-    def stops(code, *arguments, **options):
-        with pytest.raises(SystemExit) as stopped:
-            read(*arguments, **options)
-        assert stopped.value.code == code
-        return capsys.readouterr().err
-
-    return stops
-
-
 def texts_of(rows):
     return rows.dataset["text"][:].tolist()
 
@@ -93,12 +80,6 @@ def numbers_of(rows):
 
 
 # ---- Bad rows ----
-
-
-def test_bad_rows_are_left_out_on_request(read, problem_of):
-    rows, _ = read({"rows.jsonl": ["", "a", "", "b"]}, skip_bad_rows=True)
-    assert numbers_of(rows) == [2, 4] and rows.notes == "2, 2 left out"
-    assert "none of its rows" in problem_of(65, {"rows.jsonl": [""]}, skip_bad_rows=True)
 
 
 @pytest.mark.parametrize("skip_bad_rows", [False, True])
@@ -228,15 +209,3 @@ def test_rows_that_are_held_out_are_never_trained_on_even_where_rows_are_repeate
     rows, held_out = read(sizes(a=10, b=90), **options)
     assert len(held_out) == 20 and len(rows) == 80
     assert not set(texts_of(rows)) & set(texts_of(held_out))
-
-
-def test_a_data_set_that_is_held_out_as_a_whole_is_named(problem_of):
-    """With nothing to draw from, rows of another data set would be trained on in its place."""
-    told = problem_of(65, sizes(a=1, b=3), dataset_weights=[1, 1], eval_split=3)
-    assert "--eval_split leaves none of its rows" in told
-
-
-def test_each_data_set_brings_its_test_split(read):
-    files = {"a/train.jsonl": ["a"], "a/test.jsonl": ["x"], "b/train.jsonl": ["b"]}
-    rows, eval_rows = read(files, "a", "b", eval_strategy="steps")
-    assert texts_of(rows) == ["a", "b"] and texts_of(eval_rows) == ["x"]

@@ -2,7 +2,6 @@
 """The exported folder has each weight once, under the name that `from_pretrained` knows."""
 
 import errno
-import json
 import os
 from pathlib import Path
 
@@ -64,17 +63,6 @@ def test_a_full_disk_leaves_the_adapters_that_are_there(tmp_path, monkeypatch):
     with pytest.raises(SystemExit, match="73"):
         saved(with_adapters(), tmp_path)
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
-
-
-def listed_ends(folder):
-    return json.loads((folder / "generation_config.json").read_text())["eos_token_id"]
-
-
-def test_a_whole_model_lists_the_tokens_that_it_learned_to_end_with(tmp_path, capsys):
-    saved(model_of(), tmp_path, stop_tokens={2, 9})
-    assert listed_ends(tmp_path) == [2, 9]
-    (line,) = capsys.readouterr().out.splitlines()
-    assert line.startswith("generation_config.json: eos_token_id was 2")
 
 
 @pytest.fixture

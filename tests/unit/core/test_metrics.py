@@ -1,33 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Lines of steps that are done again are cut off, and trackers are told the name of a run."""
+"""Trackers are told the name of a run, and one that is not installed is named."""
 
 import inspect
-import json
 from types import SimpleNamespace
 
 import pytest
 from accelerate import tracking
 from accelerate.utils import LoggerType
 
-from core.metrics import cut_after, find_missing_tracker, start_trackers
+from core.metrics import find_missing_tracker, start_trackers
 from example_arguments import language_model_arguments
-
-LINES = [
-    {"step": 1, "epoch": 0.1},
-    {"step": 2, "epoch": 0.2},
-    {"step": 2, "eval_loss": 1.0},
-    {"step": 3, "epoch": 0.3},
-]
-
-
-@pytest.mark.parametrize(
-    ("step", "evaluated", "kept"), [(0, True, 0), (1, True, 1), (2, False, 2), (2, True, 3)]
-)
-def test_what_a_run_wrote_after_its_checkpoint_is_cut_off(step, evaluated, kept, tmp_path):
-    texts = [json.dumps(line) + "\n" for line in LINES]
-    (tmp_path / "metrics.jsonl").write_text("".join(texts) + '{"step": 4, "ep')
-    cut_after(tmp_path / "metrics.jsonl", step, evaluated)
-    assert (tmp_path / "metrics.jsonl").read_text() == "".join(texts[:kept])
 
 
 def started(*flags):

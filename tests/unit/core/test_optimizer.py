@@ -90,27 +90,3 @@ def test_it_stays_at_a_step_that_the_loss_scale_left_out():
     accelerator.optimizer_step_was_skipped = False
     schedule.step()
     assert (schedule.steps, schedule.learning_rate) == (2, 0.9)
-
-
-def test_it_stays_at_the_one_step_for_which_it_is_held():
-    accelerator, schedule = made()
-    schedule.hold()
-    accelerator.sync_gradients = False
-    schedule.step()
-    accelerator.sync_gradients = True
-    schedule.step()
-    assert (schedule.steps, schedule.learning_rate) == (0, 1.0)
-    schedule.step()
-    assert schedule.steps == 1
-
-
-def test_a_step_of_zero_0_whose_gradients_are_not_finite_changes_nothing():
-    """DeepSpeed's engine steps inside `backward`, before the recipe can check the gradients."""
-    state = SimpleNamespace(deepspeed_plugin=SimpleNamespace(zero_stage=0), fsdp_plugin=None)
-    model = torch.nn.Linear(2, 2)
-    optimizer, _ = make_optimizer(model, TrainingArguments(), fake_accelerator(state=state), 10)
-    before = model.weight.clone()
-    for weight in model.parameters():
-        weight.grad = torch.full_like(weight, float("nan"))
-    optimizer.step()
-    assert optimizer.overflow and model.weight.equal(before)

@@ -9,7 +9,6 @@ import pytest
 import torch
 from bitsandbytes.optim import AdamW8bit, Lion8bit
 
-from core import checkpoint
 from core.boxes import FlatSlice, State, boxes_of, cut_into_boxes
 from core.checkpoint import Checkpoints, fill, read_whole, saved_tensors
 from core.exits import End, Exit
@@ -134,19 +133,6 @@ def test_finite_numbers_whose_sum_is_not_are_saved(tmp_path):
     assert save(list(boxes_of("large", torch.full((4,), 3e38))), tmp_path).is_dir()
 
 
-def test_what_a_thread_writes_is_the_state_when_the_save_began(tmp_path):
-    weight = torch.ones(2**20)
-    progress = {"step": 3, "position": {"row": 7}}
-    saver = Checkpoints(tmp_path, limit=9)
-    saver.begin(list(boxes_of("weight", weight)), progress)
-    weight += 1
-    progress["position"]["row"] = 8
-    saver.finish()
-    path = tmp_path / "checkpoint-3"
-    assert dict(read_whole(path))["weight"].eq(1).all()
-    assert checkpoint.read_progress(path) == {"step": 3, "position": {"row": 7}}
-
-
 # ---- Optimizers ----
 @pytest.mark.parametrize(
     ("kind", "options"),
@@ -190,26 +176,6 @@ def test_a_state_of_another_model_is_not_taken(change, tmp_path):
     assert end.value.code == Exit.DATA and "not all of" in end.value.why
 
 
-def test_a_weight_that_no_gradient_reached_has_no_state_then_either(tmp_path):
-    """An expert to which no token was routed, or a tower that is not used."""
-
-    def with_unused(seed):
-        torch.manual_seed(seed)
-        model = torch.nn.ModuleList([torch.nn.Linear(4, 2), torch.nn.Linear(4, 2)])
-        optimizer = AdamW(model.parameters())
-        return model, optimizer
-
-    model, optimizer = with_unused(1)
-    model[0](torch.ones(1, 4)).sum().backward()
-    optimizer.step()
-    optimizer.zero_grad()
-    path = save(state_of(model, optimizer).boxes, tmp_path)
-    other, its_optimizer = with_unused(2)
-    restore(other, its_optimizer, path)
-    assert not any(its_optimizer.state.get(weight) for weight in other[1].parameters())
-    assert torch.equal(model[1].weight, other[1].weight)
-
-
 def test_what_training_changes_in_a_group_is_saved_and_what_a_user_sets_is_not():
     """Prodigy estimates its step there, and schedule-free optimizers count theirs."""
     _, optimizer = trained(AdamW, seed=1, steps=0)
@@ -228,13 +194,6 @@ def test_numbers_of_groups_come_back_to_as_many_groups_only():
     assert [group["d"] for group in optimizer.param_groups] == [2e-4, 3e-4]
     with pytest.raises(ValueError, match="shorter"):
         restore_group_values(optimizer, [{"d": 2e-4}])
-
-
-def test_state_that_is_no_number_is_refused():
-    model, optimizer = trained(AdamW, seed=1)
-    optimizer.state[model[0].weight]["history"] = [1, 2]
-    with pytest.raises(TypeError, match="history"):
-        state_of(model, optimizer)
 
 
 # ---- ZeRO-0 in bf16 ----

@@ -5,7 +5,6 @@ import contextlib
 import json
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 import torch
 from datasets import Dataset
@@ -22,12 +21,10 @@ from extras.predict.answers import (
     PromptCollator,
     attending_to_padded_rows,
     last_answer,
-    length_of_answer,
 )
 from extras.varlen import attention as varlen
 from fakes import fake_accelerator
 
-NO = -100
 TALK = [
     {"role": "user", "content": "Spell ab."},
     {"role": "assistant", "content": "a-b"},
@@ -45,41 +42,19 @@ def tokenizer(tiny):
 def tokenize(tokenizer):
     """A function from conversations to prepared rows, as a data set with numbers from 1."""
 
-    def prepare(*conversations, max_length=1024, **options):
-        template = ChatTemplate(tokenizer)
+    def prepare(*conversations):
         rows = []
         for number, messages in enumerate(conversations, 1):
-            row = llama.tokenize_row({"messages": messages}, template, max_length, **options)
-            row |= {"row": number}
-            rows.append(row)
+            row = llama.tokenize_row({"messages": messages}, ChatTemplate(tokenizer), 1024)
+            rows.append(row | {"row": number})
         return Dataset.from_list(rows).with_format("numpy")
 
     return prepare
 
 
-# ---- Rows ----
-@pytest.mark.parametrize(
-    ("labels", "expected"),
-    [
-        ([NO, NO, 5, 6], (2, 4)),
-        ([NO, 5, NO, NO, 6, 7, NO], (4, 6)),
-        ([5, 6, 7], (0, 3)),
-        ([5, NO, 6], (2, 3)),
-    ],
-)
-def test_the_last_answer_is_the_last_run_of_tokens_that_are_trained_on(labels, expected):
-    assert last_answer(np.array(labels)) == expected
-
-
-def test_an_answer_is_as_long_as_its_turn():
-    assert length_of_answer([5, 6, 9, 7, 9], {9}) == 2
-    assert length_of_answer([9], {9}) == 0
-    assert length_of_answer([5, 6], {9}) is None
-
-
 # ---- Answers ----
 class Parrot(torch.nn.Module):
-    """A model that answers each prompt with the same tokens, and records how it was asked."""
+    """A model that answers each prompt with the same tokens."""
 
     def __init__(self, answer, positions=1000):
         super().__init__()
@@ -89,10 +64,8 @@ class Parrot(torch.nn.Module):
             _attn_implementation="sdpa", get_text_config=lambda: text, is_encoder_decoder=False
         )
         self.generation_config = SimpleNamespace(eos_token_id=7)
-        self.options = {}
 
     def generate(self, input_ids, attention_mask, **options):
-        self.options = options
         answers = torch.tensor([self.answer] * len(input_ids))
         return torch.cat([input_ids, answers], dim=1)
 
@@ -147,20 +120,6 @@ def test_a_reference_that_is_longer_than_what_may_be_generated_is_no_mistake(
     short.predict(Parrot(said[:-1]))
     text = (tmp_path / "predictions-5.jsonl").read_text(encoding="utf-8")
     assert json.loads(text.splitlines()[0])["correct"] is None
-
-
-def test_answers_stay_within_the_positions_of_the_model(predictor_of, rows):
-    lengths = [last_answer(row["labels"])[0] for row in rows.dataset]
-    rooms = set()
-
-    class Recorder(Parrot):
-        def generate(self, input_ids, attention_mask, **options):
-            for length in attention_mask.sum(1).tolist():
-                rooms.add((length, options["max_new_tokens"]))
-            return super().generate(input_ids, attention_mask, **options)
-
-    predictor_of(rows, positions=max(lengths) + 3).predict(Recorder([5]))
-    assert rooms == {(length, max(lengths) + 3 - length) for length in lengths}
 
 
 @pytest.mark.parametrize("has_adapters", [False, True], ids=["whole", "adapters"])

@@ -18,13 +18,6 @@ def record(folder, *codes):
         (folder / f"exit.{rank}").write_text(str(code))
 
 
-@pytest.mark.parametrize("code", [0, 64, 65, 69, 70, 73, 75])
-def test_ranks_that_agree_on_a_clean_end_let_the_launcher_succeed(code, tmp_path):
-    record(tmp_path, code)
-    assert Rank(tmp_path, 1, 2).agree(code) == 0
-    assert code_of_all(0, tmp_path, 2) == code
-
-
 @pytest.mark.parametrize("others", [[75], [""], []], ids=["another code", "half written", "none"])
 def test_a_rank_with_which_the_others_do_not_agree_ends_with_its_own_code(others, tmp_path):
     record(tmp_path, *others)

@@ -3,7 +3,6 @@
 
 import json
 from dataclasses import asdict, dataclass, replace
-from itertools import islice
 
 import numpy as np
 import pytest
@@ -99,14 +98,6 @@ def test_each_token_is_there_once_a_pass_and_nothing_is_padded_but_the_end(corpu
     assert ids[numbers > 0].tolist() == wanted
 
 
-def test_places_begin_anew_with_each_document_and_each_block(corpus, args):
-    for block, _ in blocks_of(corpus[0], args):
-        _, places, numbers = block.tolist()
-        for number in set(numbers) - {0}:
-            found = [place for place, owner in zip(places, numbers, strict=True) if owner == number]
-            assert found == list(range(len(found)))
-
-
 def test_each_token_but_the_first_of_its_document_is_predicted_once_also_across_a_cut(corpus, args):
     path, texts = corpus
     predicted = []
@@ -117,14 +108,6 @@ def test_each_token_but_the_first_of_its_document_is_predicted_once_also_across_
     tokens = [tokens_of(text) for text in texts]
     wanted = [pair for line in tokens for pair in zip(line, line[1:], strict=False)]
     assert sorted(predicted) == sorted(wanted)
-
-
-def test_a_pass_goes_over_into_the_next_within_a_block(corpus, args):
-    path, texts = corpus
-    num_tokens = sum(len(tokens_of(text)) for text in texts)
-    assert num_tokens % LENGTH  # otherwise the test shows nothing
-    blocks = list(islice(blocks_of(path, args, passes=9), num_tokens // LENGTH + 1))
-    assert (blocks[-1][0][2] > 0).all() and blocks[-1][1].passes == 1
 
 
 # ---- Order ----
