@@ -15,12 +15,6 @@ USER = {"role": "user", "content": "a"}
 ASSISTANT = {"role": "assistant", "content": "b"}
 SYSTEM = {"role": "system", "content": "c"}
 
-TURNS_OF_A_PAIR = {
-    "prompt": [{"role": "user", "content": "1 + 1?"}],
-    "chosen": [{"role": "assistant", "content": "2"}],
-    "rejected": [{"role": "assistant", "content": "3"}],
-}
-
 
 def row(prompt: object = "a", completion: object = "b", **columns: object) -> str:
     """Return a row as a line of a .jsonl file."""
