@@ -21,7 +21,7 @@ from transformers import (
 
 import bert_ner
 from core.cli import parse
-from tasks.tags import NO_WORD, label_tokens, summed_tag_loss
+from tasks.tags import NO_WORD, label_tokens, summed_tag_loss, tag_words
 
 NAMES = ["O", "B-PER", "I-PER"]
 NUMBER_OF = {name: number for number, name in enumerate(NAMES)}
@@ -106,6 +106,11 @@ WORD_IDS = np.array([NO_WORD, 0, 0, 1, 2, 2, 2, NO_WORD])
 def test_the_first_token_of_a_word_carries_its_tag_or_all_do(all_tokens, labels):
     found = label_tokens(WORD_IDS, ["B-PER", "I-PER", "O"], NUMBER_OF, all_tokens)
     assert found.tolist() == labels
+
+
+def test_a_word_has_the_tag_of_its_first_token_and_one_without_tokens_has_none():
+    numbers = np.array([0, 1, 2, 2, 0, 2, 2, 1, 1, 1])  # two more: padding
+    assert tag_words(numbers, WORD_IDS, NAMES, 4) == ["B-PER", "I-PER", "O", "O"]
 
 
 # ---- Batches and loss ----
