@@ -8,6 +8,7 @@ import planner_jobs
 from core.cli import parse
 from launching import CONFIGS
 from planner import choose
+from planner.answer import DOES_NOT_FIT, answer
 from planner.request import GIB, Request
 
 SHAPE = planner_jobs.BASE | {"width": 128, "depth": 1, "vocab": 1000}
@@ -74,3 +75,10 @@ def test_enough_ways_that_fit_are_traced_and_one_of_each_kind_of_weights(launch_
     fitting, _ = choose.find_ways(launch_of())
     assert len(fitting) >= choose.SHOWN
     assert {way.weights for way in fitting} >= {"full", "LoRA", "LoRA, int8", "LoRA, nf4 dq"}
+
+
+def test_where_nothing_fits_it_is_said_how_much_is_missing(model, capsys):
+    assert answer(Request(str(model), ["--use_peft"], gpu="0.8GiB")) == DOES_NOT_FIT
+    out = capsys.readouterr().out
+    assert "0 of " in out and "LoRA, nf4: does not fit, at least " in out
+    assert "accelerate launch" not in out
