@@ -7,9 +7,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+from net import ROOT as REPO
 from net import data_of  # noqa: F401  for tests
 
-REPO = Path(__file__).resolve().parents[1]
 CONFIGS = REPO / "accelerate_configs"
 RECIPE = str(REPO / "recipes" / "llama.py")
 # It starts cold; tests/launch/conftest.py puts another program in the place of sys.executable
