@@ -152,7 +152,7 @@ def error_of(function):
 # ---- The list ----
 WORKAROUNDS = {}
 OF_EXTRAS = (of_experts, of_meshes, of_pipelines)
-for module in (workarounds, *OF_EXTRAS, generation, images, pairs, seq2seq):
+for module in (workarounds, *OF_EXTRAS, generation, images, labels, pairs, seq2seq):
     for name, value in vars(module).items():
         if hasattr(value, "workaround"):
             WORKAROUNDS[name] = value
