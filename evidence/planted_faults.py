@@ -335,7 +335,10 @@ FAULTS = [
         f"{CORE}/stop.py",
         "        for number in SIGNALS:\n",
         "        self.show_life()\n        for number in SIGNALS:\n",
-        also=(('if int(os.environ.get("WORLD_SIZE", 1)) > 1:', "if True:"),),
+        also=(
+            ('if int(os.environ.get("WORLD_SIZE", 1)) > 1:', "if True:"),
+            ("self._seconds + more_seconds", "self._seconds / 5"),
+        ),
         test="test_cells.py -k ddp_timeout",
     ),
     fault(
@@ -386,7 +389,7 @@ FAULTS = [
         "accelerate_configs/fsdp1_no_shard.yaml",
         "fsdp_sharding_strategy: NO_SHARD",
         "fsdp_reshard_after_forward: NO_SHARD",
-        test="test_cells.py -k fsdp1_no_shard",
+        test="../unit/test_shipped_yamls.py",
     ),
     fault(
         "positions of packed rows run on",
