@@ -146,8 +146,9 @@ def make_conversation(
         if is_trained_on[index] and not says_something(message):
             raise ValueError(f"message {index + 1} is empty: the model would learn to say nothing")
     speakers = [message["role"] for message in messages if says_something(message)]
-    turns = [role for role in speakers if role in ("user", "assistant")]
-    if turns[:1] != ["user"] or not any(is_trained_on):
+    asked = [place for place, role in enumerate(speakers) if role == "user"]
+    is_answered = asked and "assistant" in speakers[asked[0] :]
+    if messages[0]["role"] == "assistant" or not is_answered or not any(is_trained_on):
         raise ValueError(
             "has no answer to train on: one after a user's text, without a weight of 0; its texts "
             f"are by {list_columns(speakers)}"

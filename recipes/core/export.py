@@ -109,11 +109,13 @@ def boxes_of_weights(model: Any, names: Collection[str]) -> list[LocalBox]:
 
 
 def saved_buffers(model: Any) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield (name, buffer) of the buffers that belong into files."""
+    """Yield (name, buffer) of the buffers in files, in their own dtypes, which FSDP1 remembers."""
+    own_dtypes = getattr(model, "_buffer_name_to_orig_dtype", {})
     for prefix, module in model.named_modules():
         for name, buffer in module.named_buffers(prefix, recurse=False):
             if name.rpartition(".")[2] not in module._non_persistent_buffers_set:
-                yield clean_name(name), buffer
+                name = clean_name(name)
+                yield name, buffer.to(own_dtypes.get(name, buffer.dtype))
 
 
 def collect(boxes: Sequence[LocalBox], group: Any) -> dict[str, torch.Tensor]:

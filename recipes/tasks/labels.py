@@ -117,7 +117,7 @@ def add_labels(rows: Rows, classes: Mapping[str, int], args: Any) -> Rows:
     """Return the rows with the columns `labels` and `weights`, as the loss needs them.
 
     With --class_weights balanced, the rows of each class have the same total weight. Ends with 65
-    if a label occurs in no training row.
+    if a label occurs in no training row, or is not a number as the others are.
 
     Args:
         classes: as `find_classes` returns them.
@@ -133,6 +133,9 @@ def add_labels(rows: Rows, classes: Mapping[str, int], args: Any) -> Rows:
         labels = np.array([number_of[text] for text in texts])
     else:
         labels = rows.column("number").astype(np.float32)
+        no_numbers = np.flatnonzero(~np.isfinite(labels))
+        if len(no_numbers):
+            fail(Exit.DATA, f"{rows.place(int(no_numbers[0]))}: its label is not a number")
     weights = np.ones(len(labels), dtype=np.float32)
     if args.class_weights == "balanced":
         mean = sum(classes.values()) / len(classes)

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a server answers over HTTP, held against the model that it should serve.
 
-Asked in the form of OpenAI's chat completions (https://platform.openai.com/docs/api-reference/chat).
+It is asked in the form of OpenAI's chat completions:
+https://platform.openai.com/docs/api-reference/chat
 """
 
 import json

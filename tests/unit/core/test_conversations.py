@@ -86,6 +86,11 @@ def test_answers_in_a_prompt_are_not_trained_on():
     assert read(row).is_trained_on == [False, False, False, True]
 
 
+def test_the_assistant_may_speak_first_behind_a_system_message():
+    said = [{"role": "system", "content": "Be kind."}, {"role": "assistant", "content": "Hello!"}]
+    assert read({"messages": [*said, *MESSAGES]}).is_trained_on == [False, True, False, True]
+
+
 @pytest.mark.parametrize(
     ("row", "columns", "is_pair"),
     [

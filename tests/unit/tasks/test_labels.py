@@ -84,11 +84,13 @@ def test_classes_that_a_data_set_numbers_keep_their_order():
         (["a", "b"], ["a", "c"], {}, "65", ["test.jsonl, line 2", "'c'", "those have a, b"]),
         (["a", "a"], None, {}, "65", ["all rows have the label 'a'", "nothing to tell apart"]),
         ([1.5, 2.5], None, {"class_weights": "balanced"}, "64", ["has regression targets"]),
+        ([1.5, 2.5], [0.5, "high"], {}, "65", ["test.jsonl, line 2", "is not a number"]),
     ],
     ids=[
         "class of no training row",
         "one class",
         "weights of numbers",
+        "text among numbers",
     ],
 )
 def test_labels_that_do_not_fit_are_named(train, held_out, options, code, words, capsys):
