@@ -23,7 +23,7 @@ import yaml
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from job import ROOT, output_of, rehearsal
-from tiny import chat, output, settings, skills, tokenizers
+from tiny import llama, models
 
 CATALOG = yaml.safe_load(Path(__file__).with_name("catalog.yaml").read_text(encoding="utf-8"))
 ROWS = 16  # all families are trained on the same rows, of 20 to 50 tokens
@@ -46,7 +46,8 @@ def rows(once):
     """The file of the rows of all families."""
 
     def fill(folder):
-        output.write_rows(folder / "rows.jsonl", skills.make_rows(ROWS, 0, 0)["train"])
+        lines = [json.dumps(row) for row in llama.make_rows(ROWS, 0, 0)["train"]]
+        (folder / "rows.jsonl").write_text("\n".join(lines))
 
     return once("families", fill) / "rows.jsonl"
 
@@ -54,14 +55,15 @@ def rows(once):
 def write_model(family, folder):
     """Write a random model of a family with the tokenizer that all families share."""
     shared = CATALOG["shared"]
-    tokenizer = tokenizers.byte_level_bpe([], VOCABULARY, shared["max_position_embeddings"])
+    tokenizer = models.byte_level_bpe([], VOCABULARY)
+    tokenizer.model_max_length = shared["max_position_embeddings"]
     known = shared | {
         "vocab_size": VOCABULARY,
         "bos_token_id": tokenizer.bos_token_id,
         "eos_token_id": tokenizer.eos_token_id,
         "pad_token_id": tokenizer.pad_token_id,
         # so large that weights matter
-        "initializer_range": settings.initializer_range(shared["hidden_size"]),
+        "initializer_range": models.initializer_range(shared["hidden_size"]),
     }
     config = AutoConfig.for_model(family, **(known | CATALOG["families"][family]))
     torch.manual_seed(0)
@@ -69,7 +71,7 @@ def write_model(family, folder):
     for name, weight in model.named_parameters():
         if name.endswith(ZERO_AT_START):
             torch.nn.init.normal_(weight)
-    end_of_turn = tokenizer.convert_tokens_to_ids(chat.END_OF_TURN)
+    end_of_turn = tokenizer.convert_tokens_to_ids(models.END_OF_TURN)
     model.generation_config.eos_token_id = [end_of_turn, tokenizer.eos_token_id]
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)

@@ -3,15 +3,10 @@
 
 Every module imports only what is listed above it:
 
-    words, chat      made-up words; special tokens and the chat template
-    skills           questions about words and numbers, and their answers
-    options          the options of each maker; checked before torch is imported
-    tokenizers       byte-level BPE, BPE and WordPiece, trained on the rows
-    output           the folder that a maker writes
-    settings         settings that several models share
-    images           drawn circles, crosses, squares and triangles
-    X                the model and the rows that recipes/X.py trains on
-    makers           all of them by recipe: make(recipe, folder, words)
+    maker     what a recipe's maker says of its model and of its rows, and made-up words for these
+    X         the maker of recipes/X.py: its model and its rows
+    models    random models, and tokenizers that are trained on the rows
+    makers    all makers by recipe: make(recipe, folder, words)
 """
 
 import paths  # noqa: F401  makes recipes/ importable

@@ -1,97 +1,89 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A tiny Llama or Mixtral, and rows of skills."""
+"""A Llama with a chat template, and rows of seven skills.
 
-import json
-from pathlib import Path
-from typing import Any
+FOLDER/data has train.jsonl and test.jsonl, rows of {"prompt", "completion", "skill"}, each of which
+asks something about a made-up word or a number. No training prompt of any skill asks about what a
+test prompt asks about, so a model that answers these has learned the skills and not the rows.
+"""
 
-import torch
-from transformers import (
-    AutoModelForCausalLM,
-    GenerationConfig,
-    LlamaConfig,
-    MixtralConfig,
-    PreTrainedModel,
-    PreTrainedTokenizerFast,
+import itertools
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from tiny.maker import DECODER, Maker, different_words
+
+NUMBERS = range(1, 1000)
+NUM_WORDS = 8000
+MAKER = Maker(
+    "llama",
+    "AutoModelForCausalLM",
+    DECODER,
+    num_rows=(18200, 700),
+    flags="--per_device_train_batch_size 64 --learning_rate 2e-3 --warmup_steps 0.05",
+    tokenizer="chat",
 )
 
-from common import Exit, stop
-from tiny import chat, output, settings, skills, tokenizers
-from tiny.options import LlamaOptions, MixtralOptions
-
-FLAGS = "--per_device_train_batch_size 64 --learning_rate 2e-3 --warmup_steps 0.05"
+Row = dict[str, str]
 
 
-def make(folder: Path, options: LlamaOptions) -> None:
-    """Write the model, and without --text the rows; print how to train on them unless quiet."""
-    model, tokenizer = make_model(options)
-    with output.writing_to(folder):
-        output.save_model(folder / "model", model, tokenizer, f"{len(tokenizer)} tokens")
-        if options.text is None:
-            rows = skills.make_rows(options.num_train_rows, options.num_test_rows, options.seed)
-            output.write_files(folder / "data", rows, "skill")
-    if not options.quiet:
-        print_launch(folder, options)
+@dataclass(frozen=True)
+class Skill:
+    """A question, how to find its answer, and a typical mistake."""
+
+    name: str
+    about: str  # "word" or "number"
+    question: str  # with {} where the word or the number stands
+    answer: Callable[[str], str]
+    mistake: Callable[[str], str] = str
 
 
-def make_model(options: LlamaOptions) -> tuple[PreTrainedModel, PreTrainedTokenizerFast]:
-    """Return a random model whose generation ends at the end of a turn, and its tokenizer."""
-    texts = []
-    if options.text is not None:
-        texts = read_texts(options.text)
-    max_length = options.max_position_embeddings
-    tokenizer = tokenizers.byte_level_bpe(texts, options.vocab_size, max_length)
-
-    torch.manual_seed(options.seed)
-    with torch.device(options.device):
-        config = make_config(tokenizer, options)
-        model = AutoModelForCausalLM.from_config(config, dtype=options.dtype)
-    end_of_turn = tokenizer.convert_tokens_to_ids(chat.END_OF_TURN)
-    model.generation_config = GenerationConfig(
-        bos_token_id=tokenizer.bos_token_id,
-        eos_token_id=[end_of_turn, tokenizer.eos_token_id],
-        pad_token_id=tokenizer.pad_token_id,
-    )
-    return model, tokenizer
-
-
-def make_config(
-    tokenizer: PreTrainedTokenizerFast, options: LlamaOptions
-) -> LlamaConfig | MixtralConfig:
-    """Return the configuration of a Mixtral if the options are a Mixtral's, else of a Llama."""
-    shared = settings.decoder_settings(tokenizer, options)
-    shared["tie_word_embeddings"] = options.tie_word_embeddings
-    if isinstance(options, MixtralOptions):
-        return MixtralConfig(num_local_experts=options.num_local_experts, **shared)
-    return LlamaConfig(**shared)
+SPELL = Skill("spell", "word", "Spell the word {}.", "-".join, " ".join)
+CAPITALS = Skill("capitals", "word", "Write {} in capitals.", str.upper, str)
+BACKWARDS = Skill("backwards", "word", "Write {} backwards.", lambda word: word[::-1])
+REPEAT = Skill("repeat", "word", "Say {} twice.", lambda word: f"{word} {word}")
+LAST_LETTER = Skill(
+    "last_letter",
+    "word",
+    "What is the last letter of {}?",
+    lambda word: word[-1],
+    lambda word: word[0],
+)
+COUNT = Skill("count", "word", "How many letters are in {}?", lambda word: str(len(word)))
+NEXT_NUMBER = Skill(
+    "next_number",
+    "number",
+    "What comes after {}?",
+    lambda number: str(int(number) + 1),
+    lambda number: str(int(number) - 1),
+)
+SKILLS = (SPELL, CAPITALS, BACKWARDS, REPEAT, LAST_LETTER, COUNT, NEXT_NUMBER)
 
 
-def read_texts(path: Path) -> list[str]:
-    """Return the lines of a .txt file, or all strings of a .jsonl file."""
-    texts = []
-    line = ""
-    try:
-        for line in path.read_text(encoding="utf-8").split("\n"):
-            if line.strip():
-                texts += [line] if path.suffix == ".txt" else strings_in(json.loads(line))
-    except (OSError, ValueError) as error:
-        stop(Exit.DATA, f"cannot read {path}: {error}: {line[:80]}")
-    return texts
+def shuffled_numbers(rng: random.Random) -> list[str]:
+    """Return all numbers in a random order."""
+    return [str(number) for number in rng.sample(NUMBERS, len(NUMBERS))]
 
 
-def strings_in(value: Any) -> list[str]:
-    """Return every string inside a JSON value, keys excepted."""
-    if isinstance(value, str):
-        return [value]
-    if isinstance(value, dict):
-        value = list(value.values())
-    if not isinstance(value, list):
-        return []
-    return [text for item in value for text in strings_in(item)]
+def make_row(skill: Skill, item: str) -> Row:
+    """Return a question of a skill about a word or a number, with its answer."""
+    question = skill.question.format(item)
+    return {"prompt": question, "completion": skill.answer(item), "skill": skill.name}
 
 
-def print_launch(folder: Path, options: LlamaOptions) -> None:
-    """Print a command that trains the model, with rates that reach 97 % exact match or more."""
-    recipe = "mixtral" if isinstance(options, MixtralOptions) else "llama"
-    rows = output.ROWS if options.text is None else f"--dataset_name {options.text}"
-    output.print_launch(recipe, folder, FLAGS, rows)
+def make_rows(num_train_rows: int, num_test_rows: int, seed: int) -> dict[str, list[Row]]:
+    """Return the rows of the files train and test; the skills take turns in both."""
+    rng = random.Random(seed)
+    words = list(itertools.islice(different_words(rng), NUM_WORDS))
+    pools = {"word": words, "number": shuffled_numbers(rng)}
+
+    test = []
+    while len(test) < num_test_rows:
+        # All skills ask about the same word or number, which is removed from the pools.
+        held_out = {kind: pool.pop() for kind, pool in pools.items()}
+        test += [make_row(skill, held_out[skill.about]) for skill in SKILLS]
+
+    train = []
+    for skill in itertools.islice(itertools.cycle(SKILLS), num_train_rows):
+        train.append(make_row(skill, rng.choice(pools[skill.about])))
+    return {"train": train, "test": test[:num_test_rows]}

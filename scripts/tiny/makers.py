@@ -1,35 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The makers, found by looking: X.py here makes the model and the rows that recipes/X.py trains on.
+"""The makers, found by looking: X.py here has MAKER and make_rows of what recipes/X.py trains on.
 
-Such a module has `make(folder, options)`. Its options are those in options.py that are named after
-the recipe, or else its own class `Options`; to have its flags read at once, such a module imports
-what takes seconds inside its functions.
+What takes seconds to import is imported where it is needed: a wrong flag is refused at once.
 """
 
 import importlib
-import inspect
+import json
 from argparse import Namespace, RawDescriptionHelpFormatter
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import fields
-from functools import cache
 from pathlib import Path
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Any
 
-from common import Parser, at_least_1
-from tiny import options as known
+from common import Exit, Parser, at_least_1, stop
+from paths import RECIPES
+from tiny.maker import Maker
 
 HERE = Path(__file__).parent
-RECIPES = HERE.parents[1] / "recipes"
 MAKERS = sorted(path.stem for path in HERE.glob("*.py") if (RECIPES / path.name).is_file())
+LAUNCH = "accelerate launch --config_file accelerate_configs/single.yaml"
 
-
-@cache
-def options_of(recipe: str) -> type[known.Options]:
-    """Return the options of a maker; their docstring is what --help says."""
-    name = "".join(word.capitalize() for word in recipe.split("_")) + "Options"
-    if hasattr(known, name):
-        return getattr(known, name)
-    return importlib.import_module(f"tiny.{recipe}").Options
+Row = dict[str, Any]
 
 
 def make(recipe: str, folder: Path, words: Sequence[str] = ()) -> None:
@@ -38,67 +29,125 @@ def make(recipe: str, folder: Path, words: Sequence[str] = ()) -> None:
 
 
 def parse(words: Sequence[str] | None, description: str | None = None) -> Namespace:
-    """Return recipe, folder and options of a command line, by default of that of this process.
-
-    Raises SystemExit with 64 for a wrong flag, after one line on stderr.
-    """
-    parser = Parser(
-        prog="make_tiny.py",
-        usage="make_tiny.py RECIPE FOLDER [options]",
-        description=description,
-        formatter_class=RawDescriptionHelpFormatter,
-    )
-    recipes = parser.add_subparsers(
-        dest="recipe", required=True, metavar="RECIPE", prog="make_tiny.py"
-    )
+    """Return recipe, folder and options of a command line, by default of that of this process."""
+    form: dict[str, Any] = {"formatter_class": RawDescriptionHelpFormatter}
+    parser = Parser(prog="make_tiny.py", description=description, **form)
+    recipes = parser.add_subparsers(dest="recipe", required=True, metavar="RECIPE")
     for recipe in MAKERS:
-        add_parser(recipes, recipe)
-    values = vars(parser.parse_args(words))
-    recipe = values.pop("recipe")
-    folder = values.pop("folder")
-    options = options_of(recipe)(**values)
-    return Namespace(recipe=recipe, folder=folder, options=options)
+        module = importlib.import_module(f"tiny.{recipe}")
+        text = module.__doc__ or ""
+        one = recipes.add_parser(recipe, help=text.splitlines()[0], description=text, **form)
+        add_options(one, module.MAKER)
+    return parser.parse_args(words)
+
+
+def add_options(parser: Any, maker: Maker) -> None:
+    """Add the folder and the options of a maker to its parser."""
+    add = parser.add_argument
+    add("folder", type=Path, help="where model/ and data/ are written")
+    add("--quiet", action="store_true", help="do not print a command that trains on what was made")
+    rows = zip(("num_train_rows", "num_test_rows"), maker.num_rows, strict=True)
+    for name, default in [*maker.shape.items(), *rows]:
+        if isinstance(default, bool):
+            add(f"--{name}", action="store_true")
+            continue
+        kind = float if isinstance(default, float) else at_least_1
+        add(f"--{name}", type=kind, default=default, help="[%(default)s]")
+    add("--seed", type=int, default=0, help="of weights and rows [%(default)s]")
+    add("--dtype", choices=["float32", "bfloat16"], default="float32", help="of the weights")
+    add("--device", default="cpu", help="where the weights are drawn [%(default)s]")
+    parser.set_defaults(text=None)
+    if maker.tokenizer is not None:
+        add("--text", type=Path, help=".txt or .jsonl file to train the tokenizer on; no rows")
 
 
 def carry_out(args: Namespace) -> None:
-    """Write the model and the rows.
+    """Write the model and the rows, and print how to train on them unless quiet.
 
     Raises SystemExit with 65 for a text that cannot be read, with 73 for a folder that cannot be
     written, after one line on stderr.
     """
     module = importlib.import_module(f"tiny.{args.recipe}")
-    module.make(args.folder, args.options)
+    files: dict[str, list[Row]] = {}
+    if args.text is not None:
+        texts = read_texts(args.text)
+    else:
+        files = module.make_rows(args.num_train_rows, args.num_test_rows, args.seed)
+        cells = [row[name] for row in files["train"] for name in module.MAKER.columns]
+        texts = strings_in(cells)
+    from tiny import models
+
+    model, processor = models.make(module.MAKER, args, texts)
+    try:
+        save_model(args.folder / "model", model, processor)
+        for name, rows in files.items():
+            write_rows(args.folder / "data" / name, rows)
+    except OSError as error:
+        stop(Exit.CANNOT_WRITE, f"cannot write to {args.folder}: {error}")
+    if not args.quiet:
+        print_launch(args, module.MAKER.flags)
 
 
-def add_parser(recipes: Any, recipe: str) -> None:
-    """Add a parser of the words that follow a recipe's name: the folder and the options.
-
-    recipes: what ArgumentParser.add_subparsers returned.
-    """
-    kind = options_of(recipe)
-    description = inspect.cleandoc(kind.__doc__ or "")
-    parser = recipes.add_parser(
-        recipe,
-        usage=f"make_tiny.py {recipe} FOLDER [options]",
-        help=description.splitlines()[0],
-        description=description,
-        formatter_class=RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("folder", type=Path, help="where model/ and data/ are written")
-    hints = get_type_hints(kind)
-    for option in fields(kind):
-        settings = argument_settings(option.name, hints[option.name], option.default)
-        parser.add_argument(f"--{option.name}", help=option.metadata["help"], **settings)
+def read_texts(path: Path) -> list[str]:
+    """Return the lines of a .txt file, or all strings of a .jsonl file."""
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+        if path.suffix == ".txt":
+            return lines
+        return strings_in([json.loads(line) for line in lines if line])
+    except (OSError, ValueError) as error:
+        stop(Exit.DATA, f"cannot read {path}: {error}")
 
 
-def argument_settings(name: str, hint: Any, default: Any) -> dict[str, Any]:
-    """Return what add_argument needs for a field of type int, float, bool, X | None or Literal."""
-    if hint is bool:
-        return {"action": "store_true"}
-    if get_origin(hint) is Literal:
-        return {"choices": get_args(hint), "default": default}
-    if get_args(hint):
-        hint = get_args(hint)[0]
-    if hint is int and name != "seed":
-        hint = at_least_1
-    return {"type": hint, "default": default}
+def strings_in(value: Any) -> list[str]:
+    """Return every string inside a JSON value, keys excepted."""
+    if isinstance(value, str):
+        return [value]
+    if isinstance(value, dict):
+        value = list(value.values())
+    if not isinstance(value, list):
+        return []
+    return [text for item in value for text in strings_in(item)]
+
+
+# ---- What is written ----
+def save_model(folder: Path, model: Any, processor: Any) -> None:
+    """Write a model and its tokenizer or image processor, and print its size."""
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    model.save_pretrained(folder)
+    processor.save_pretrained(folder)
+    tokens = f", {len(processor)} tokens" if hasattr(processor, "eos_token") else ""
+    print(f"{folder}: {model.num_parameters():,} parameters{tokens}")
+
+
+def write_rows(path: Path, rows: Sequence[Row]) -> None:
+    """Write rows to PATH.jsonl, or images to PATH/CLASS/NUMBER.png; print how many there are."""
+    if "image" in rows[0]:
+        for number, row in enumerate(rows):
+            file = path / row["label"] / f"{number:05}.png"
+            file.parent.mkdir(parents=True, exist_ok=True)
+            row["image"].save(file, compress_level=1)
+    else:
+        path = path.with_suffix(".jsonl")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        lines = [json.dumps(row) + "\n" for row in rows]
+        path.write_text("".join(lines), encoding="utf-8")
+    number_of = Counter(row[kind] for row in rows for kind in ("skill", "label") if kind in row)
+    counts = ", ".join(f"{kind} {number}" for kind, number in number_of.items())
+    print(f"{path}: {len(rows)} rows{counts and f' ({counts})'}")
+
+
+def print_launch(args: Namespace, flags: str) -> None:
+    """Print a command that trains in one process, with flags that suit the rows."""
+    data = args.folder / "data"
+    rows = f"--dataset_name {data}/train.jsonl --eval_dataset_name {data}/test.jsonl"
+    if args.text is not None:
+        rows = f"--dataset_name {args.text}"
+    elif (data / "train").is_dir():
+        rows = f"--dataset_name {data}"
+    print("Train it with:")
+    print(f"  {LAUNCH} recipes/{args.recipe}.py \\")
+    print(f"    --model_name_or_path {args.folder}/model {rows} \\")
+    print(f"    {flags} --output_dir {args.folder}/run")

@@ -3,12 +3,12 @@
 
 import re
 
-from tiny import skills
+from tiny import llama
 
 
 def subject(row: dict[str, str]) -> str:
     """Return the word or number that a row of skills asks about."""
-    for skill in skills.SKILLS:
+    for skill in llama.SKILLS:
         if skill.name == row["skill"]:
             pattern = re.escape(skill.question).replace(r"\{\}", "(.+)")
             return re.fullmatch(pattern, row["prompt"])[1]
@@ -16,7 +16,7 @@ def subject(row: dict[str, str]) -> str:
 
 
 def test_no_test_row_of_skills_asks_about_what_is_trained_on():
-    files = skills.make_rows(2000, 70, seed=0)
+    files = llama.make_rows(2000, 70, seed=0)
     assert [len(rows) for rows in files.values()] == [2000, 70]
     held_out = {subject(row) for row in files["test"]}
     assert len(held_out) == 20  # ten words, ten numbers
@@ -24,7 +24,7 @@ def test_no_test_row_of_skills_asks_about_what_is_trained_on():
 
 
 def test_the_rows_are_those_that_results_were_measured_on():
-    rows = skills.make_rows(7, 7, seed=0)["test"]
+    rows = llama.make_rows(7, 7, seed=0)["test"]
     assert rows[0] == {
         "prompt": "Spell the word kuk.",
         "completion": "k-u-k",
