@@ -3,7 +3,6 @@
 
 runs      what a run has written, in what runs differ, and the table of their numbers
 picture   the picture of one run or of several
-session   what plot_loss.py does with its command line
 """
 
 import paths  # noqa: F401  makes recipes/ importable

@@ -3,10 +3,11 @@
 
 import itertools
 import json
-import math
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from common import Exit, stop
@@ -18,8 +19,7 @@ SPEEDS = ("tokens_per_second", "images_per_second")
 MEMORY = "peak_memory_gib"
 SMALLER_IS_BETTER = ("loss", "perplexity", "mse")
 PARTS = 20  # a smoothed value is a mean over one such part of a run
-NOT_COMPARED = ("output_dir", "run_name")
-LONGEST_VALUE = 32  # characters of a setting in a label
+NOT_COMPARED = {"output_dir", "run_name"}
 
 
 @dataclass(frozen=True)
@@ -48,150 +48,114 @@ class RecordedRun:
 
     def settings(self) -> dict[str, Any]:
         """Return strategy, precision and arguments by their names, as run.json has them."""
-        summary = self.facts.get("summary", {})
-        settings = {name: summary.get(name) for name in ("strategy", "precision")}
-        settings |= self.facts.get("arguments", {})
-        return {key: settings[key] for key in settings if key not in NOT_COMPARED}
+        found = self.facts.get("summary", {}) | self.facts.get("arguments", {})
+        compared = ["strategy", "precision", *self.facts.get("arguments", {})]
+        return {name: found[name] for name in compared if name in found}
 
 
 def read_run(folder: str) -> RecordedRun:
-    """Return the run in a folder; exit with 65 if no line of its metrics has a step and a loss."""
+    """Return the run in a folder; exit with 65 if no line of its metrics has a loss."""
     path = Path(folder, "metrics.jsonl")
     record = Path(folder, "run.json")
-    lines: list[Line] = []
     facts = {}
-    place = str(path)
     try:
-        for number, text in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
-            place = f"{path}, line {number}"
-            lines.append(json.loads(text))
-        place = str(record)
+        lines = [json.loads(text) for text in path.read_text(encoding="utf-8").splitlines()]
         if record.is_file():
             facts = json.loads(record.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        stop(Exit.DATA, f"{place}: {error}; give the --output_dir of a run")
-    if not any(line.get(LOSS) is not None for line in lines):
+        stop(Exit.DATA, f"{path}: {error}; give the --output_dir of a run")
+    run = RecordedRun(folder, lines, facts)
+    if not run.curve(LOSS)[0]:
         stop(Exit.DATA, f"{path}: no line with a loss")
-    return RecordedRun(folder, lines, facts)
+    return run
 
 
 def smooth(values: Sequence[float]) -> list[float]:
     """Return moving averages over about a twentieth of the run, centered so that no curve lags.
 
-    At both ends only the inner half of the window exists. It is not narrowed further, since the
-    curve would then begin and end with the luck of a single step.
+    At both ends only the inner half of the window exists.
     """
     half = len(values) // (2 * PARTS)
     averages = []
     for place in range(len(values)):
-        averages.append(mean(values[max(0, place - half) : place + half + 1]))
+        first = max(0, place - half)
+        averages.append(fmean(values[first : place + half + 1]))
     return averages
 
 
-def first_and_last(values: Sequence[float]) -> tuple[float, float]:
-    """Return the means over the first and the last twentieth: one step is a matter of luck."""
-    part = max(1, len(values) // PARTS)
-    return mean(values[:part]), mean(values[-part:])
-
-
-def mean(values: Sequence[float]) -> float:
-    """Return the mean of at least one value; not finite if one of them is not."""
-    return sum(values) / len(values)
-
-
-# ---- Several runs ----
 def names_of(runs: Sequence[RecordedRun]) -> list[str]:
-    """Return for each run the part of its folder's path in which it differs from the others."""
-    paths = [list(Path(run.folder).parts) for run in runs]
-    for end in (0, -1):
-        while all(len(parts) > 1 and parts[end] == paths[0][end] for parts in paths):
-            for parts in paths:
-                del parts[end]
-    return ["/".join(parts) for parts in paths]
+    """Return for each run what its folder's path has beyond the folder that all are in."""
+    folders = [os.path.abspath(run.folder) for run in runs]
+    common = os.path.commonpath(folders)
+    return [os.path.relpath(folder, common) for folder in folders]
 
 
 def differences(runs: Sequence[RecordedRun]) -> list[dict[str, Any]]:
     """Return for each run the settings in which the runs with a run.json differ."""
-    known = [run.settings() for run in runs if run.facts]
-    differing = []
-    for name in dict.fromkeys(itertools.chain.from_iterable(known)):
-        values = {json.dumps(settings.get(name), sort_keys=True) for settings in known}
+    settings = [run.settings() for run in runs]
+    known = [found for found in settings if found]
+    differing = set()
+    for name in set(itertools.chain.from_iterable(known)) - NOT_COMPARED:
+        values = {json.dumps(found.get(name)) for found in known}
         if len(values) > 1:
-            differing.append(name)
-    found = []
-    for run in runs:
-        settings = run.settings()
-        found.append({name: settings[name] for name in differing if name in settings})
-    return found
-
-
-def setting_text(name: str, value: Any) -> str:
-    """Return a setting as a label has it, such as learning_rate=0.001."""
-    text = str(value)
-    if isinstance(value, float):
-        text = f"{value:g}"
-    if len(text) > LONGEST_VALUE:
-        text = f"{text[: LONGEST_VALUE - 1]}…"
-    return text if name == "strategy" else f"{name}={text}"
+            differing.add(name)
+    return [{name: found[name] for name in found if name in differing} for found in settings]
 
 
 # ---- The numbers ----
 def rows_of(runs: Sequence[RecordedRun]) -> list[dict[str, Any]]:
-    """Return the numbers of each run; None stands for what it has not recorded, or no number."""
+    """Return the numbers of each run; None stands for what it has not recorded."""
     rows = []
     for run, differs in zip(runs, differences(runs), strict=True):
         steps, losses = run.curve(LOSS)
-        _, final_loss = first_and_last(losses)
-        best = {metric: best_of(run, metric) for metric in run.eval_metrics()}
-        row: dict[str, Any] = {"run": run.folder, "differs": differs}
-        row["steps"] = steps[-1]
-        row["final_loss"] = final_loss if math.isfinite(final_loss) else None
-        row["best"] = {metric: found for metric, found in best.items() if found}
+        row: dict[str, Any] = {"run": run.folder, "differs": differs, "steps": steps[-1]}
+        part = max(1, len(losses) // PARTS)
+        row["final_loss"] = fmean(losses[-part:])  # one step is a matter of luck
+        row["best"] = {metric: best_of(run, metric) for metric in run.eval_metrics()}
         for name in SPEEDS:
             _, speeds = run.curve(name)
-            if speeds:
-                row[name] = speeds[-1]
+            row[name] = speeds[-1] if speeds else None
         row[MEMORY] = max(run.curve(MEMORY)[1], default=None)
         rows.append(row)
     return rows
 
 
 def best_of(run: RecordedRun, metric: str) -> dict[str, float] | None:
-    """Return the best finite value of a metric over all evaluations, and its step.
+    """Return the best value of a metric over all evaluations, and its step.
 
     Which of two is better follows from the metric's name, as with --load_best_model_at_end.
     """
-    found = []
-    for step, value in zip(*run.curve(metric), strict=True):
-        if math.isfinite(value):
-            found.append({"value": value, "step": step})
-    is_larger_better = not metric.endswith(SMALLER_IS_BETTER)
-    found.sort(key=lambda best: best["value"], reverse=is_larger_better)
-    return next(iter(found), None)
+    steps, values = run.curve(metric)
+    if not values:
+        return None
+    best = max(values)
+    if metric.endswith(SMALLER_IS_BETTER):
+        best = min(values)
+    return {"value": best, "step": steps[values.index(best)]}
 
 
 def table(names: Sequence[str], rows: Sequence[dict[str, Any]]) -> list[str]:
     """Return the lines of the table, and below it in what the runs differ."""
     columns = [["run", *names], ["steps", *(str(row["steps"]) for row in rows)]]
-    metrics = dict.fromkeys(metric for row in rows for metric in row["best"])
-    for metric in metrics:
+    for metric in dict.fromkeys(metric for row in rows for metric in row["best"]):
         cells = [f"best {metric}"]
         for row in rows:
             best = row["best"].get(metric)
             cells.append(f"{best['value']:.4g} at {best['step']}" if best else "-")
         columns.append(cells)
     for name in ("final_loss", *SPEEDS, MEMORY):
-        cells = [row.get(name) for row in rows]
+        cells = [row[name] for row in rows]
         if any(cell is not None for cell in cells):
             columns.append([name.replace("_", " "), *map(number_text, cells)])
     widths = [max(map(len, cells)) for cells in columns]
     lines = []
-    for first, *others in zip(*columns, strict=True):
-        padded = [cell.rjust(width) for cell, width in zip(others, widths[1:], strict=True)]
-        lines.append("  ".join([first.ljust(widths[0]), *padded]))
+    for cells in zip(*columns, strict=True):
+        name, *numbers = cells
+        padded = [cell.rjust(width) for cell, width in zip(numbers, widths[1:], strict=True)]
+        lines.append("  ".join([name.ljust(widths[0]), *padded]))
     for name, row in zip(names, rows, strict=True):
         if row["differs"]:
-            settings = [setting_text(*setting) for setting in row["differs"].items()]
+            settings = [f"{key}={value}" for key, value in row["differs"].items()]
             lines.append(f"  {name}: {', '.join(settings)}")
     return lines
 
@@ -200,6 +164,4 @@ def number_text(value: float | None) -> str:
     """Return a number, or - where there is none."""
     if value is None:
         return "-"
-    if value < 1000:
-        return f"{value:.4g}"
-    return f"{value:,.0f}"
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.4g}"
