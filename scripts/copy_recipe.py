@@ -23,17 +23,9 @@ from pathlib import Path
 
 from common import Exit, Parser, first_line, run_command, stop
 from paths import ROOT
-from template.copying import (
-    ENGINES,
-    ORIGIN,
-    Wish,
-    files_of_copy,
-    find_recipes,
-    origin_of,
-    write,
-)
+from template.copying import ENGINES, ORIGIN, Wish, files_of_copy, find_recipes, origin_of, write
 from template.imports import extras_of
-from template.updating import NotACopyError, update
+from template.updating import update
 from tiny import makers
 
 # What the model and the rows of a copy's test are made with
@@ -42,19 +34,18 @@ TINY = ["--quiet", "--num_train_rows", "700", "--num_test_rows", "70"]
 
 def parse_args(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("recipe", nargs="?", help="name of a recipe in recipes/, such as llama")
-    parser.add_argument("folder", nargs="?", type=Path, help="new or empty folder for the copy")
-    parser.add_argument(
-        "--extras", nargs="*", default=[], metavar="NAME", help="folders of extras/ to take along"
-    )
-    parser.add_argument(
+    add = parser.add_argument
+    add("recipe", nargs="?", help="name of a recipe in recipes/, such as llama")
+    add("folder", nargs="?", type=Path, help="new or empty folder for the copy")
+    add("--extras", nargs="*", default=[], metavar="NAME", help="folders of extras/ to take along")
+    add(
         "--engines",
         nargs="+",
         default=list(ENGINES),
         choices=list(ENGINES),
         help="leave out the files and YAMLs that only other engines need [all]",
     )
-    parser.add_argument("--update", type=Path, metavar="FOLDER", help="update the copy in a folder")
+    add("--update", type=Path, metavar="FOLDER", help="update the copy in a folder")
     args = parser.parse_args(words)
     if args.update is None and args.folder is None:
         parser.error("name a recipe and a new folder, or --update FOLDER")
@@ -71,20 +62,19 @@ def wish_of(args: argparse.Namespace) -> Wish:
     return Wish(args.recipe, tuple(args.extras), tuple(args.engines))
 
 
-def check(wish: Wish, folder: Path) -> None:
-    """Exit with 64 for a recipe or an extra that is not there, or a folder that is not new."""
+def copy(wish: Wish, folder: Path) -> None:
+    """Write a copy, and say how large it is and how to start it.
+
+    Raises ValueError for a recipe or an extra that is not there, or a folder that is not new.
+    """
     recipes = find_recipes(ROOT)
     if wish.recipe not in recipes:
-        stop(Exit.USAGE, f"there is no recipe {wish.recipe}; choose from {', '.join(recipes)}")
+        raise ValueError(f"there is no recipe {wish.recipe}; choose from {', '.join(recipes)}")
     for name in wish.extras:
         if name not in extras_of(recipes[wish.recipe]):
-            stop(Exit.USAGE, f"--extras {name}: {wish.recipe} has no such extra")
+            raise ValueError(f"--extras {name}: {wish.recipe} has no such extra")
     if folder.is_file() or (folder.is_dir() and any(folder.iterdir())):
-        stop(Exit.USAGE, f"{folder} is not an empty folder; name a new one")
-
-
-def copy(wish: Wish, folder: Path) -> None:
-    """Write a copy, and say how large it is and how to start it."""
+        raise ValueError(f"{folder} is not an empty folder; name a new one")
     files = files_of_copy(ROOT, wish)
     write(folder, files | {ORIGIN: origin_of(ROOT, wish)})
     recipe = f"{wish.recipe}.py"
@@ -106,20 +96,20 @@ def copy(wish: Wish, folder: Path) -> None:
 def main() -> int:
     args = parse_args()
     folder = args.update or args.folder
+    conflicts = []
     try:
-        if args.update is None:
-            wish = wish_of(args)
-            check(wish, folder)
-            copy(wish, folder)
-            return Exit.DONE
-        conflicts = update(ROOT, folder, parse_wish)
-    except NotACopyError as error:
+        if args.update is not None:
+            conflicts = update(ROOT, folder, parse_wish)
+        else:
+            copy(wish_of(args), folder)
+    except ValueError as error:
         stop(Exit.USAGE, str(error))
     except OSError as error:
         stop(Exit.CANNOT_WRITE, f"cannot write to {folder}: {first_line(error)}")
     for name in conflicts:
-        print(f"{folder / name}: changed in the copy and here")
-    print(f"{folder} is updated; run its test_copy.py" if not conflicts else "Resolve these first")
+        print(f"{folder / name}: changed in the copy and here; resolve it")
+    if args.update is not None and not conflicts:
+        print(f"{folder} is updated; run its test_copy.py")
     return Exit.DATA if conflicts else Exit.DONE
 
 

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The files of a copied recipe."""
 
+import fnmatch
+import itertools
 import re
 import subprocess
 from dataclasses import dataclass
@@ -8,20 +10,19 @@ from importlib import metadata
 from pathlib import Path
 
 from template.imports import modules_needed
-from template.names import rename_files
 
-# {engine: the files of the core, and the YAML files, that only it needs}
+# {engine: the files that only it needs}
 ENGINES = {
-    "ddp": ((), ("ddp",)),
-    "fsdp1": ((), ("fsdp1_*",)),
-    "fsdp2": ((), ("fsdp", "fsdp2_*", "hsdp_*")),
-    "deepspeed": (("core/zero.py",), ("deepspeed_*",)),
+    "ddp": ("*/ddp.yaml",),
+    "fsdp1": ("*/fsdp1_*.yaml",),
+    "fsdp2": ("*/fsdp.yaml", "*/fsdp2_*.yaml", "*/hsdp_*.yaml"),
+    "deepspeed": ("core/zero.py", "*/deepspeed_*.yaml"),
 }
 # {extra: the YAML files that only it can run}
 EXTRAS = {
-    "mesh": ("tp", "*_tp", "*_cp", "deepspeed_ulysses"),
-    "experts": ("ep", "*_ep"),
-    "pipeline": ("pp",),
+    "mesh": ("*/tp.yaml", "*_tp.yaml", "*_cp.yaml", "*/deepspeed_ulysses.yaml"),
+    "experts": ("*/ep.yaml", "*_ep.yaml"),
+    "pipeline": ("*/pp.yaml",),
 }
 LIBRARIES = "torch accelerate transformers datasets peft bitsandbytes deepspeed".split()
 ORIGIN = "ORIGIN.md"
@@ -46,6 +47,12 @@ not copied. There, this merges what has changed since then into the copy:
 # What a later update reads in ORIGIN.md
 COMMIT = re.compile(r"commit ([0-9a-f]{40})")
 WORDS = re.compile(r"copy_recipe\.py (.*) FOLDER")
+# The end of a recipe's docstring, which may be wrapped anywhere
+COPYING = re.compile(
+    r"yours:(\s+)python scripts/copy_recipe\.py \w+ my_project, then\s+look for\s+EDIT\."
+)
+# Not after a character of a path or an address, as in https://example.org/docs/
+FILE = re.compile(r"(?<![\w/.-])(recipes|scripts|tests|docs|results|examples)/(?=(\w+))")
 
 
 @dataclass(frozen=True)
@@ -92,19 +99,16 @@ def files_of_copy(root: Path, wish: Wish) -> dict[str, str]:
     """
     folder = root / "recipes"
     recipe = folder / f"{wish.recipe}.py"
-    left_out = [ENGINES[engine] for engine in ENGINES if engine not in wish.engines]
-    left_behind = {module for modules, _ in left_out for module in modules}
     sources = {}
     for path in [recipe, *modules_needed(recipe, wish.extras), *folder.glob("core/*.md")]:
-        name = path.relative_to(folder).as_posix()
-        if name not in left_behind:
-            sources[name] = path
-    unwanted = [pattern for _, patterns in left_out for pattern in patterns]
-    for extra in EXTRAS.keys() - set(wish.extras):
-        unwanted += EXTRAS[extra]
+        sources[path.relative_to(folder).as_posix()] = path
     for path in sorted((root / "accelerate_configs").glob("*.yaml")):
-        if not any(path.match(f"{pattern}.yaml") for pattern in unwanted):
-            sources[f"accelerate_configs/{path.name}"] = path
+        sources[f"accelerate_configs/{path.name}"] = path
+    unwanted = [EXTRAS[extra] for extra in EXTRAS.keys() - set(wish.extras)]
+    unwanted += [ENGINES[engine] for engine in ENGINES.keys() - set(wish.engines)]
+    for pattern in itertools.chain(*unwanted):
+        for name in fnmatch.filter(sources, pattern):
+            del sources[name]
     sources["requirements.txt"] = root / "requirements.txt"
     sources["test_copy.py"] = root / "scripts" / "template" / "copy_test.py"
     files = {}
@@ -114,6 +118,20 @@ def files_of_copy(root: Path, wish: Wish) -> dict[str, str]:
     files["test_copy.py"] = files["test_copy.py"].replace("llama.py", recipe.name)
     files["LICENSE"] = (root / "LICENSE").read_text(encoding="utf-8")
     return files
+
+
+def rename_files(text: str, recipe: str) -> str:
+    """Return a text in which every name of a file holds in the copy of a recipe.
+
+    `recipes/llama.py` becomes `llama.py` in the copy of llama, and names of what is not copied get
+    the prefix ORIGIN/, which ORIGIN.md explains: `ORIGIN/scripts/generate.py`.
+    """
+
+    def rename(found: re.Match[str]) -> str:
+        is_copied = found[1] == "recipes" and found[2] in (recipe, "RECIPE")
+        return "" if is_copied else f"ORIGIN/{found[0]}"
+
+    return FILE.sub(rename, COPYING.sub(r"yours:\1look for EDIT.", text))
 
 
 def with_extras(text: str, extras: tuple[str, ...]) -> str:
@@ -136,9 +154,6 @@ def origin_of(root: Path, wish: Wish) -> str:
 def describe_commit(root: Path) -> str:
     """Return which version is copied."""
     try:
-        # A folder without .git may be inside another repository, whose commit means nothing here
-        if git(root, "rev-parse", "--show-prefix").strip():
-            return "an unknown version, since git has no commit of it"
         name, date = git(root, "log", "-1", "--format=%H %cs").split()
         changes = git(root, "status", "--porcelain", "--untracked-files=no")
     except (OSError, subprocess.CalledProcessError):

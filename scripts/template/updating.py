@@ -10,25 +10,20 @@ from pathlib import Path
 from template.copying import COMMIT, ORIGIN, WORDS, Wish, files_of_copy, git, origin_of, write
 
 
-class NotACopyError(ValueError):
-    """A folder is no copy that can be updated; the message says why."""
-
-
 def update(root: Path, folder: Path, parse: Callable[[list[str]], Wish]) -> list[str]:
     """Merge, file by file, what has changed since the copy was made. Returns the conflicts.
 
     A file in which the same lines were changed here and there gets both, marked as git does it.
+    Raises ValueError if the folder is no copy.
 
     Args:
         parse: a function from the words of the command that made the copy to the wish.
     """
-    try:
-        text = (folder / ORIGIN).read_text(encoding="utf-8")
-    except FileNotFoundError:
-        raise NotACopyError(f"{folder} has no {ORIGIN}") from None
+    path = folder / ORIGIN
+    text = path.read_text(encoding="utf-8") if path.exists() else ""
     commit, words = COMMIT.search(text), WORDS.search(text)
     if commit is None or words is None:
-        raise NotACopyError(f"{folder / ORIGIN} names no commit from which it was copied")
+        raise ValueError(f"{folder} has no {ORIGIN} that names a commit")
     wish = parse(shlex.split(words[1]))
     with tempfile.TemporaryDirectory() as before:
         archive = Path(before, "tree.tar")
