@@ -13,8 +13,7 @@ from typing import Any, Literal
 
 import yaml
 
-SHARING_KINDS = ("tp", "cp", "sp")  # sizes of a mesh whose processes share rows
-MESH_KINDS = ("dp_replicate", "dp_shard", *SHARING_KINDS)
+MESH_KINDS = ("dp_replicate", "dp_shard", "tp", "cp", "sp")
 STRATEGIES = ("FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD", "HYBRID_SHARD_ZERO2")
 ZERO_STRATEGIES = ("NO_SHARD", "ZeRO-1", "ZeRO-2", "FULL_SHARD")
 # FSDP1's names for FSDP2's strategies on a mesh with replicas
@@ -31,7 +30,6 @@ class ConfigStrategy:
         engine: single, ddp, fsdp1, fsdp2 or zero.
         stage: the ZeRO stage of DeepSpeed; None under the other engines.
         in_force: the strategy in FSDP1's words, which lack ZeRO-1 and ZeRO-2.
-        replicas: in FSDP2's mesh, the groups of processes with a whole model each.
         shards: in FSDP2's mesh, the processes that share a model; 0 if there is no mesh.
         offload: the keys that offload something.
         tp, cp, sp: the processes that share matrices, and those that share the tokens of a row.
@@ -41,7 +39,6 @@ class ConfigStrategy:
     engine: Engine
     stage: int | None
     in_force: str
-    replicas: int
     shards: int
     offload: tuple[str, ...]
     tp: int
@@ -104,7 +101,7 @@ def strategy_of(content: dict) -> ConfigStrategy:
     stage = None
     if engine == "zero":
         stage = int(zero.get("zero_stage", 2))
-    sizes = mesh_sizes(content)
+    sizes = {kind: mesh.get(f"parallelism_config_{kind}_size", 1) for kind in MESH_KINDS}
     in_force = ZERO_STRATEGIES[stage or 0]
     if engine == "fsdp1":
         in_force = sharding_strategy(fsdp.get("fsdp_sharding_strategy", "FULL_SHARD"))
@@ -122,11 +119,12 @@ def strategy_of(content: dict) -> ConfigStrategy:
         engine=engine,
         stage=stage,
         in_force=in_force,
-        replicas=sizes["dp_replicate"],
         shards=mesh.get("parallelism_config_dp_shard_size", 0),
         offload=tuple(offload),
+        tp=sizes["tp"],
+        cp=sizes["cp"],
+        sp=sizes["sp"],
         places=0 if has_no_mesh else places,
-        **{kind: sizes[kind] for kind in SHARING_KINDS},
     )
 
 
@@ -148,18 +146,3 @@ def sharding_strategy(value: Any) -> str:
     if word.isdigit():
         return STRATEGIES[int(word) - 1]
     return {"TRUE": "FULL_SHARD", "FALSE": "SHARD_GRAD_OP"}.get(word, word)
-
-
-def mesh_sizes(content: dict) -> dict[str, int]:
-    """Return the sizes of the mesh in parallelism_config; the default is 1."""
-    mesh = content.get("parallelism_config") or {}
-    return {kind: mesh.get(f"parallelism_config_{kind}_size", 1) for kind in MESH_KINDS}
-
-
-def misfit_of_mesh(content: dict, ranks: int) -> str:
-    """Return that the mesh of a config has another number of places than there are ranks."""
-    places = prod(mesh_sizes(content).values())
-    return (
-        f"the config's mesh needs {places} processes, not {ranks}: launch {places}, or change the "
-        "sizes in parallelism_config"
-    )

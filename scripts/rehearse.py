@@ -27,7 +27,7 @@ import tempfile
 from pathlib import Path
 
 from common import Parser, run_command
-from rehearsal.planning import Rehearsal, find_device, plan
+from rehearsal.planning import Rehearsal, plan
 from rehearsal.ranks import NOT_AS_PROMISED, launch
 from rehearsal.shard_report import judge, table
 
@@ -47,32 +47,35 @@ MEETING = (
 def parse_args() -> tuple[Parser, argparse.Namespace]:
     """Return the parser, for errors that are found later, and the command line."""
     parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--config_file", required=True, help="a YAML of accelerate_configs/")
-    parser.add_argument(
-        "--num_processes", type=int, help="ranks to start (CPU: 2, or what the mesh needs)"
-    )
-    parser.add_argument(
+    add = parser.add_argument
+    add("--config_file", required=True, help="a YAML of accelerate_configs/")
+    add("--num_processes", type=int, help="ranks to start (CPU: 2, or what the mesh needs)")
+    add(
         "--device",
         choices=["auto", "cpu", "cuda"],
         default="auto",
         help="auto: cuda if there is one",
     )
-    parser.add_argument(
-        "--mixed_precision", choices=["no", "bf16", "fp16"], help="instead of the YAML's (CPU: no)"
-    )
-    parser.add_argument("--report", metavar="PATH.json", help="write the shard report here")
-    parser.add_argument("--main_process_port", type=int, help="default: 0, a free port")
-    parser.add_argument(
-        "--num_machines", type=int, help="machines on which this command is started, each once"
-    )
+    precisions = ["no", "bf16", "fp16"]
+    add("--mixed_precision", choices=precisions, help="instead of the YAML's (CPU: no)")
+    add("--report", type=Path, metavar="PATH.json", help="write the shard report here")
+    add("--main_process_port", type=int, default=0, help="default: 0, a free port")
+    add("--num_machines", type=int, help="machines on which this command is started, each once")
     meeting = parser.add_argument_group("several machines", "passed on to accelerate launch")
     for name in MEETING:
         meeting.add_argument(f"--{name}")
-    parser.add_argument("recipe", metavar="RECIPE.py", help="the script to run")
-    parser.add_argument(
-        "recipe_args", nargs=argparse.REMAINDER, metavar="...", help="its own arguments"
-    )
+    add("recipe", metavar="RECIPE.py", help="the script to run")
+    add("recipe_args", nargs=argparse.REMAINDER, metavar="...", help="its own arguments")
     return parser, parser.parse_args()
+
+
+def device_of(device: str) -> str:
+    """Return cpu or cuda; for auto, cuda if torch finds it."""
+    if device != "auto":
+        return device
+    import torch  # only here, since it takes seconds to load
+
+    return "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def show(args: argparse.Namespace, rehearsal: Rehearsal) -> None:
@@ -97,59 +100,52 @@ def meeting_of(args: argparse.Namespace) -> list[str]:
 
 def report(folder: Path, rehearsal: Rehearsal) -> tuple[list[dict], str]:
     """Print what the ranks measured beside the YAML's promise; return the rows and a verdict."""
-    if rehearsal.machines > 1 or "PET_NNODES" in os.environ:
-        print("shard report: not measured, since it needs all ranks on one machine")
-        return [], "not measured"
     paths = [folder / f"shards.{rank}" for rank in range(rehearsal.ranks)]
-    if not all(path.exists() for path in paths):
-        print(
-            "shard report: not measured, since the recipe took no optimizer step, or trained a "
-            "model that accelerate does not wrap"
+    why_not = ""
+    if rehearsal.machines > 1 or "PET_NNODES" in os.environ:
+        why_not = "it needs all ranks on one machine"
+    elif not all(path.exists() for path in paths):
+        why_not = (
+            "the recipe took no optimizer step, or trained a model that accelerate does not wrap"
         )
+    if why_not:
+        print(f"shard report: not measured, since {why_not}")
         return [], "not measured"
     measurements = [json.loads(path.read_text()) for path in paths]
     rows = judge(measurements, rehearsal.facts, rehearsal.ranks_per_node)
     is_ok = all(row["verdict"].startswith("ok") for row in rows)  # or "ok, less"
     verdict = "ok" if is_ok else "NOT AS PROMISED"
-    note = ""
-    if rehearsal.facts.engine == "single":
-        note = " (one process: nothing to shard)"
-    print(f"shard report: {verdict}{note}")
+    is_one = rehearsal.facts.engine == "single"
+    print(f"shard report: {verdict}{' (one process: nothing to shard)' if is_one else ''}")
     print(table(rows))
     return rows, verdict
 
 
-def write_report(path: str | None, found: dict) -> None:
-    """Write the shard report as JSON if --report requests it."""
-    if path is None:
-        return
-    Path(path).parent.mkdir(parents=True, exist_ok=True)
-    Path(path).write_text(json.dumps(found, indent=2) + "\n")
-
-
-def main() -> None:
-    """Rehearse, report, and exit with the recipe's exit code."""
+def main() -> int:
+    """Rehearse, report, and return the recipe's exit code."""
     parser, args = parse_args()
     for path in (args.config_file, args.recipe):
         if not Path(path).is_file():
             parser.error(f"{path} does not exist")
-    device = find_device(args.device)
     wishes = (args.num_processes, args.mixed_precision, args.num_machines)
     try:
-        rehearsal = plan(args.config_file, device, *wishes)
+        rehearsal = plan(args.config_file, device_of(args.device), *wishes)
     except ValueError as error:
         parser.error(str(error))
     show(args, rehearsal)
     with tempfile.TemporaryDirectory(prefix="rehearsal_") as name:
         folder = Path(name)
         words = [args.recipe, *args.recipe_args]
-        command = rehearsal.command(words, args.main_process_port or 0, meeting_of(args))
+        command = rehearsal.command(words, args.main_process_port, meeting_of(args))
         code = launch(command, rehearsal.environment(folder), folder, rehearsal.ranks_here)
         rows, verdict = report(folder, rehearsal)
-    write_report(args.report, {"exit_code": code, "verdict": verdict, "rows": rows})
+    if args.report is not None:
+        args.report.parent.mkdir(parents=True, exist_ok=True)
+        found = {"exit_code": code, "verdict": verdict, "rows": rows}
+        args.report.write_text(json.dumps(found, indent=2) + "\n")
     if code:
         print(f"the recipe ended with exit code {code}")
-    sys.exit(NOT_AS_PROMISED if code == 0 and verdict == "NOT AS PROMISED" else code)
+    return NOT_AS_PROMISED if code == 0 and verdict == "NOT AS PROMISED" else code
 
 
 if __name__ == "__main__":

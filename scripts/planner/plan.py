@@ -14,7 +14,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from config_strategy import ConfigStrategy, misfit_of_mesh, strategy_of
+from config_strategy import ConfigStrategy, strategy_of
 from core.cli import find_conflicts
 from core.engine import Layout, find_faults_of_dtypes, find_faults_of_engine
 from core.extras import hooks
@@ -159,7 +159,10 @@ def ranks_and_machines(
             "number on each"
         )
     if mesh and ranks != mesh:
-        raise UnplannableError(misfit_of_mesh(dict(config), ranks))
+        raise UnplannableError(
+            f"the config's mesh needs {mesh} processes, not {ranks}: launch {mesh}, or change the "
+            "sizes in parallelism_config"
+        )
     if strategy.engine == "single" and ranks > 1:
         raise UnplannableError(
             f"the config is for one process: --num_processes {ranks} needs ddp.yaml or another"

@@ -16,12 +16,7 @@ from typing import Any
 import torch
 from accelerate.state import DistributedType, PartialState
 from accelerate.utils import DeepSpeedPlugin, FullyShardedDataParallelPlugin
-from torch.distributed.fsdp import (
-    CPUOffloadPolicy,
-    FullStateDictConfig,
-    FullyShardedDataParallel,
-    _init_utils,
-)
+from torch.distributed.fsdp import CPUOffloadPolicy, _init_utils
 from torch.distributed.tensor import DTensor, Shard
 
 # Settings of the YAML that accelerate's plugin refuses if there is no GPU
@@ -34,7 +29,6 @@ def treat_cpu_as_gpu(ranks_per_node: int) -> None:
     use_gloo()
     do_not_pin_memory()
     sum_norms_in_double()
-    keep_full_state_dict()
     simulate_nodes(ranks_per_node)
     if int(os.environ.get("PARALLELISM_CONFIG_CP_SIZE", "1")) > 1:
         attend_by_a_ring()
@@ -131,13 +125,14 @@ def sync_fsdp1_states() -> None:
     original = upstream(FullyShardedDataParallelPlugin, "__post_init__")
 
     def post_init(self: FullyShardedDataParallelPlugin) -> None:
-        requested = hide(LOADS_ONCE, SYNCS_STATES)
+        requested = {}
+        for name in (LOADS_ONCE, SYNCS_STATES):
+            requested[name] = os.environ.pop(name, "false")
         original(self)
         os.environ.update(requested)
-        loads_once = requested.get(LOADS_ONCE, "false").lower() == "true"
-        syncs = requested.get(SYNCS_STATES, "false").lower() == "true"
+        loads_once = requested[LOADS_ONCE].lower() == "true"
         self.cpu_ram_efficient_loading = loads_once
-        self.sync_module_states = loads_once or syncs
+        self.sync_module_states = loads_once or requested[SYNCS_STATES].lower() == "true"
         self.param_init_fn = put_on_cpu
 
     FullyShardedDataParallelPlugin.__post_init__ = post_init
@@ -146,34 +141,6 @@ def sync_fsdp1_states() -> None:
 def put_on_cpu(module: torch.nn.Module) -> None:
     """Allocate storage on the CPU for a module that has none yet."""
     module.to_empty(device="cpu", recurse=False)
-
-
-def hide(*names: str) -> dict[str, str]:
-    """Remove variables from the environment and return those that were set."""
-    return {name: os.environ.pop(name) for name in names if name in os.environ}
-
-
-def keep_full_state_dict() -> None:
-    """Let FSDP1 gather full state dicts without `offload_to_cpu`.
-
-    Upstream frees the gathered parameters after it "moved" them to the CPU, where they already are:
-    the state dict then points to freed memory (SIGSEGV). Without the flag it clones them first.
-    """
-    original = upstream(FullyShardedDataParallel, "set_state_dict_type")
-
-    def set_state_dict_type(
-        module: torch.nn.Module,
-        state_dict_type: Any,
-        state_dict_config: Any = None,
-        optim_state_dict_config: Any = None,
-    ) -> Any:
-        if isinstance(state_dict_config, FullStateDictConfig):
-            state_dict_config.offload_to_cpu = False
-        if hasattr(optim_state_dict_config, "offload_to_cpu"):
-            optim_state_dict_config.offload_to_cpu = False
-        return original(module, state_dict_type, state_dict_config, optim_state_dict_config)
-
-    FullyShardedDataParallel.set_state_dict_type = staticmethod(set_state_dict_type)
 
 
 def simulate_nodes(ranks_per_node: int) -> None:

@@ -5,6 +5,7 @@ Gradients are measured just before the step, parameters and optimizer state just
 storage is counted once. Whole tensors are those of the model before `Accelerator.prepare`.
 """
 
+import dataclasses
 import json
 from collections.abc import Iterable
 from pathlib import Path
@@ -14,8 +15,8 @@ import torch
 from torch.nn import Module
 from torch.optim import Optimizer
 
-from rehearsal.pipeline_hooks import Part, when_pipelined
-from rehearsal.step_hooks import Shapes, around_steps, when_prepared
+from rehearsal.step_hooks import around_steps, when_prepared
+from rehearsal.whole_tensors import Part
 
 # Where ZeRO keeps the partitions whose gradients it has offloaded, by stage and version
 ZERO_PARTITIONS = (
@@ -104,53 +105,28 @@ def address_of(tensor: torch.Tensor) -> int:
     return tensor.untyped_storage().data_ptr()
 
 
-class FirstStep:
-    """Writes to a file what is held around the first step that the optimizer takes."""
-
-    def __init__(self, path: Path, model: Any, tensors: Shapes, part: Part | None = None) -> None:
-        self.path = path
-        self.model = model
-        self.tensors = tensors
-        self.part = part  # that of a rank of a pipeline
-        self.gradients = {}
-        self.is_written = False
-
-    def before(self, zero: Any, base: Optimizer) -> None:
-        """Measure the gradients."""
-        if not self.is_written:
-            self.gradients = held(live_gradients(self.model, zero))
-
-    def after(self, zero: Any, base: Optimizer) -> None:
-        """Measure everything else, unless the step was skipped, as may happen in fp16."""
-        if self.is_written or not base.state:
-            return
-        state, per_parameter = live_state(base)
-        found = {
-            "gradients": self.gradients,
-            "parameters": held(live_parameters(self.model)),
-            "optimizer": held(state),
-            "master": held(master_weights(base, self.model)),
-            "tensors": self.tensors,
-            "state_tensors_per_parameter": per_parameter,
-        }
-        if self.part is not None:
-            found["stage"] = {"shards": self.part.shards, "place": self.part.place}
-        if zero is not None:
-            found["persistence_threshold"] = self.model.zero_param_persistence_threshold()
-        self.path.write_text(json.dumps(found))
-        self.is_written = True
-
-
 def measure_first_step(path: Path) -> None:
-    """Make the recipe write a measurement to `path` at its first optimizer step."""
+    """Make the recipe write a measurement to `path` at the first step that its optimizer takes."""
 
-    def begin(model: Module, optimizer: Optimizer, tensors: Shapes) -> None:
-        first = FirstStep(path, model, tensors)
-        around_steps(model, optimizer, first.before, first.after)
+    def begin(model: Any, optimizer: Any, part: Part) -> None:
+        found: dict[str, Any] = dataclasses.asdict(part)
 
-    def begin_stage(model: Module, optimizer: Optimizer, part: Part) -> None:
-        first = FirstStep(path, model, part.tensors, part)
-        around_steps(model, optimizer, first.before, first.after)
+        def before(zero: Any, base: Optimizer) -> None:
+            if not path.exists():
+                found["gradients"] = held(live_gradients(model, zero))
+
+        def after(zero: Any, base: Optimizer) -> None:
+            # A step may be skipped in fp16
+            if path.exists() or not base.state:
+                return
+            state, found["state_tensors_per_parameter"] = live_state(base)
+            found["parameters"] = held(live_parameters(model))
+            found["optimizer"] = held(state)
+            found["master"] = held(master_weights(base, model))
+            if zero is not None:
+                found["persistence_threshold"] = model.zero_param_persistence_threshold()
+            path.write_text(json.dumps(found))
+
+        around_steps(model, optimizer, before, after)
 
     when_prepared(begin)
-    when_pipelined(begin_stage)

@@ -67,15 +67,6 @@ class Rehearsal:
         return environment
 
 
-def find_device(device: str) -> str:
-    """cpu or cuda; for auto, cuda if torch finds it."""
-    if device != "auto":
-        return device
-    import torch  # only here, since it takes seconds to load
-
-    return "cuda" if torch.cuda.is_available() else "cpu"
-
-
 def plan(
     config_file: str,
     device: str,
@@ -96,28 +87,30 @@ def plan(
     ranks_per_node = ranks
     if device == "cpu":
         ranks_per_node = ranks // max(machines, 2)
-    if device == "cpu" and facts.groups_are_machines and ranks_per_node < 2:
-        raise ValueError(
-            f"HYBRID_SHARD needs 2 nodes of 2 or more ranks, not {ranks} ranks: with 1 per node "
-            "torch neither shards nor averages gradients"
-        )
+        if facts.groups_are_machines and ranks_per_node < 2:
+            raise ValueError(
+                f"HYBRID_SHARD needs 2 nodes of 2 or more ranks, not {ranks} ranks: with 1 per "
+                "node torch neither shards nor averages gradients"
+            )
     overrides = []
-    if ranks != config.get("num_processes", 1):
-        reason = "requested" if num_processes else "one rank would show nothing"
-        written = str(config.get("num_processes", 1))
-        overrides.append(Override("num_processes", written, str(ranks), reason))
+
+    def change(name: str, default: str, new: str, reason: str) -> None:
+        old = str(config.get(name, default))
+        if new != old:
+            overrides.append(Override(name, old, new, reason))
+
+    reason = "requested" if num_processes else "one rank would show nothing"
+    change("num_processes", "1", str(ranks), reason)
     if config.get("num_machines", 1) > 1 and not num_machines:
-        here = "all ranks run here"
-        machine = str(config.get("machine_rank", 0))
-        overrides.append(Override("num_machines", str(config["num_machines"]), "1", here))
-        overrides.append(Override("machine_rank", machine, "0", here))
-    written = config.get("mixed_precision", "no")
-    precision = mixed_precision or default_precision(config, device)
-    if precision != written:
+        change("num_machines", "1", "1", "all ranks run here")
+        change("machine_rank", "0", "0", "all ranks run here")
+    # The launcher cannot change the precision of a DeepSpeed JSON
+    is_in_json = "deepspeed_config_file" in config.get("deepspeed_config", {})
+    if mixed_precision:
+        change("mixed_precision", "no", mixed_precision, "requested")
+    elif device == "cpu" and not is_in_json:
         reason = "slow on CPU; --mixed_precision bf16 also shows what bf16 refuses"
-        if mixed_precision:
-            reason = "requested"
-        overrides.append(Override("mixed_precision", written, precision, reason))
+        change("mixed_precision", "no", "no", reason)
     return Rehearsal(config_file, facts, device, ranks, ranks_per_node, overrides, machines)
 
 
@@ -130,12 +123,3 @@ def default_ranks(config: dict, facts: ConfigStrategy, device: str) -> int:
     if facts.groups_are_machines:
         return 4
     return 1 if facts.engine == "single" else 2
-
-
-def default_precision(config: dict, device: str) -> str:
-    """Return the mixed precision unless one is requested: none on CPU."""
-    # The launcher cannot change the precision of a DeepSpeed JSON.
-    is_in_json = "deepspeed_config_file" in config.get("deepspeed_config", {})
-    if device == "cpu" and not is_in_json:
-        return "no"
-    return config.get("mixed_precision", "no")

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 from config_strategy import ConfigStrategy
 
-CLASSES = ("parameters", "gradients", "optimizer", "master")
 # The lowest ZeRO stage that splits a class. FSDP splits all of them, as stage 3 does.
 SPLIT_FROM_STAGE = {"parameters": 3, "gradients": 2, "optimizer": 1, "master": 1}
+CLASSES = tuple(SPLIT_FROM_STAGE)
 ALL_SPLIT = 3
 ALIGNMENT = 16  # elements or bytes to which an engine may pad each tensor of a flat buffer
 # Classes that a key of the YAML moves to host memory
@@ -23,7 +23,7 @@ OFFLOADED = {
     "offload_param_device": ("parameters",),
 }
 HEADER = ("rank", "class", "dtype", "device", "held bytes", "promised", "promise", "verdict")
-NUMBERS = ("held bytes", "promised")  # columns that are aligned to the right
+LINE = "{:<4}  {:10}  {:8}  {:6}  {:>15}  {:>15}  {:7}  {}"
 
 
 @dataclass(frozen=True)
@@ -43,9 +43,9 @@ class Promise:
     nominal: int
     most: int
 
-    def times(self, count: int) -> "Promise":
-        """Return the promise for `count` copies of each tensor."""
-        return Promise(self.least * count, self.nominal * count, self.most * count)
+    def plus(self, more: int) -> "Promise":
+        """Return the promise for so many elements more."""
+        return Promise(self.least + more, self.nominal + more, self.most + more)
 
 
 def shards_of(facts: ConfigStrategy, ranks: int, ranks_per_node: int) -> dict[str, int]:
@@ -58,21 +58,19 @@ def shards_of(facts: ConfigStrategy, ranks: int, ranks_per_node: int) -> dict[st
     stage = ALL_SPLIT
     if facts.stage is not None:
         stage = facts.stage
-    split = {}
-    for name in CLASSES:
-        split[name] = shards if stage >= SPLIT_FROM_STAGE[name] else 1
-    return split
+    return {name: shards if stage >= first else 1 for name, first in SPLIT_FROM_STAGE.items()}
 
 
 def promised(
-    tensors: list[WholeTensor], shards: int, rank: int, by_rows: bool, whole_below: int = 0
+    tensors: list[WholeTensor], shards: int, place: int, by_rows: bool, whole_below: int = 0
 ) -> Promise:
     """What one rank may hold of these tensors.
 
-    FSDP2 splits each tensor by rows and pads the last part. The others split flat buffers, with
-    some padding.
+    FSDP2 splits each tensor by rows, of which the last ranks hold less, or nothing, and pads the
+    last part. The others split flat buffers, with some padding.
 
     Args:
+        place: of the rank among those that share the tensors.
         by_rows: whether it is FSDP2.
         whole_below: ZeRO-3 also keeps tensors of up to this many elements whole
             (stage3_param_persistence_threshold).
@@ -80,17 +78,12 @@ def promised(
     total = sum(tensor.elements for tensor in tensors)
     if shards == 1:  # ZeRO pads its flat buffer of whole parameters too
         return Promise(total, total, total + ALIGNMENT * len(tensors))
-    if by_rows:
-        return promised_by_rows(tensors, shards, rank)
-    whole = sum(tensor.elements for tensor in tensors if tensor.elements <= whole_below)
-    nominal = divided_up(total, shards) + whole
-    # FSDP1 aligns each tensor to 16 bytes, and all pad to a multiple of the number of shards
-    padding = (ALIGNMENT + shards) * len(tensors)
-    return Promise(nominal - padding, nominal, nominal + padding)
-
-
-def promised_by_rows(tensors: list[WholeTensor], shards: int, rank: int) -> Promise:
-    """What one rank may hold if tensors are split by rows: the last ranks hold less, or nothing."""
+    if not by_rows:
+        whole = sum(tensor.elements for tensor in tensors if tensor.elements <= whole_below)
+        nominal = divided_up(total, shards) + whole
+        # FSDP1 aligns each tensor to 16 bytes, and all pad to a multiple of the number of shards
+        padding = (ALIGNMENT + shards) * len(tensors)
+        return Promise(nominal - padding, nominal, nominal + padding)
     least = 0
     most = 0
     for tensor in tensors:
@@ -98,8 +91,7 @@ def promised_by_rows(tensors: list[WholeTensor], shards: int, rank: int) -> Prom
             continue
         width = tensor.elements // tensor.rows
         part = divided_up(tensor.rows, shards)
-        first_row = rank % shards * part
-        rows_left = max(0, tensor.rows - first_row)
+        rows_left = max(0, tensor.rows - place % shards * part)
         least += width * min(part, rows_left)
         most += width * part
     return Promise(least, most, most)
@@ -122,21 +114,23 @@ def promise_of(
         tensors = [tensor for tensor in tensors if tensor.is_trained]
     by_rows = facts.engine == "fsdp2"
     place = rank // facts.tp
-    if "stage" in measured:  # FSDP2 shards stages, which the command line asks for.
+    if measured["place"] is not None:  # FSDP2 shards stages, which the command line asks for.
         by_rows = True
-        place = measured["stage"]["place"]
+        place = measured["place"]
     promise = promised(tensors, shards[name], place, by_rows, whole_below)
     offloads_whole = shards[name] == 1 and "offload_param_device" in facts.offload
     if name == "parameters" and offloads_whole and measured[name]["devices"] == ["cpu", "cuda"]:
         # One rank offloads whole tensors, and has a second copy of the small ones on its GPU.
         copied = sum(tensor.elements for tensor in tensors if tensor.elements <= whole_below)
-        least = promise.least + copied
-        return Promise(least, promise.nominal + copied, promise.most + copied)
+        return promise.plus(copied)
     if name == "gradients" and facts.stage == 2:
         # A tensor that the border of a partition splits stays whole; a rank has up to two borders.
         largest = max(tensor.elements for tensor in tensors)
         more = min(shards[name] - 1, 2) * largest
         return Promise(promise.least, promise.nominal, promise.most + more)
+    if name == "optimizer":  # AdamW: 2 tensors per parameter
+        states = measured["state_tensors_per_parameter"]
+        return Promise(promise.least * states, promise.nominal * states, promise.most * states)
     return promise
 
 
@@ -157,19 +151,18 @@ def judge(measurements: list[dict], facts: ConfigStrategy, ranks_per_node: int) 
         facts: the strategy that the YAML requests.
     """
     shards_by_yaml = shards_of(facts, len(measurements), ranks_per_node)
-    # Tensors of optimizer state per parameter (AdamW: 2); a rank may hold no parameter at all
+    # A rank may hold no parameter at all
     states = max(measured["state_tensors_per_parameter"] for measured in measurements)
     rows = []
     for rank, measured in enumerate(measurements):
         shards = shards_by_yaml
-        if "stage" in measured:
-            shards = dict.fromkeys(CLASSES, measured["stage"]["shards"])
+        if measured["shards"] is not None:  # of a stage
+            shards = dict.fromkeys(CLASSES, measured["shards"])
+        measured = measured | {"state_tensors_per_parameter": states}
         for name in CLASSES:
             if name == "master" and not measured[name]["elements"]:
                 continue  # The optimizer updates the parameters themselves.
             promise = promise_of(name, measured, rank, shards, facts)
-            if name == "optimizer":
-                promise = promise.times(states)
             row = {"rank": rank, "class": name}
             rows.append(row | judged(name, measured[name], promise, shards[name], facts))
     return rows
@@ -200,19 +193,12 @@ def judged(name: str, held: dict, promise: Promise, shards: int, facts: ConfigSt
 
 def table(rows: list[dict]) -> str:
     """Return the rows as aligned text, bytes with thousands separators."""
-    lines = [HEADER]
+    lines: list[str] = [LINE.format(*HEADER)]
     for row in rows:
         numbers = (f"{row['held_bytes']:,}", f"{row['promised_bytes']:,}")
         kinds = ("+".join(row["dtypes"]), "+".join(row["devices"]))
-        promise = f"1/{row['shards']}"
-        if row["shards"] == 1:
-            promise = "whole"
-        lines.append((str(row["rank"]), row["class"], *kinds, *numbers, promise, row["verdict"]))
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    text = []
-    for cells in lines:
-        padded = []
-        for name, cell, width in zip(HEADER, cells, widths, strict=True):
-            padded.append(cell.rjust(width) if name in NUMBERS else cell.ljust(width))
-        text.append("  ".join(padded).rstrip())
-    return "\n".join(text)
+        promise = "whole" if row["shards"] == 1 else f"1/{row['shards']}"
+        lines.append(
+            LINE.format(row["rank"], row["class"], *kinds, *numbers, promise, row["verdict"])
+        )
+    return "\n".join(lines)

@@ -22,12 +22,12 @@ def on(config, ranks=2, sharing=1, **options):
 
 ONE = Cell()
 ENGINES = [
-    on("fsdp1_no_shard"),
+    on("ddp"),
     on("fsdp1_full_shard"),
-    on("deepspeed_zero3_offload"),
-    on("fsdp2_cpu_offload"),
+    on("deepspeed_zero3"),
+    on("fsdp2_full_shard"),
     on("tp", sharing=2),
-    on("deepspeed_zero2_offload"),
+    on("deepspeed_zero2"),
     ONE,
     on("fsdp1_shard_grad_op"),
 ]
@@ -106,7 +106,6 @@ def test_a_run_continues_under_another_yaml(name, net_tiny, golden, tmp_path):
         else:
             stop = STOP_OF_STAGES if cell.recipe == "llama_pipeline" else STOP
             done = net.launch(cell, tiny, tmp_path / "run", inject=stop).expect(75)
-        assert done.report.get("verdict", "ok") == "ok", done.report
         if number > 1:
             assert "Continuing from" in done.output
     # A stop writes a checkpoint of its own, and ZeRO-0 tells no norm
@@ -126,9 +125,13 @@ def test_a_run_continues_under_another_yaml(name, net_tiny, golden, tmp_path):
     "cell",
     [
         Cell(weights="dropout", flags=NOISE),
+        Cell(weights="int8"),
+        on("fsdp1_full_shard"),
         on("fsdp2_full_shard", precision="bf16"),
         on("deepspeed_zero2", precision="bf16"),
-        on("deepspeed_zero3", 3),  # It pads the last parts
+        # Three ranks: ZeRO-3 pads the last parts, and the order of DDP's sums could differ
+        on("ddp", 3),
+        on("deepspeed_zero3", 3),
     ],
     ids=lambda cell: cell.name.replace(" ", "-"),
 )

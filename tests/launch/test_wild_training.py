@@ -76,9 +76,9 @@ def noisy(once, tiny_of):
 @pytest.mark.parametrize(
     ("family", "flags"),
     [
-        ("falcon", []),
+        *((family, []) for family in FAMILIES),
         ("gpt2", ADAPTERS),
-        ("mixtral", []),
+        ("mixtral", ["--use_peft"]),
         ("opt", ["--gradient_checkpointing"]),
         ("starcoder2", ["--gradient_checkpointing", *ADAPTERS]),
     ],

@@ -81,6 +81,8 @@ class Pipeline:
     Attributes:
         model: the part of the model on this rank.
         layout: the place of this rank.
+        stages: those of this rank.
+        is_sharded: whether the pipelines share the weights of their stages.
     """
 
     def __init__(
@@ -98,13 +100,14 @@ class Pipeline:
         """
         self.model = model
         self.layout = layout
+        self.stages = stages
         accelerator = layout.accelerator
         self._has_first = stages[0].is_first
         self._has_last = stages[-1].is_last
-        self._is_sharded = args.shard_stages and layout.num_pipelines > 1
+        self.is_sharded = args.shard_stages and layout.num_pipelines > 1
         # FSDP2 divides gradients by the number of ranks that share the weights
-        self._averaged = layout.num_pipelines if self._is_sharded else 1
-        precision = mixed_dtype(accelerator) if self._is_sharded else None
+        self._averaged = layout.num_pipelines if self.is_sharded else 1
+        precision = mixed_dtype(accelerator) if self.is_sharded else None
         dtype = getattr(torch, precision) if precision else model.dtype
         token_loss = None
         if self._has_last:
@@ -113,7 +116,7 @@ class Pipeline:
         self._stages: dict[int, StageModule] = {}
         for stage in stages:
             module = StageModule(stage, model, token_loss, accelerator, dtype)
-            if self._is_sharded:
+            if self.is_sharded:
                 shard(module, layout.over_pipelines, precision)
             self._stages[stage.index] = module
         self._schedules = ScheduleMaker(
@@ -215,7 +218,7 @@ class Pipeline:
         FSDP2 has already done so for what it shards.
         """
         waiting = []
-        if self.layout.num_pipelines > 1 and not self._is_sharded:
+        if self.layout.num_pipelines > 1 and not self.is_sharded:
             group = self.layout.over_pipelines.get_group()
             for gradient in self._gradients():
                 waiting.append(dist.all_reduce(gradient, group=group, async_op=True))

@@ -53,6 +53,8 @@ def measurements(config, ranks=4):
     facts = strategy_of(yaml.safe_load(text))
     measured = {
         "tensors": WHOLE,
+        "shards": None,
+        "place": None,
         "state_tensors_per_parameter": STATES,
         "master": {"elements": 0, "bytes": 0},
     }
@@ -126,8 +128,7 @@ def measured_pipeline(shards):
     """What the two ranks of each of two pipelines hold, and what the YAML asks for."""
     measured, facts = measurements("ddp")
     for rank, found in enumerate(measured):
-        place = rank % 2
-        found["stage"] = {"shards": shards, "place": place}
+        found |= {"shards": shards, "place": rank % 2}
         for name in CLASSES:
             for unit in ("elements", "bytes"):
                 found[name][unit] //= shards
