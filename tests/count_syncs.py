@@ -3,12 +3,13 @@
 
     python tests/count_syncs.py OUT.json recipes/llama.py ...
 
-A record has the step, the file and the line. What makes a GPU's queue run dry is an operation whose
+A record is a step and the file that asked. What makes a GPU's queue run dry is an operation whose
 result Python needs: item and what calls it (bool, float, int, an `if` on a tensor), tolist, numpy,
 cpu, nonzero and masks as indices. They are the same operations on a CPU, so they can be counted
 there. Collating a batch is not counted: it works on arrays of the host.
 """
 
+import functools
 import importlib
 import json
 import sys
@@ -19,15 +20,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 # Operations that torch dispatches, and methods of a tensor, that read from the device
-READS = {
-    "_local_scalar_dense",
-    "nonzero",
-    "equal",
-    "masked_select",
-    "unique_dim",
-    "_unique2",
-    "is_nonzero",
-}
+READS = {"_local_scalar_dense", "nonzero", "equal", "masked_select", "_unique2", "is_nonzero"}
 METHODS = ("tolist", "numpy", "cpu")
 
 
@@ -44,24 +37,25 @@ class Reads(TorchDispatchMode):
             self.note()
         return function(*arguments, **(options or {}))
 
-    def noted(self, method):
-        """The method of a tensor, with a record of each call."""
-
-        def call(*arguments, **options):
-            self.note()
-            return method(*arguments, **options)
-
-        return call
-
     def note(self):
         """Record who asked: the innermost frame that is neither torch's nor of this file."""
         frames = [frame for frame in traceback.extract_stack() if "/torch/" not in frame.filename]
         if any(frame.name == "__call__" and "packing" in frame.filename for frame in frames):
             return  # a batch is collated
         asked = [frame for frame in frames if frame.filename != __file__][-1]
-        file = "/".join(Path(asked.filename).parts[-2:])
         step = self.run.step + 1 if self.run else 0
-        self.found.append({"step": step, "file": file, "line": asked.line})
+        self.found.append({"step": step, "file": "/".join(Path(asked.filename).parts[-2:])})
+
+
+def before(function, call):
+    """A function before which another one is called with the same arguments."""
+
+    @functools.wraps(function)
+    def both(*arguments, **options):
+        call(*arguments, **options)
+        return function(*arguments, **options)
+
+    return both
 
 
 def main():
@@ -71,15 +65,10 @@ def main():
     sys.path[0] = str(Path(recipe).resolve().parent)
     module = importlib.import_module(Path(recipe).stem)
     reads = Reads()
-    train = module.train
-
-    def train_and_show(args, run):
-        reads.run = run
-        train(args, run)
-
-    module.train = train_and_show
+    module.train = before(module.train, lambda args, run: setattr(reads, "run", run))
     for name in METHODS:
-        setattr(torch.Tensor, name, reads.noted(getattr(torch.Tensor, name)))
+        noted = before(getattr(torch.Tensor, name), lambda *_, **__: reads.note())
+        setattr(torch.Tensor, name, noted)
     with reads:
         module.main()
     Path(out).write_text(json.dumps(reads.found))

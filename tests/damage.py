@@ -1,17 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Damage to checkpoints, in this process, for unit tests.
-
-Each function that damages returns a `Tried`: the number of trials, and the damage that was missed.
-"""
+"""Small checkpoints, made in this process, and pickles to be planted in them."""
 
 import json
 import os
 import pickle
-import random
 import shutil
-from functools import partial
 from pathlib import Path
-from typing import NamedTuple
 
 import torch
 
@@ -23,26 +17,6 @@ MANIFEST = "manifest.json"
 STATE_FILES = ("state-00001.safetensors", "state-00002.safetensors")
 FILES = (*STATE_FILES, files.BOXES, files.PROGRESS)
 NAMES = (*FILES, MANIFEST)
-# Folders whose names resemble that of a checkpoint
-STRAYS = (
-    "checkpoint-",
-    "checkpoint--3",
-    "checkpoint-8 copy",
-    "checkpoint-50.tmp",
-    "xcheckpoint-4",
-    "checkpoint-٣",
-    "checkpoint-0",
-)
-
-
-class Tried(NamedTuple):
-    """What was tried: the number of trials, and the damage that was not found."""
-
-    trials: int
-    missed: list[str]
-
-
-# ---- Checkpoints ----
 
 
 def make_checkpoint(folder: Path, step: int, numbers: int = 3000, limit: int = 9) -> Path:
@@ -79,108 +53,7 @@ def find_checkpoint(folder: Path, requested: str = "auto") -> Path | None:
     return None
 
 
-def is_found(checkpoint: Path, name: str) -> bool:
-    """Return whether damage to a file is found, and the file named.
-
-    A wrong hash in the manifest blames the file that it is about.
-    """
-    problem = find_damage(checkpoint)
-    if problem is None:
-        return False
-    return problem.startswith(name) or name == MANIFEST
-
-
-def flipped_bits(checkpoint: Path, flips: int, seed: int = 0) -> Tried:
-    """Flip one bit at a time, spread over each file."""
-    dice = random.Random(seed)
-    missed = []
-    for i in range(flips):
-        path = checkpoint / NAMES[i % len(NAMES)]
-        position = dice.randrange(path.stat().st_size)
-        bit = dice.randrange(8)
-        with open(path, "r+b") as file:
-            byte = os.pread(file.fileno(), 1, position)
-            flipped = byte[0] ^ (1 << bit)
-            os.pwrite(file.fileno(), bytes([flipped]), position)
-            if not is_found(checkpoint, path.name):
-                missed.append(f"{path.name}, byte {position}")
-            os.pwrite(file.fileno(), byte, position)
-    return Tried(flips, missed)
-
-
-NO_FILE = {
-    "missing": lambda path: None,
-    "a folder": Path.mkdir,
-    "a link to nothing": lambda path: path.symlink_to("nowhere"),
-}
-
-
-def cut_and_lost_files(checkpoint: Path) -> Tried:
-    """Cut each file at ten offsets; make it longer, missing, a folder, or a dangling link."""
-    trials = 0
-    missed = []
-    for name in NAMES:
-        path = checkpoint / name
-        whole = path.read_bytes()
-        replacements = dict(NO_FILE)
-        for content in (*(whole[: tenth * len(whole) // 10] for tenth in range(10)), whole + b"x"):
-            replacements[f"{len(content)} bytes"] = partial(Path.write_bytes, data=content)
-        for what, replace in replacements.items():
-            path.unlink()
-            replace(path)
-            trials += 1
-            if not is_found(checkpoint, name):
-                missed.append(f"{name}: {what}")
-            if path.is_dir():
-                path.rmdir()
-            path.unlink(missing_ok=True)
-            path.write_bytes(whole)
-    return Tried(trials, missed)
-
-
-# ---- Folders ----
-
-
-def older_one_is_taken(folder: Path) -> Tried:
-    """Damage each file of the newest checkpoint: the previous one is chosen, this one is kept."""
-    missed = []
-    for name in NAMES:
-        shutil.rmtree(folder, ignore_errors=True)
-        older = make_checkpoint(folder, 3)
-        newest = make_checkpoint(folder, 7)
-        (newest / name).write_bytes(b"")
-        if find_checkpoint(folder) != older:
-            missed.append(f"{name}: another one")
-        kept = list(folder.glob("checkpoint-7.damaged-*"))
-        if len(kept) != 1 or newest.exists():
-            missed.append(f"{name}: the damaged one is lost")
-    return Tried(len(NAMES), missed)
-
-
-def stray_files(folder: Path) -> Tried:
-    """Files, folders and a dangling link that look like a checkpoint are not taken, and stay."""
-    shutil.rmtree(folder, ignore_errors=True)
-    for name in STRAYS:
-        (folder / name).mkdir(parents=True)
-        (folder / name / "notes.txt").write_text("mine")
-    for name in ("notes.txt", "checkpoint-99", "checkpoint-12345678901234567890"):
-        (folder / name).write_text("mine")
-    (folder / "checkpoint-77").symlink_to("nowhere")
-    before = sorted(folder.rglob("*"))
-    for step in (1, 2, 3):
-        make_checkpoint(folder, step, limit=1)
-    missed = [f"{path} is gone" for path in before if not os.path.lexists(path)]
-    if find_checkpoint(folder) != folder / "checkpoint-3":
-        missed.append("another one was taken")
-    for path in (folder / "checkpoint-1", folder / "checkpoint-2"):
-        if path.exists():
-            missed.append(f"{path} is left")
-    return Tried(len(before), missed)
-
-
 # ---- Pickles ----
-
-
 class Planted:
     """An object that runs a command when it is unpickled."""
 

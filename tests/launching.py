@@ -3,6 +3,7 @@
 
 import contextlib
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -91,7 +92,9 @@ def quickstart(recipe, out):
     """Run a recipe's quickstart into `out` in the environment of the tests; return its output."""
     (Path(sys.prefix) / ".installed").touch()  # it holds what the quickstart would install
     words = [f"RECIPE={recipe}", f"VENV={sys.prefix}", f"OUT={out}", "THREADS=1"]
-    done = run("make", "quickstart", *words, timeout=900)
+    # With the best kernels of this CPU, as a user has them: no figure is compared
+    environment = {name: value for name, value in os.environ.items() if "AVX2" not in value.upper()}
+    done = run("make", "quickstart", *words, timeout=900, env=environment)
     assert done.returncode == 0, done.output[-4000:]
     return done.output
 

@@ -22,12 +22,12 @@ def on(config, ranks=2, sharing=1, **options):
 
 ONE = Cell()
 ENGINES = [
-    on("ddp"),
+    on("fsdp1_no_shard"),
     on("fsdp1_full_shard"),
-    on("deepspeed_zero3"),
-    on("fsdp2_full_shard"),
+    on("deepspeed_zero3_offload"),
+    on("fsdp2_cpu_offload"),
     on("tp", sharing=2),
-    on("deepspeed_zero2"),
+    on("deepspeed_zero2_offload"),
     ONE,
     on("fsdp1_shard_grad_op"),
 ]
@@ -106,6 +106,7 @@ def test_a_run_continues_under_another_yaml(name, net_tiny, golden, tmp_path):
         else:
             stop = STOP_OF_STAGES if cell.recipe == "llama_pipeline" else STOP
             done = net.launch(cell, tiny, tmp_path / "run", inject=stop).expect(75)
+        assert done.report.get("verdict", "ok") == "ok", done.report
         if number > 1:
             assert "Continuing from" in done.output
     # A stop writes a checkpoint of its own, and ZeRO-0 tells no norm
@@ -125,13 +126,9 @@ def test_a_run_continues_under_another_yaml(name, net_tiny, golden, tmp_path):
     "cell",
     [
         Cell(weights="dropout", flags=NOISE),
-        Cell(weights="int8"),
-        on("fsdp1_full_shard"),
         on("fsdp2_full_shard", precision="bf16"),
         on("deepspeed_zero2", precision="bf16"),
-        # Three ranks: ZeRO-3 pads the last parts, and the order of DDP's sums could differ
-        on("ddp", 3),
-        on("deepspeed_zero3", 3),
+        on("deepspeed_zero3", 3),  # It pads the last parts
     ],
     ids=lambda cell: cell.name.replace(" ", "-"),
 )

@@ -30,7 +30,6 @@ def planted(*faults):
 
 
 def test_without_any_extra_llama_trains(net_tiny, tmp_path):
-    assert extras_of(REPO / "recipes" / "llama.py")
     copy = tmp_path / "copy"
     script("copy_recipe", "llama", copy, "--extras", code=0)
     assert not (copy / "extras").exists()
@@ -39,10 +38,7 @@ def test_without_any_extra_llama_trains(net_tiny, tmp_path):
     assert len(read_metrics(tmp_path / "run")[0]) == 4
 
 
-FOLDERS = sorted(path.parent.name for path in REPO.glob("recipes/extras/*/hooks.py"))
-
-
-@pytest.mark.parametrize("name", FOLDERS)
+@pytest.mark.parametrize("name", extras_of(REPO / "recipes" / "llama.py"))
 def test_with_any_one_folder_of_extras_taken_away_llama_trains(name, net_tiny, tmp_path):
     """Once the recipe does not list it any more."""
     copied = shutil.copytree(REPO / "recipes", tmp_path / "recipes")

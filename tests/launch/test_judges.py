@@ -78,10 +78,19 @@ def run_of_trainer(tiny, folder):
     return [entry for entry in trainer.state.log_history if "loss" in entry]
 
 
-def test_steps_are_those_of_the_trainer(net_tiny, tmp_path):
+@pytest.fixture(scope="module")
+def finished(net_tiny, once):
+    """The folder of a run whose rows come in the order of their file."""
+
+    def launch(folder):
+        net.launch(Cell(), net_tiny("llama"), folder, *SEQUENTIAL).expect(0)
+
+    return once("judged", launch)
+
+
+def test_steps_are_those_of_the_trainer(finished, net_tiny, tmp_path):
     tiny = net_tiny("llama")
-    done = net.launch(Cell(), tiny, tmp_path / "run", *SEQUENTIAL).expect(0)
-    ours = [line for line in net.metrics(done.folder) if "loss" in line]
+    ours = [line for line in net.metrics(finished) if "loss" in line]
     theirs = run_of_trainer(tiny, tmp_path / "trainer")
     assert len(ours) == len(theirs) == 8
     for name in ("loss", "grad_norm", "learning_rate"):
@@ -102,15 +111,14 @@ def loss_in_fp64(model, rows):
     return (total / count).item()
 
 
-def test_losses_are_those_by_hand_in_fp64(net_tiny, tmp_path):
+def test_losses_are_those_by_hand_in_fp64(finished, net_tiny):
     """The first step has a rate of 0: its loss is the base's. The highest one is the result's."""
     tiny = net_tiny("llama")
-    done = net.launch(Cell(), tiny, tmp_path / "run", *SEQUENTIAL).expect(0)
     tokenizer = AutoTokenizer.from_pretrained(tiny / "model")
     base = AutoModelForCausalLM.from_pretrained(tiny / "model", dtype="float64")
-    first = net.metrics(done.folder)[0]
+    first = net.metrics(finished)[0]
     by_hand = loss_in_fp64(base, rows_of(tiny, "train", tokenizer)[:12])
     assert first["loss"] == pytest.approx(by_hand, rel=1e-6)
-    saved = AutoModelForCausalLM.from_pretrained(done.folder, dtype="float64")
-    largest = max(line["eval_loss"] for line in net.metrics(done.folder) if "eval_loss" in line)
+    saved = AutoModelForCausalLM.from_pretrained(finished, dtype="float64")
+    largest = max(line["eval_loss"] for line in net.metrics(finished) if "eval_loss" in line)
     assert largest == pytest.approx(loss_in_fp64(saved, rows_of(tiny, "test", tokenizer)), rel=1e-6)

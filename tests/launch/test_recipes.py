@@ -10,7 +10,7 @@ import pytest
 
 import golden
 import net
-from launching import errors_of, read_json, read_rows, script
+from launching import errors_of, read_json, script
 from net import Cell
 
 
@@ -39,29 +39,6 @@ def test_an_image_that_breaks_in_a_loader_is_named_and_a_checkpoint_is_there(net
     assert "checkpoint-2" in net.checkpoints(done.folder)
     status = read_json(done.folder / "status.json")
     assert status["state"] == "failed" and str(bad) in status["why"]
-
-
-# ---- t5 ----
-def test_two_ranks_write_the_texts_of_one_process(net_tiny, tmp_path):
-    """Under FSDP1, where generation needs gathered what is in no layer."""
-    tiny = net_tiny("t5")
-    # It learns to write texts, which are not yet right
-    flags = ("--learning_rate", "3e-3", "--max_steps", "20", "--num_train_epochs", "6")
-    flags += ("--eval_steps", "20", "--save_steps", "20")
-    found = []
-    for cell in (
-        Cell(recipe="t5", flags=flags),
-        Cell("fsdp1_full_shard", recipe="t5", flags=flags, ranks=2),
-    ):
-        folder = net.launch(cell, tiny, tmp_path / cell.config).expect(0).folder
-        scores = [line for line in net.figures(folder) if "eval_bleu" in line]
-        for line in scores:
-            line.pop("eval_loss")  # It differs by the rounding of sums
-        found.append((read_rows(folder / "predictions.jsonl"), scores))
-    assert found[0] == found[1]
-    texts, _ = found[0]
-    assert [line["row"] for line in texts] == list(range(1, 13))
-    assert len({line["prediction"] for line in texts}) > 3  # Not one text for all
 
 
 # ---- llama_dpo ----

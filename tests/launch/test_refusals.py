@@ -11,7 +11,6 @@ import shutil
 import sys
 
 import pytest
-import yaml
 from transformers import BertConfig, GPT2Config
 
 from launching import CONFIGS, RECIPE, REPO, accelerate_launch, rehearse, run
@@ -30,8 +29,6 @@ FILES = {
     "no_answer.jsonl": f'{GOOD}\n{{"prompt": "Spell.", "completion": ""}}\n',
     "no_rejected.jsonl": '{"prompt": "a", "chosen": "b", "rejected": ""}\n',
     "no_target.jsonl": '{"source": "the dog", "target": ""}\n',
-    "train.tsv": "prompt\tcompletion\n1\t2\n",
-    "rows.jsonl.gz": "",
     "tools.jsonl": json.dumps({"messages": [ASKED, CALLED]}),
 }
 BEST = "--load_best_model_at_end --max_steps 2"
@@ -40,9 +37,6 @@ ANSWERS = "--predict_with_generate --num_predictions 1"
 CALLS = [  # recipe, words, exit code, word
     # Files and rows
     ("llama", "--dataset_name {tmp}/rwos.jsonl", 65, "rwos.jsonl"),
-    ("llama", "--dataset_name {tmp}/none", 65, "none"),
-    ("llama", "--dataset_name {tmp}/train.tsv", 65, "train.tsv"),
-    ("llama", "--dataset_name {tmp}/rows.jsonl.gz", 65, "rows.jsonl.gz"),
     ("llama", "--dataset_name {tmp}/torn.jsonl", 65, "line 2"),
     ("llama", "--dataset_name {tmp}/latin.jsonl --dataset_num_proc 2", 65, "line 9"),
     ("llama", "--dataset_name {tmp}/spells.csv", 65, "--columns"),
@@ -56,18 +50,13 @@ CALLS = [  # recipe, words, exit code, word
     ("vit", "--dataset_name {tmp}/images", 65, "00001.png"),
     # Flags: tests/unit/core/test_cli.py has more of them
     ("llama", "--learning_rat 1", 64, "--learning_rate"),
-    ("llama", "--max_steps many", 64, "--max_steps"),
-    ("llama", "--learning_rate -1 --use_peft --lora_r 0", 64, "--lora_r"),
     ("llama", "--optim adam", 64, "adamw_torch_fused"),
     ("llama", "--attn_implementation flash_attention_2", 64, "package"),
-    ("llama", "--attn_implementation kernels-community/flash-attn2", 64, "kernels"),
     ("llama", "--use_peft --lora_target_modules q_prj", 64, "none of this name"),
-    ("llama", "--chat_template_kwargs 1", 64, "--chat_template_kwargs"),
     ("llama", BEST, 64, "--eval_split"),
     ("mistral_pretrain", f"--dataset_name {{tmp}}/text.txt {BEST}", 64, "--num_eval_documents"),
     ("llama", ANSWERS, 64, "--predict_with_generate"),
     ("llama", f"{ROWS} --eval_split 10 {ANSWERS} --no_completion_only_loss", 64, "prompt"),
-    ("llama", "--report_to swanlab", 64, "swanlab"),
     ("llama_dpo", "--beta 0", 64, "--beta"),
     # Models
     ("llama", "--model_name_or_path {tmp}/none", 64, "none"),
@@ -77,7 +66,6 @@ CALLS = [  # recipe, words, exit code, word
     ("llama", "--model_name_or_path owner/none", 69, "huggingface.co"),
     # Output
     ("llama", "--output_dir {tmp}/rows.jsonl", 73, "rows.jsonl"),
-    ("llama", "--output_dir {tmp}/rows.jsonl/run", 73, "rows.jsonl/run"),
     ("llama", "--output_dir {tiny}/model --dry_run", 64, "--output_dir"),
     ("llama", "--output_dir {tmp}/model", 64, "--output_dir"),
 ]
@@ -140,8 +128,6 @@ UNDER = [  # YAML, recipe, words, word
     ("tp", "mixtral", "--ep_size 2", "cannot be combined"),
     ("fsdp2_full_shard", "llama_pipeline", "", "pp.yaml"),
     ("pp", "llama_pipeline", "--pp_size 3", "--pp_size"),
-    ("pp", "llama_pipeline", "--model_name_or_path {tmp}/short", "GPT2LMHeadModel"),
-    ("pp", "llama_pipeline", "--pipeline_schedule zbv", "1f1b"),  # Four stages of two layers
 ]
 
 
@@ -153,40 +139,22 @@ def test_what_cannot_work_under_a_yaml_is_refused(config, name, call, word, tiny
     assert_refused(done, 64, word)
 
 
-@pytest.mark.parametrize("config", ["fsdp", "deepspeed_zero3"])
-def test_4_bit_weights_that_mixed_precision_would_cast_are_refused(config, tiny, inputs):
-    words = ["--model_name_or_path", tiny / "model", "--dataset_name", inputs / "rows.jsonl"]
-    words += ["--use_peft", "--load_in_4bit", "--output_dir", inputs / "run"]
-    done = rehearse(config, *words, mixed_precision="bf16")
-    assert_refused(done, 64, "bfloat16")
-
-
-def changed(config, **changes):
-    """The content of a shipped YAML with changes in its sections."""
-    content = yaml.safe_load((CONFIGS / f"{config}.yaml").read_text())
-    for section, values in changes.items():
-        content[section] |= values
-    return yaml.safe_dump(content)
-
-
 # What accelerate would not do or not tell: it shards nothing without a GPU, runs one process in the
 # place of two, and ignores a key that it does not know
 LAUNCHED = [  # file, words of the launcher, word
     ("fsdp2_full_shard", ["--num_processes", 1], "rehearse.py"),
     ("ddp", ["--num_processes", 2], "one process"),
-    ("single", ["--mixed_precision", "fp16"], "fp16 needs a GPU"),
-    ("single", ["--num_processes", 2], "MULTI_GPU"),
-    (changed("fsdp2_shard_grad_op", fsdp_config={"fsdp_ofload_params": 1}), [], "ofload_params"),
-    (changed("deepspeed_zero3", deepspeed_config={"gradient_clipping": 1.0}), [], "clipping"),
+    ("misspelt", [], "ofload_params"),
 ]
 
 
 @pytest.mark.parametrize(("config", "launcher", "word"), LAUNCHED)
 def test_a_launch_that_would_run_something_else_is_refused(config, launcher, word, tiny, inputs):
     path = CONFIGS / f"{config}.yaml"
-    if "\n" in config:
-        path = inputs / "changed.yaml"
-        path.write_text(config)
+    if config == "misspelt":
+        path = inputs / "misspelt.yaml"
+        text = (CONFIGS / "fsdp2_cpu_offload.yaml").read_text()
+        path.write_text(text.replace("fsdp_offload_params", "fsdp_ofload_params"))
     words = ["--model_name_or_path", tiny / "model", "--dataset_name", inputs / "rows.jsonl"]
     launcher = ["--config_file", path, "--mixed_precision", "no", *launcher]
     done = accelerate_launch(

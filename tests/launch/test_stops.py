@@ -17,6 +17,7 @@ from hashlib import sha256
 import pytest
 
 import net
+from launching import starting_cold
 from net import Cell
 
 ONE = Cell()
@@ -31,10 +32,7 @@ def ends(at, do="SIGTERM", **fields):
 # name: (cell, fault, how it ends); 1 is what a launcher makes of a signal
 ENDINGS = {
     "SIGTERM in a step": (ONE, ends("forward 14"), 75),
-    "SIGTERM to one rank that shards": (SHARDED, ends("forward 8", rank=1), 75),
-    "SIGTERM in an evaluation": (ONE, ends("evaluation 3"), 75),
     "SIGTERM while rows are prepared": (ONE, ends("map 1"), 75),
-    "SIGTERM before the first step": (ONE, ends("forward 1"), 75),
     "SIGKILL in a step": (ONE, ends("forward 18", "SIGKILL"), -9),
     "SIGKILL of one rank that shards": (SHARDED, ends("forward 10", "SIGKILL", rank=0), 1),
     "a weight that is not finite": (ONE, ends("step 5", "nan weight"), 70),
@@ -42,22 +40,21 @@ ENDINGS = {
 }
 
 
-@pytest.mark.parametrize("place", ["forward 10", "load 1"])
-def test_a_rank_that_is_suspended_hangs_no_run(place, net_tiny, golden, tmp_path):
-    """In the loop or before it, the others wait for as long as --ddp_timeout says.
+LEFT = ["checkpoints"]  # A run that ended has written more of them, or fewer
+
+
+def test_a_rank_that_is_suspended_hangs_no_run(net_tiny, golden, tmp_path):
+    """Also before the loop the others wait for as long as --ddp_timeout says.
 
     Then the run ends; or the rank continues, woken by the signal that asks it for its stacks.
     """
     tiny = net_tiny("llama")
-    fault = ends(place, "SIGSTOP", rank=1)
-    done = net.launch(TWO, tiny, tmp_path / "run", "--ddp_timeout", "12", inject=fault)
+    fault = ends("load 1", "SIGSTOP", rank=1)
+    done = net.launch(TWO, tiny, tmp_path / "run", "--ddp_timeout", "5", inject=fault)
     assert "File" in done.output  # The stacks
     if done.code != 0:
         done = net.launch(TWO, tiny, tmp_path / "run").expect(0)
-    golden.check("cells", TWO.row, row_of(done, tiny), own_name=f"suspended {place}", without=LEFT)
-
-
-LEFT = ["checkpoints"]  # A run that ended has written more of them, or fewer
+    golden.check("cells", TWO.row, row_of(done, tiny), own_name="suspended", without=LEFT)
 
 
 WITH_LOADER = Cell(riding=("--dataloader_num_workers", "1"))
@@ -70,12 +67,12 @@ OF_PROCESSES = {
 }
 
 
-@pytest.mark.cold("a warm process has other parents")
 @pytest.mark.parametrize("name", OF_PROCESSES, ids=lambda name: name.replace(" ", "-"))
 def test_a_run_whose_processes_were_ended_goes_on(name, net_tiny, golden, tmp_path):
     cell, fault, codes = OF_PROCESSES[name]
     tiny = net_tiny("llama")
-    done = net.launch(cell, tiny, tmp_path / "run", inject=fault)
+    with starting_cold():
+        done = net.launch(cell, tiny, tmp_path / "run", inject=fault)
     assert done.code in codes, done.output[-4000:]
     wait_until_ended(tmp_path / "run")
     done = net.launch(cell, tiny, tmp_path / "run").expect(0)
@@ -144,11 +141,10 @@ def test_a_folder_in_use_is_refused_and_the_run_in_it_goes_on(net_tiny, golden, 
     golden.check("cells", ONE.row, row_of(done, tiny), own_name="in use", without=LEFT)
 
 
-@pytest.mark.parametrize("cell", [ONE, SHARDED], ids=lambda cell: cell.config)
-def test_a_checkpoint_is_flushed_before_it_has_its_name(cell, net_tiny, tmp_path):
+def test_a_checkpoint_is_flushed_before_it_has_its_name(net_tiny, tmp_path):
     """And the folder that holds it afterwards: a loss of power leaves whole checkpoints only."""
     notes = tmp_path / "notes.jsonl"
-    done = net.launch(cell, net_tiny("llama"), tmp_path / "run", notes=notes).expect(0)
+    done = net.launch(ONE, net_tiny("llama"), tmp_path / "run", notes=notes).expect(0)
     log = [json.loads(line) for line in notes.read_text().splitlines()]
     renames = [
         (number, *event[1:])
@@ -190,11 +186,3 @@ def test_a_crash_at_any_change_of_a_save_leaves_whole_checkpoints(net_tiny, tmp_
             assert found == first or (is_being_deleted and found.items() <= first.items()), folder
         assert steps or not seen  # From the first save on there is always one
     assert {3, 6, 8} <= seen.keys()
-
-
-def test_a_run_in_the_background_of_which_a_save_is_killed_goes_on(net_tiny, golden, tmp_path):
-    tiny = net_tiny("llama")
-    fault = ends("forward 15", "SIGKILL")
-    net.launch(ONE, tiny, tmp_path / "run", "--async_save", inject=fault).expect(-9)
-    done = net.launch(ONE, tiny, tmp_path / "run", "--async_save").expect(0)
-    golden.check("cells", ONE.row, row_of(done, tiny), own_name="async", without=LEFT)

@@ -544,19 +544,6 @@ def test_fsdp2_in_bf16_takes_adapters_for_frozen_after_peft_has_disabled_them(cu
     check_errors(step, "attempting to assign a gradient with dtype", cured, **FSDP2)
 
 
-def test_with_adapters_disabled_a_model_and_modules_beside_them_are_those_of_the_base():
-    base = llama()
-    tokens = torch.arange(16)[None]
-    expected = base(input_ids=tokens).logits
-    model = with_adapters(base, ["lm_head", "embed_tokens"])
-    for name in ("lm_head", "model.embed_tokens"):
-        copied = model.get_base_model().get_submodule(name).modules_to_save["default"]
-        torch.nn.init.normal_(copied.weight)  # as if trained
-    with pairs.adapters_disabled():
-        assert torch.equal(model(input_ids=tokens).logits, expected)
-    assert not torch.equal(model(input_ids=tokens).logits, expected)
-
-
 # ---- Mesh ----
 @pytest.fixture
 def saved(tmp_path):

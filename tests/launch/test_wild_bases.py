@@ -19,7 +19,6 @@ from transformers import (
     BitsAndBytesConfig,
 )
 
-from jobs import RECIPES
 from launching import (
     REPO,
     data_of,
@@ -119,12 +118,17 @@ def reshape(model):
     return "in other shapes", "embed"
 
 
-# As config.json names them; transformers does not know the last one
-METHODS = "fp8 gptq awq compressed-tensors mxfp4 torchao hqq modelopt".split()
-SPOILED = [(recipe, drop_one) for recipe in RECIPES]
-for recipe_name, method in zip(RECIPES, METHODS, strict=True):
-    SPOILED.append((recipe_name, partial(quantize, method=method)))
-SPOILED += [("llama", nest_quantization), ("llama", rename), ("bert", rename), ("bert", reshape)]
+SPOILED = [  # each recipe once, which load what they train in ways of their own
+    ("llama", rename),
+    ("llama", nest_quantization),
+    ("llama_dpo", partial(quantize, method="modelopt")),  # which transformers does not know
+    ("mistral_pretrain", partial(quantize, method="fp8")),
+    ("mixtral", drop_one),
+    ("t5", partial(quantize, method="gptq")),
+    ("bert", reshape),
+    ("bert_ner", rename),
+    ("vit", drop_one),
+]
 
 
 @pytest.mark.parametrize(("recipe", "spoil"), SPOILED)
@@ -141,7 +145,6 @@ def test_a_base_that_is_not_all_there_is_refused(recipe, spoil, base, tiny_of, t
     [
         ("fsdp", "llama", []),
         ("pp", "llama_pipeline", ["--pp_size", 2]),
-        ("ep", "mixtral", ["--ep_size", 2]),
     ],
 )
 def test_every_strategy_refuses_it(config, recipe, flags, base, tiny_of, tmp_path):
@@ -202,7 +205,6 @@ def test_a_base_of_bitsandbytes_is_trained_as_it_was_saved(bits, in_bits, tiny_o
 @pytest.mark.parametrize(
     ("bits", "flags", "fix"),
     [
-        ("4", [], "--load_in_4bit"),
         ("8", ["--load_in_4bit"], "--load_in_8bit"),
         ("4", ["--load_in_4bit", "--bnb_4bit_quant_type", "fp4"], "--bnb_4bit_quant_type nf4"),
     ],
@@ -280,11 +282,10 @@ def test_an_untrained_step_leaves_each_class_its_weights(recipe, tiny_of, tmp_pa
     ("of_base", "of_rows", "is_kept"),
     [
         (["POSITIVE", "NOT SO GOOD"], ["not so good", "positive"], True),
-        (["LABEL_0", "LABEL_1"], [0, 1], True),
         (["LABEL_0", "LABEL_1"], ["bad", "good"], False),
         ([f"c{n}" for n in (3, 1, 2, 0, *range(4, 12))], [f"c{n}" for n in range(12)], True),
     ],
-    ids=["case", "numbers", "unnamed", "twelve"],
+    ids=["case", "unnamed", "twelve"],
 )
 def test_names_of_classes_are_compared_as_people_write_them(
     of_base, of_rows, is_kept, tiny_of, tmp_path

@@ -6,16 +6,13 @@ All is seen from outside: command lines, summaries, files and exit codes.
 
 import csv
 import json
-import math
-import re
 import shutil
 
 import pytest
 from datasets import Dataset
-from transformers import AutoTokenizer
 
 import launching
-from launching import REPO, errors_of, read_metrics, read_rows, recipe, rehearse
+from launching import errors_of, read_rows, recipe
 
 # Characters that patterns expand, and some that only look odd
 FOLDER = "my [ab] rows*"
@@ -28,8 +25,6 @@ FORMATS = {
     "llama_dpo": ".json",
     "mixtral": ".parquet",
     "bert": ".csv",
-    "bert_ner": ".parquet",
-    "t5": ".jsonl",
 }
 
 
@@ -84,39 +79,6 @@ def test_a_file_that_exists_is_that_file_and_copies_in_another_are_counted(
     assert f"warning: {COPIES} of the {COPIES + NEW} held-out rows are trained on too" in summary
 
 
-WRONG = ["wrong " * 50]
-
-
-def write_texts(folder, ending, texts):
-    folder.mkdir()
-    for number, text in enumerate(texts):
-        (folder / f"{number}{ending}").write_text(text)
-
-
-@pytest.mark.parametrize(
-    ("suffix", "flags"),
-    [(".txt", []), (".parquet", ["--streaming"])],
-    ids=["texts", "stream"],
-)
-def test_documents_of_a_path_that_exists_are_those(suffix, flags, tiny_of, tmp_path):
-    tiny = tiny_of("mistral_pretrain")
-    rows = distinct_rows(tiny)[:3]
-    texts = [row["text"] for row in rows]
-    if suffix == ".txt":
-        named = tmp_path / FOLDER
-        write_texts(named, "[1].txt", texts)
-        write_texts(tmp_path / NEIGHBOR, "1.txt", WRONG)
-    else:
-        named = write_rows(tmp_path / FOLDER / f"{FILE}{suffix}", rows)
-        for folder in (FOLDER, NEIGHBOR):
-            path = tmp_path / folder / f"{NEIGHBOR_FILE}{suffix}"
-            write_rows(path, [{"text": text} for text in WRONG])
-    words = ["--num_train_epochs", 1, "--max_length", 64]
-    summary = plan("mistral_pretrain", tiny / "model", named, tmp_path / "run", *words, *flags)
-    assert steps_in(summary) == steps_of(tiny / "model", texts, passes=1, per_step=64 * 8)
-    assert "wrong" not in summary.partition("sample: ")[2]
-
-
 def test_a_folder_of_any_layout_and_several_files_are_those_that_were_named(tiny_of, tmp_path):
     tiny = tiny_of("llama")
     rows = distinct_rows(tiny)
@@ -158,27 +120,12 @@ def copy_to(source, target):
     shutil.copyfile(source, target)
 
 
-def test_a_split_that_is_held_out_of_rows_with_copies_is_counted(tiny_of, tmp_path):
-    tiny = tiny_of("llama")
-    rows = distinct_rows(tiny)[:100]
-    once = write_rows(tmp_path / "once.jsonl", rows)
-    twice = write_rows(tmp_path / "twice.jsonl", rows + rows)
-    words = ["--eval_split", 0.25]
-    summary = plan("llama", tiny / "model", twice, tmp_path / "run", *words)
-    copies = int(re.search(r"warning: (\d+) of the 50 held-out rows are trained on", summary)[1])
-    # A held-out row's copy is trained on with a chance of 3/4; 4 standard deviations on each side
-    assert 25 < copies <= 50
-    assert "trained on too" not in plan("llama", tiny / "model", once, tmp_path / "run", *words)
-
-
 # ---- The output folder ----
 @pytest.mark.parametrize(
     ("recipe", "file", "out"),
     [
-        ("llama", "out/run.json", "out"),
-        ("t5", "out/predictions.jsonl", "link"),
+        ("llama", "out/run.json", "link"),
         ("bert", "out/chats.jsonl", "out/deep/run"),
-        ("mistral_pretrain", "out/chats.jsonl", "out"),
     ],
 )
 def test_an_output_folder_in_which_rows_would_be_lost_or_mixed_is_refused(
@@ -212,45 +159,3 @@ def test_a_second_text_is_read_as_a_pair_or_told(columns, num_texts, unread, tin
     pair = plan("bert", *words, "--text_columns", *columns.split())
     for told, number in ((summary, num_texts), (pair, 2)):
         assert told.partition("sample: ")[2].partition(" -> ")[0].count("[SEP]") == number
-
-
-# ---- Steps of pre-training ----
-def tokens_of(model, texts):
-    """Return the number of tokens of texts, each with an end of sequence."""
-    tokenizer = AutoTokenizer.from_pretrained(model)
-    return sum(len(tokenizer(text)["input_ids"]) + 1 for text in texts)
-
-
-def steps_of(model, texts, passes, per_step):
-    """Return the steps in which each token but the first of all is predicted or begins a text."""
-    return math.ceil((passes * tokens_of(model, texts) - 1) / per_step)
-
-
-def steps_in(summary):
-    return int(re.search(r"steps: ([\d,]+)", summary)[1].replace(",", ""))
-
-
-def texts_of_tokens(model, number):
-    """Return texts that have this number of tokens, each with its end."""
-    tokenizer = AutoTokenizer.from_pretrained(model)
-    ids = tokenizer("Momo is a baker in Gret and buys flour. " * number)["input_ids"]
-    for cut in range(1, len(ids)):
-        texts = ["Quovu is a smith.", tokenizer.decode(ids[:cut])]
-        if tokens_of(model, texts) == number:
-            return texts
-    raise AssertionError(f"no text has {number} tokens")
-
-
-def test_no_step_is_without_a_token_to_predict(tiny_of, tmp_path):
-    """Two steps of two ranks and one token more, which begins a text: it is predicted by none."""
-    tiny = tiny_of("mistral_pretrain")
-    texts = texts_of_tokens(tiny / "model", 2 * 2 * 32 + 1)
-    file = write_rows(tmp_path / "rows.jsonl", [{"text": text} for text in texts])
-    words = ["--model_name_or_path", tiny / "model", "--dataset_name", file, "--max_length", 32]
-    words += ["--num_train_epochs", 1, "--per_device_train_batch_size", 1, "--save_steps", 0]
-    words += ["--output_dir", tmp_path / "run", "--nonfinite", "stop", "--logging_steps", 1]
-    program = REPO / "recipes" / "mistral_pretrain.py"
-    done = rehearse("ddp", *words, num_processes=2, script=program, code=0)
-    steps = read_metrics(tmp_path / "run")[0]
-    assert len(steps) == 2 and all(math.isfinite(step["loss"]) for step in steps)
-    assert steps[-1]["epoch"] == 1 and "Read 1 whole passes" in done.output

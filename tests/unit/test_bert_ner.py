@@ -6,21 +6,16 @@ In process. Expected values are worked out by hand, or by torch's own loss. The 
 tasks/test_entities.py.
 """
 
-import json
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
-from datasets import ClassLabel, Dataset, Features, List, Value
-from transformers import (
-    AutoTokenizer,
-    BertConfig,
-    BertForTokenClassification,
-)
+from transformers import AutoTokenizer
 
 import bert_ner
 from core.cli import parse
+from launching import write_rows
 from tasks.tags import NO_WORD, label_tokens, summed_tag_loss, tag_words
 
 NAMES = ["O", "B-PER", "I-PER"]
@@ -33,63 +28,20 @@ def tokenizer(tiny_of):
 
 
 @pytest.fixture
-def load(tiny_of, tokenizer, tmp_path, monkeypatch):
-    """A function from training rows, evaluation rows and flags to what `load_data` finds."""
+def load(tiny_of, tokenizer, tmp_path):
+    """A function from rows to those that `load_data` makes of them."""
 
-    def load(train, held_out=None, *flags, model=None):
-        words = ["--model_name_or_path", model or tiny_of("bert_ner") / "model"]
-        for name, flag, found in (
-            ("train", "--dataset_name", train),
-            ("test", "--eval_dataset_name", held_out),
-        ):
-            if isinstance(found, Dataset):
-                path = tmp_path / f"{name}.parquet"
-                found.to_parquet(path)
-            elif found is not None:
-                path = tmp_path / f"{name}.jsonl"
-                path.write_text("".join(json.dumps(row) + "\n" for row in found))
-            if found is not None:
-                words += [flag, path]
-        words += ["--output_dir", tmp_path / "run", *flags]
-        args = parse(bert_ner.Arguments, words=[str(word) for word in words])
-        return bert_ner.load_data(args, tokenizer)
+    def load(rows):
+        path = write_rows(tmp_path / "train.jsonl", rows)
+        words = ["--model_name_or_path", str(tiny_of("bert_ner") / "model")]
+        words += ["--dataset_name", str(path), "--output_dir", str(tmp_path / "run")]
+        return bert_ner.load_data(parse(bert_ner.Arguments, words=words), tokenizer)[0]
 
     return load
 
 
-def row_of(tags, column="ner_tags"):
-    return {"tokens": [f"word{place}" for place in range(len(tags))], column: tags}
-
-
-# ---- Names of tags ----
-def test_a_data_set_that_numbers_its_tags_keeps_their_order(load):
-    features = Features(
-        {"tokens": List(Value("string")), "ner_tags": List(ClassLabel(names=NAMES))}
-    )
-    rows = Dataset.from_list([row_of([1, 0]), row_of([0])], features=features)
-    train_rows, eval_rows, tag_ids = load(rows, [row_of(["I-PER"])])
-    assert tag_ids == NUMBER_OF
-    assert train_rows.dataset["tags"][0].tolist() == ["B-PER", "O"]
-    assert eval_rows.dataset["tags"][0].tolist() == ["I-PER"]  # a name, though no row is trained on
-
-
-@pytest.fixture
-def tagger(tiny_of, tokenizer, tmp_path):
-    """The folder of a model that was trained on NAMES."""
-    folder = tmp_path / "tagger"
-    sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
-    config = BertConfig(
-        **sizes, intermediate_size=8, vocab_size=320, id2label=dict(enumerate(NAMES))
-    )
-    BertForTokenClassification(config).save_pretrained(folder)
-    return folder
-
-
-def test_a_model_that_was_trained_on_the_tags_keeps_their_order(load, tagger):
-    assert load([row_of(["B-PER", "O"])], model=tagger)[2] == NUMBER_OF
-    assert load([row_of([2, 0])], model=tagger)[0].dataset["tags"][0].tolist() == ["I-PER", "O"]
-    others = load([row_of(["B-LOC", "O"])], model=tagger)[2]
-    assert others == {"B-LOC": 0, "O": 1}
+def row_of(tags):
+    return {"tokens": [f"word{place}" for place in range(len(tags))], "ner_tags": tags}
 
 
 # ---- Labels of tokens ----
@@ -125,7 +77,7 @@ def test_the_loss_is_torchs_mean_over_labeled_tokens_however_rows_are_cut(
     all_tokens, load, tokenizer
 ):
     rows = [row_of(tags.split()) for tags in ("O", "B-PER I-PER O", "O O", "I-PER O O B-PER")]
-    train_rows = load(rows)[0]
+    train_rows = load(rows)
     weights = torch.randn(tokenizer.vocab_size, 3, generator=torch.Generator().manual_seed(0))
 
     def model(input_ids, **_):

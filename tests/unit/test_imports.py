@@ -76,11 +76,6 @@ def test_nothing_that_people_use_imports_evidence_or_tests(imported):
     assert files_that_import(OF_EVIDENCE | OF_TESTS, imported) == []
 
 
-def test_an_import_inside_of_a_function_counts():
-    text = "def f():\n    from parity import main\n    import planner.plan\n"
-    assert packages_imported_by(text) == {"parity", "planner"}
-
-
 @pytest.mark.parametrize("name", ["conftest", "launching", "ranks", "golden", "net"])
 def test_what_launches_the_product_imports_nothing_of_it(name):
     imported = packages_imported_by((REPO / "tests" / f"{name}.py").read_text())

@@ -27,12 +27,6 @@ def test_each_table_is_in_one_document():
     assert sorted(marks) == sorted(tables.BLOCKS)
 
 
-def test_a_figure_that_differs_is_made_again():
-    page = REPO / "docs" / "proof.md"
-    changed = page.read_text().replace("| full ", "| none ")
-    assert changed != page.read_text() and tables.filled(changed) == page.read_text()
-
-
 def test_each_picture_is_shown_and_no_other_is_committed():
     committed = {path.stem for path in (REPO / "docs" / "pictures").iterdir()}
     shown = set()

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which jobs clusters/slurm.sbatch requeues, with stand-ins for Slurm's commands.
 
-tests/cluster runs it on a real Slurm, with arrays, wrong calls and folders of earlier runs.
+tests/cluster runs it on a real Slurm.
 """
 
 import json

@@ -88,24 +88,6 @@ def test_all_forms_of_rows_become_the_same_pair(row, columns, languages):
     assert t5.source_and_target(row, columns, languages) == [SOURCE, TARGET]
 
 
-class TestTokens:
-    def test_long_texts_lose_their_end_but_not_eos_nor_the_reference(self, tokenizer):
-        pair = {"source": SOURCE, "target": TARGET}
-        whole = t5.tokenize_pair(pair, tokenizer, NO_COLUMNS, NO_LANGUAGES, "", (6, 4))
-        assert not whole["truncated"] and (len(whole["input_ids"]), len(whole["labels"])) == (6, 4)
-        for limits in ((5, 4), (6, 3)):
-            row = t5.tokenize_pair(pair, tokenizer, NO_COLUMNS, NO_LANGUAGES, "", limits)
-            assert row["truncated"] and (len(row["input_ids"]), len(row["labels"])) == limits
-            assert (
-                row["input_ids"][-1] == row["labels"][-1] == tokenizer.eos_token_id
-                and row["target"] == TARGET
-            )
-            assert (
-                row["input_ids"][:4] == whole["input_ids"][:4]
-                and row["labels"][:2] == whole["labels"][:2]
-            )
-
-
 class TestLoss:
     def test_it_is_the_models_own_summed_over_the_rows_one_by_one(self, tiny_of, tokenized):
         for name, model in models(tiny_of("t5")):

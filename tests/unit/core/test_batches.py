@@ -46,35 +46,6 @@ def plan_of(flags, num_rows, layout=None, lengths=None):
     return Plan(args, layout or rows_of_their_own(), num_rows, lengths)
 
 
-def steps_of(flags, num_rows, ranks=1, accumulation=1, first_step=0, lengths=None):
-    """The rows of each step, over all ranks."""
-    flags += f" --gradient_accumulation_steps {accumulation}"
-    of_ranks = []
-    for rank in range(ranks):
-        plan = plan_of(flags, num_rows, rows_of_their_own(ranks, rank), lengths)
-        batches = list(plan.training_batches(first_step))
-        windows = range(0, len(batches), accumulation)
-        of_ranks.append([sum(batches[i : i + accumulation], []) for i in windows])
-    return [sum(parts, []) for parts in zip(*of_ranks, strict=True)]
-
-
-@pytest.mark.parametrize("num_rows", [1, 11, 12, 13, 210])
-@pytest.mark.parametrize(
-    ("size", "accumulation", "ranks"), [(12, 1, 1), (3, 4, 1), (3, 2, 2), (1, 3, 4)]
-)
-def test_an_epoch_has_every_row_once_in_the_same_steps_however_it_is_cut(
-    num_rows, size, accumulation, ranks
-):
-    flags = "--num_train_epochs 2 --per_device_train_batch_size "
-    steps = steps_of(f"{flags}{size}", num_rows, ranks, accumulation)
-    half = len(steps) // 2
-    assert sorted(sum(steps[:half], [])) == sorted(sum(steps[half:], [])) == list(range(num_rows))
-    whole = steps_of(f"{flags}12", num_rows)
-    assert [sorted(step) for step in steps] == [sorted(step) for step in whole]
-    assert all(steps)  # no step without rows
-    assert steps_of(f"{flags}{size}", num_rows, ranks, accumulation, first_step=1) == steps[1:]
-
-
 def test_rows_of_one_length_come_together_and_each_comes_once():
     lengths = np.random.default_rng(0).integers(1, 513, 1000)
     flags = "--train_sampling_strategy group_by_length --per_device_train_batch_size 4"

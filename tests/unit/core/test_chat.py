@@ -75,10 +75,6 @@ def test_the_last_answer_can_be_the_only_one(weight, tokenizer):
 
 
 # ---- Templates ----
-def test_without_a_chat_template_the_default_ends_the_answer_with_eos(tokenizer):
-    tokenizer.chat_template = DEFAULT_TEMPLATE
-    row = tokenize("one answer", tokenizer)
-    assert trained_text(row, tokenizer) == ANSWER + tokenizer.eos_token
 
 
 def test_a_template_that_leaves_the_turn_open_gets_an_end(tokenizer):
@@ -115,9 +111,6 @@ MARKED_TWICE = MARKED.replace(
     "{{ m.content }}<|end|>{% endgeneration %}",
     "{{ m.content }}{% endgeneration %}{% generation %}<|end|>{% endgeneration %}",
 )
-MARKED_WITHOUT_ITS_END = MARKED.replace(
-    "{{ m.content }}<|end|>{% endgeneration %}", "{{ m.content }}{% endgeneration %}<|end|>"
-)
 
 
 def template_of(text, **settings):
@@ -145,8 +138,8 @@ def with_weights(*weights):
 # ---- What is trained on ----
 @pytest.mark.parametrize(
     "template",
-    [PLAIN, MARKED, MARKED_TWICE, MARKED_WITHOUT_ITS_END],
-    ids=["", "marked", "twice", "without its end"],
+    [PLAIN, MARKED, MARKED_TWICE],
+    ids=["", "marked", "twice"],
 )
 @pytest.mark.parametrize("weights", [(1, 1), (0, 1), (1, 0), (1, 0, 1)], ids=str)
 def test_an_answer_of_weight_0_is_the_only_one_that_is_not_trained_on(template, weights):

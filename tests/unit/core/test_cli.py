@@ -58,13 +58,6 @@ def test_settings_of_a_schedule_are_json_or_a_mapping_of_a_config(tmp_path, caps
         assert f"{wrong} is not a JSON object" in line
 
 
-def test_of_several_configs_the_last_wins(tmp_path):
-    (tmp_path / "model.yaml").write_text("seed: 8\nlearning_rate: 1e-4\n")
-    (tmp_path / "data.yaml").write_text("dataset-name: rows.jsonl\nlearning_rate: 3e-4\n")
-    args = parse("--config", tmp_path / "model.yaml", "--config", tmp_path / "data.yaml")
-    assert (args.seed, args.dataset_name, args.learning_rate) == (8, ["rows.jsonl"], 3e-4)
-
-
 def test_values_of_a_config_are_read_as_on_the_command_line(tmp_path):
     path = tmp_path / "run.yaml"
     path.write_text(

@@ -52,11 +52,6 @@ def test_all_formats_are_the_same_conversation(name):
     assert conversation.is_trained_on == [False, True]
 
 
-def test_the_input_of_an_instruction_follows_it():
-    row = {"instruction": "Add.", "input": "1 and 2", "output": "3"}
-    assert read(row).messages[0]["content"] == "Add.\n\n1 and 2"
-
-
 @pytest.mark.parametrize("row", [{"messages": MESSAGES}, {"question": QUESTION, "answer": ANSWER}])
 def test_a_system_text_in_its_own_column_comes_first(row):
     assert read(row | {"system": "Be brief."}).messages == [SYSTEM, *MESSAGES]
@@ -134,11 +129,6 @@ def by_assistant(**keys):
 )
 def test_content_becomes_one_text(content, text):
     assert by_assistant(content=content)["content"] == text
-
-
-def test_what_readers_of_tables_fill_in_is_as_if_absent():
-    filled = by_assistant(content="a", name=None, tool_calls=[], function_call=None, id="x")
-    assert filled == {"role": "assistant", "content": "a", "id": "x"}
 
 
 # ---- Calls of tools ----

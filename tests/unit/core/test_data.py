@@ -162,14 +162,6 @@ def test_the_rows_held_out_follow_from_the_seed(held_out):
     assert held_out(0.25, eval_strategy="no") == (held_out(0.25)[0], None)
 
 
-def test_a_test_split_is_not_read_beside_rows_that_are_held_out(read):
-    files = {"data/train.jsonl": NUMBERS["rows.jsonl"], "data/test.jsonl": ["a"]}
-    _, eval_rows = read(files, "data", eval_strategy="steps", eval_split=3)
-    assert len(eval_rows) == 3
-    _, eval_rows = read(files, "data", eval_strategy="steps")
-    assert len(eval_rows) == 1
-
-
 # ---- Several data sets ----
 def sizes(**number_of):
     """Files with as many rows, each with another text."""

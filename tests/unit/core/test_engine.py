@@ -53,6 +53,8 @@ def faults_of(accelerator, words="", layout=None):
         ("FSDP2 FULL_SHARD", "--dtype bf16", BF16, ""),
         ("FSDP2 FULL_SHARD", "--use_peft --load_in_4bit", BF16, "4-bit"),
         ("FSDP2 FULL_SHARD", "--use_peft --load_in_4bit --dtype bf16", BF16, ""),
+        ("ZeRO-3", "--use_peft --load_in_4bit", BF16, "4-bit"),
+        ("DDP", "", {"mixed_precision": "fp16"}, "fp16 needs a GPU"),
         ("ZeRO-2", "", {"deepspeed_config": {"gradient_accumulation_steps": 4}}, "accumulation"),
         ("ZeRO-2", "", {"deepspeed_config": {"gradient_accumulation_steps": "auto"}}, ""),
         ("ZeRO-2", "", {"deepspeed_config": {"tensor_parallel": {"autotp_size": 2}}}, "fsdp2_tp"),

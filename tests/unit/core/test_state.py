@@ -129,23 +129,15 @@ def test_no_checkpoint_is_made_of_a_number_that_is_not_finite(number, tmp_path):
     assert not any(tmp_path.iterdir())
 
 
-def test_finite_numbers_whose_sum_is_not_are_saved(tmp_path):
-    assert save(list(boxes_of("large", torch.full((4,), 3e38))), tmp_path).is_dir()
-
-
 # ---- Optimizers ----
 @pytest.mark.parametrize(
     ("kind", "options"),
     [
         (AdamW, {}),
         (AdamW, {"amsgrad": True}),
-        (torch.optim.Adamax, {}),
         (torch.optim.Adagrad, {}),
-        (torch.optim.RMSprop, {"momentum": 0.9}),
         (torch.optim.SGD, {"momentum": 0.9}),
         (torch.optim.SGD, {}),
-        (torch.optim.NAdam, {}),
-        (torch.optim.RAdam, {}),
         (AdamW8bit, {}),
         (Lion8bit, {}),
     ],

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Weights are in host memory as rarely as possible: which rank reads them, and where to."""
 
-import os
 from types import SimpleNamespace
 
 import pytest
@@ -10,9 +9,6 @@ from accelerate import DistributedType
 from safetensors.torch import load_file, save_file
 from transformers import (
     AutoModelForCausalLM,
-    AutoModelForSeq2SeqLM,
-    BartConfig,
-    BartForConditionalGeneration,
     LlamaConfig,
 )
 
@@ -70,37 +66,6 @@ def folder(tmp_path):
     return tmp_path
 
 
-def test_a_model_whose_buffers_are_saved_is_read_by_each_rank_of_fsdp2(tmp_path, monkeypatch):
-    """accelerate's fsdp2_load_full_state_dict takes them for sharded parameters, and fails."""
-    shape = {
-        "d_model": 8,
-        "encoder_layers": 1,
-        "decoder_layers": 1,
-        "encoder_attention_heads": 2,
-        "decoder_attention_heads": 2,
-        "encoder_ffn_dim": 8,
-        "decoder_ffn_dim": 8,
-        "vocab_size": 64,
-    }
-    BartForConditionalGeneration(BartConfig(**shape)).save_pretrained(tmp_path)
-    monkeypatch.setenv("FSDP_CPU_RAM_EFFICIENT_LOADING", "true")
-    plugin = SimpleNamespace(cpu_ram_efficient_loading=True, ignored_modules=None)
-    rank = with_engine(fsdp=plugin, num_processes=2, is_local_main_process=False, is_fsdp2=True)
-    options = {"dtype": "float32", "attn_implementation": "sdpa", "output_loading_info": True}
-    model, _ = load_pretrained(AutoModelForSeq2SeqLM, Layout(rank), str(tmp_path), **options)
-    assert not plugin.cpu_ram_efficient_loading and model.final_logits_bias.shape == (1, 64)
-    assert os.environ["FSDP_CPU_RAM_EFFICIENT_LOADING"] == "false"
-
-
-def test_modules_that_fsdp1_ignores_are_read_by_each_rank(folder, monkeypatch):
-    monkeypatch.setenv("FSDP_CPU_RAM_EFFICIENT_LOADING", "true")
-    plugin = SimpleNamespace(cpu_ram_efficient_loading=True, ignored_modules="lm_head")
-    rank = with_engine(fsdp=plugin, num_processes=2, is_local_main_process=False)
-    options = {"dtype": "float32", "attn_implementation": "sdpa", "output_loading_info": True}
-    model, _ = load_pretrained(AutoModelForCausalLM, Layout(rank), str(folder), **options)
-    assert model.lm_head.weight.abs().sum() > 0 and not plugin.cpu_ram_efficient_loading
-
-
 @pytest.mark.parametrize(
     ("stage", "precision", "dtype"),
     [
@@ -121,13 +86,6 @@ def test_new_weights_are_drawn_on_the_host():
     assert "device_map" not in options_of(with_engine(device=GPU), id2label={0: "a"})
     assert "device_map" not in options_of(with_engine(device=GPU), num_labels=1)
     assert "device_map" in options_of(with_engine(device=GPU), output_loading_info=True)
-
-
-def test_quantized_weights_keep_the_type_that_was_asked_for():
-    """DeepSpeed does not cast them."""
-    accelerator = with_engine(2, device=GPU, mixed_precision="bf16")
-    options = options_of(accelerator, dtype="float32", quantization_config=object())
-    assert options["dtype"] == "float32"
 
 
 @pytest.mark.parametrize("safe", [True, False])

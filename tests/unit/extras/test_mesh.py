@@ -19,7 +19,6 @@ from transformers import (
     OPTConfig,
 )
 
-from core.batches import TokenCollator
 from extras.mesh import workarounds
 from extras.mesh.hooks import (
     find_attention_of_its_own,
@@ -28,82 +27,11 @@ from extras.mesh.hooks import (
 from extras.mesh.layout import MeshLayout
 from fakes import fake_accelerator, mixture_of_two, sharing_rows
 from harm import shows_harm_without
-from tasks.pairs import PairCollator
-
-PAIRS = [
-    {"prompt_ids": [5, 6], "chosen_ids": [7, 8, 9], "rejected_ids": [10], "row": 3},
-    {"prompt_ids": [11], "chosen_ids": [12], "rejected_ids": [13, 14], "row": 8},
-]
-
-
-def parts_of(batch, sp):
-    """The part of a batch that each of `sp` ranks gets."""
-    parts = []
-    for rank in range(sp):
-        with sharing_rows(sp, rank).part_of(batch) as part:
-            parts.append(part)
-    return parts
-
-
-def source_of(rows):
-    return SimpleNamespace(__getitems__=lambda numbers: [rows[number] for number in numbers])
-
-
-def batch_of_pairs(sp):
-    collate = PairCollator(0, learn_prompts=True, pad_to_multiple_of=sp)
-    return collate(source_of(PAIRS), [[0], [1]])
-
 
 # ---- Parts ----
-@pytest.mark.parametrize("sp", [2, 3, 4])
-def test_each_target_of_a_pair_is_on_one_rank_at_its_place_in_the_whole_lines(sp):
-    batch = batch_of_pairs(sp)
-    found = {}
-    for part in parts_of(batch, sp):
-        ids = part["inputs"]["input_ids"]
-        assert ids.shape == (4, batch["longest"] // sp)
-        cells = part["cells"].tolist()
-        assert not found.keys() & set(cells)
-        found |= dict(zip(cells, part["targets"].tolist(), strict=True))
-        # The token before a target is the one whose position the head reads
-        before = batch["inputs"]["input_ids"].flatten()[part["cells"] - 1]
-        assert ids.flatten()[part["positions"]].equal(before)
-    assert found == dict(zip(batch["cells"].tolist(), batch["targets"].tolist(), strict=True))
-
-
-def batch_of_shared_lines(sp):
-    """Lines of 8 tokens: two rows and padding, and one row and padding."""
-    rows = [{"input_ids": ids, "labels": ids, "row": ids[0]} for ids in ([1, 2, 3], [4, 5], [6])]
-    collate = TokenCollator(0, width=8, pad_to_multiple_of=sp)
-    return collate(source_of(rows), [[0, 1], [2]])
-
-
-@pytest.mark.parametrize("sp", [2, 4])
-def test_each_rank_has_the_positions_of_its_part_and_the_rows_of_whole_lines(sp):
-    whole = batch_of_shared_lines(1)["inputs"]
-    inputs = [part["inputs"] for part in parts_of(batch_of_shared_lines(sp), sp)]
-    for name in ("input_ids", "position_ids"):
-        assert torch.cat([part[name] for part in inputs], 1).equal(whole[name])
-    assert whole["position_ids"][0].tolist() == [0, 1, 2, 0, 1, 0, 0, 0]
-    assert all(part["row_lengths"] == [[3, 2], [1]] for part in inputs)
 
 
 # ---- Sums ----
-def test_a_sum_over_parts_has_the_whole_value_and_the_gradient_of_the_own_part():
-    own, others = torch.tensor([1.0, 2.0], requires_grad=True), torch.tensor([3.0, 5.0])
-
-    def add_others(total, group):
-        assert group == "those who share the row"
-        total += others
-
-    with (
-        mock.patch.object(MeshLayout, "group_of_parts", lambda layout: "those who share the row"),
-        mock.patch.object(torch.distributed, "all_reduce", add_others),
-    ):
-        total = sharing_rows(2).sum_over_parts(own)
-        (total**2).sum().backward()
-    assert total.tolist() == [4, 7] and own.tolist() == [1, 2]
-    assert own.grad.tolist() == [8, 14]  # 2 x the whole sum, once
 
 
 # ---- What would be silently wrong ----

@@ -46,26 +46,11 @@ def store_of(folder, limit=2, wish="auto", url=URL):
 
 def upload(folder, step, **options):
     """Have one call of the run upload a checkpoint, and wait for that."""
-    numbers = options.pop("numbers", 5)
     store = store_of(folder, **options)
-    path = make_checkpoint(folder, step, numbers=numbers)
+    path = make_checkpoint(folder, step, numbers=5)
     store.saved(path)
     store._uploader.shutdown(wait=True)
     return path
-
-
-def test_a_lost_folder_gets_the_newest_checkpoint_and_the_files_beside_it(files, tmp_path):
-    folder = tmp_path / "run"
-    folder.mkdir()
-    (folder / "metrics.jsonl").write_text("lines")
-    upload(folder, 3)
-    made = upload(folder, 5)
-    before = {path.name: path.read_bytes() for path in made.iterdir()}
-    shutil.rmtree(folder)
-    store_of(folder).before_resume()
-    assert list(checkpoints_in(folder)) == [5]
-    assert {path.name: path.read_bytes() for path in made.iterdir()} == before
-    assert (folder / "metrics.jsonl").read_text() == "lines"
 
 
 def test_there_is_a_whole_one_after_each_change(files, tmp_path, monkeypatch, capsys):
@@ -88,17 +73,6 @@ def test_there_is_a_whole_one_after_each_change(files, tmp_path, monkeypatch, ca
         cut_at += 1
     assert cut_at > 5  # two parts, boxes, progress, manifest, and what is deleted
     assert list(store_of(folder)._stored()) == [2]
-
-
-def test_another_checkpoint_of_a_step_replaces_the_first_as_a_whole(files, tmp_path, monkeypatch):
-    for cut_at in range(5):
-        upload(tmp_path, 5, numbers=10)
-        cut(files, monkeypatch, cut_at)
-        upload(tmp_path, 5, numbers=20)
-        monkeypatch.undo()
-        fetched = tmp_path / f"fetched-{cut_at}"
-        store_of(fetched).before_resume()
-        assert all(find_damage(path) is None for path in checkpoints_in(fetched).values())
 
 
 def test_a_checkpoint_is_kept_until_it_is_uploaded_or_replaced(

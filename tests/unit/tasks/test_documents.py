@@ -5,7 +5,6 @@ import json
 
 import datasets
 import pytest
-from datasets import Dataset, IterableDataset
 
 from example_arguments import DocumentFlags
 from tasks.stream import open_documents
@@ -42,28 +41,6 @@ def texts_of(documents):
 
 
 # ---- Which documents ----
-@pytest.mark.parametrize("streaming", [False, True])
-@pytest.mark.parametrize("kind", ["jsonl", "json", "csv", "parquet"])
-def test_every_type_of_file_has_the_same_documents(kind, streaming, data):
-    path = data / f"train.{kind}"
-    rows = [{"id": f"{number}", "text": "007", "url": "w3"} for number in range(3)]
-    table = Dataset.from_list(rows)
-    if kind in ("csv", "parquet"):
-        getattr(table, f"to_{kind}")(path)
-    else:
-        table.to_json(path, lines=kind == "jsonl")
-    documents, _ = opened(path, streaming=streaming)
-    assert isinstance(documents.dataset, IterableDataset) == streaming
-    assert texts_of(documents) == {1: "007", 2: "007", 3: "007"}
-
-
-def test_a_folder_of_text_files_has_one_document_per_file(data):
-    (data / "old").mkdir()
-    for number, name in enumerate(["a.txt", "b.txt", "old/c.txt"]):
-        (data / name).write_text(f"w{number}\nw{number}\n")
-    documents, _ = opened(data)
-    assert texts_of(documents) == {1: "w0\nw0\n", 2: "w1\nw1\n", 3: "w2\nw2\n"}
-    assert documents.place(3) == str(data / "old" / "c.txt")
 
 
 @pytest.mark.parametrize("streaming", [False, True])

@@ -1,20 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pairs of answers are cut where they differ, and become batches of lines with both."""
+"""Pairs of answers become batches of lines with both."""
 
 from datasets import Dataset
 
-from tasks.pairs import PairCollator, split_shared_prompt
+from tasks.pairs import PairCollator
 
 PAIRS = [
     {"prompt_ids": [5, 6], "chosen_ids": [7, 8, 9], "rejected_ids": [10], "row": 3},
     {"prompt_ids": [11], "chosen_ids": [12], "rejected_ids": [13, 14], "row": 8},
 ]
-
-
-def test_the_prompt_ends_where_the_answers_differ_and_before_the_space():
-    assert split_shared_prompt("1 + 1 = 2", "1 + 1 = 3") == ("1 + 1 =", " 2", " 3")
-    assert split_shared_prompt("ab", "ab cd") == ("a", "b", "b cd")  # each keeps a letter
-    assert split_shared_prompt(["q", "a"], ["q", "b"]) == (["q"], ["a"], ["b"])
 
 
 def test_for_flash_attention_the_lines_lie_behind_one_another():
