@@ -18,10 +18,23 @@ Exit codes: 0 done, 64 usage, 65 data, 69 hub.
 """
 
 import argparse
+import importlib.util
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
-from common import Parser, add_loading_options, at_least_1, run_command, temperature
+from common import (
+    Exit,
+    Parser,
+    add_loading_options,
+    at_least_1,
+    run_command,
+    stop,
+    temperature,
+)
 from core.cli import read_json_object
+
+ROWS = "saved_rows.jsonl"  # in the folder of the first model
 
 
 def parse_args() -> argparse.Namespace:
@@ -47,16 +60,44 @@ def parse_args() -> argparse.Namespace:
         "folder]",
     )
     add("--web", action="store_true", help="show a page in the browser, for this machine only")
-    add("--port", type=int, help="where the page is served [7860]")
+    add("--port", type=int, default=7860, help="where the page is served [%(default)s]")
     return parser.parse_args()
+
+
+def find_problems(args: argparse.Namespace) -> Iterator[str]:
+    """Yield everything that is wrong with the command line."""
+    if args.save_to is not None and args.save_to.suffix != ".jsonl":
+        yield f"--save_to {args.save_to}: the name of the file must end in .jsonl"
+    if len(set(args.model_name_or_path)) < len(args.model_name_or_path):
+        yield "a model is named twice"
+    if args.web and importlib.util.find_spec("gradio") is None:
+        yield "--web needs gradio: pip install -r requirements-chat.txt"
 
 
 def main() -> None:
     args = parse_args()
+    problems = list(find_problems(args))
+    if problems:
+        stop(Exit.USAGE, "; ".join(problems))
     # Imported here since it takes seconds: a wrong flag and --help are answered at once
-    from chatting.session import run
+    from chatting.conversation import History
+    from chatting.speakers import load_speakers
+    from chatting.terminal import Terminal
+    from generation.loading import be_quiet
 
-    run(args)
+    be_quiet()
+    speakers = load_speakers(args)
+    folder = Path(args.model_name_or_path[0])
+    save_to = args.save_to or (folder / ROWS if folder.is_dir() else Path(ROWS))
+    history = History(system=args.system)
+    if args.web:
+        from chatting.page import serve
+
+        serve(speakers, history, save_to, args.port)
+        return
+    # A byte that is not text would end the chat with a traceback
+    sys.stdin.reconfigure(errors="replace")  # pyrefly: ignore[missing-attribute]  # a TextIO
+    Terminal(speakers, history, save_to).run()
 
 
 if __name__ == "__main__":

@@ -103,7 +103,6 @@ def add_prompt_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--prompts", type=Path, help="take the prompts from this file [the rows of the run]")
     add("--num_prompts", type=at_least_1, default=50, help="number of prompts [%(default)s]")
-    add("--max_new_tokens", type=at_least_1, default=16, help="longest answer [%(default)s]")
     add("--device", help="cpu, cuda, cuda:1: of the trained model [cuda if there is a GPU, or cpu]")
     add(
         "--bound",

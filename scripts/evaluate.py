@@ -13,7 +13,7 @@ of the recipe's evaluation.
 is printed; the folder of --output_dir gets it as results.md, all numbers as results.json, and what
 was answered in samples/.
 
-Exit codes: 0 done, 64 usage, 65 data, 69 hub, 73 cannot write.
+Exit codes: 0 done, 64 usage, 65 data, 69 hub.
 """
 
 import argparse
@@ -58,7 +58,7 @@ def parse_args() -> argparse.Namespace:
     add(
         "--output_dir",
         type=Path,
-        help="folder of the results [evaluations/ and the name of the first MODEL]",
+        help="folder of the results [evaluations/ and the time]",
     )
     add_loading_options(parser)
     add(
@@ -72,11 +72,9 @@ def parse_args() -> argparse.Namespace:
 def main() -> None:
     args = parse_args()
     # Imported here since it takes seconds: a wrong flag and --help are answered at once
-    from evaluation import harness, session
+    from evaluation.session import run
 
-    if args.tasks is not None:
-        harness.prepare(may_run_code=args.confirm_run_unsafe_code)
-    session.run(args)
+    run(args)
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
 r"""Export a trained folder for another program: llama.cpp (GGUF), Ollama or vLLM.
 
     python scripts/export.py runs/merged exports/gguf --to gguf
-    python scripts/export.py runs/merged exports/gguf --to gguf --outtype q4_k_m
+    python scripts/export.py runs/merged exports/gguf --to gguf --outtype q8_0
     python scripts/export.py runs/merged exports/ollama --to ollama
     python scripts/export.py runs/lora exports/vllm --to vllm
 
@@ -15,7 +15,8 @@ it) its tokens of prompts and its logits are compared with the trained model's t
 
 ollama adds a Modelfile whose template writes conversations as in training; a chat template that
 Ollama's language cannot write is refused. vllm takes adapters too. It writes the generation config
-with all tokens that end an answer, and prints the command that serves the trained folder.
+with all tokens that end an answer, and prints the command that serves the trained folder. Types of
+fewer bits are made of the GGUF, by llama-quantize or `ollama create --quantize q4_K_M`.
 
 Exit codes: 0 done, 64 usage, 65 data, 69 hub, 73 cannot write, 76 the exported model differs.
 """
@@ -24,10 +25,6 @@ import argparse
 from pathlib import Path
 
 from common import Parser, add_prompt_options, run_command
-
-# The types that llama.cpp's converter writes, and those that its quantizer makes of them
-CONVERTED = ("f32", "f16", "bf16", "q8_0")
-QUANTIZED = ("q6_k", "q5_k_m", "q5_k_s", "q4_k_m", "q4_k_s", "q3_k_m", "q2_k", "iq4_xs")
 
 
 def parse_args() -> argparse.Namespace:
@@ -39,7 +36,7 @@ def parse_args() -> argparse.Namespace:
     add(
         "--outtype",
         default="auto",
-        choices=["auto", *CONVERTED, *QUANTIZED],
+        choices=["auto", "f32", "f16", "bf16", "q8_0"],
         help="type of the weights in a GGUF; auto: as in the folder [%(default)s]",
     )
     add(

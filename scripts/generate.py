@@ -16,10 +16,10 @@ from the columns that the run's --columns named. To converse with a model, use s
 
 --raw continues a prompt as it is, as a model of recipes/mistral_pretrain.py does, without a chat
 template. --server asks the rows of a running server too (vLLM, `transformers serve`, llama-server,
-Ollama: whatever knows OpenAI's chat completions), and compares each answer with that of the folder.
+Ollama: whatever knows OpenAI's chat completions), and says which answers the folder would not give.
 Set OPENAI_API_KEY if it asks for a key, and --dtype to the type in which it computes.
 
-Exit codes: 0 done, 64 usage, 65 data, 69 hub or server, 73 cannot write, 76 the server differs.
+Exit codes: 0 done, 64 usage, 65 data, 69 hub or server, 76 the server differs.
 """
 
 import argparse

@@ -5,6 +5,7 @@ import os
 import shutil
 
 import pytest
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from adapter_folders import SMALL
 from jobs import NARROW
@@ -28,8 +29,21 @@ def train_runs(folder):
 
 
 def make_endless(folder):
-    """Make an untrained model, whose answers only end at a number of tokens."""
+    """Make a model that says a letter and a space by turns, until it has said enough tokens."""
     makers.make("llama", folder, [*SMALL, "--max_position_embeddings", "200000"])
+    letter, space = AutoTokenizer.from_pretrained(folder / "model")("a ")["input_ids"]
+    model = AutoModelForCausalLM.from_pretrained(folder / "model")
+    embeddings, head = model.model.embed_tokens.weight.data, model.lm_head.weight.data
+    for layer in model.model.layers:  # They add nothing
+        layer.self_attn.o_proj.weight.data.zero_()
+        layer.mlp.down_proj.weight.data.zero_()
+    embeddings.zero_()
+    head.zero_()
+    embeddings[:, 0] = 1
+    embeddings[letter, 1] = 1
+    head[letter, 0] = 1
+    head[space, 1] = 2  # is behind the letter only
+    model.save_pretrained(folder / "model")
 
 
 def train(output_dir, words, sentence):

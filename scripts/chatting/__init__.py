@@ -5,7 +5,4 @@ conversation  what was said, and a conversation as a row to train on
 speakers      the models that answer; adapters of one base share it
 terminal      the conversation in the terminal
 page          the conversation on a page in a browser, which no other machine reaches
-session       what chat.py does with its command line
 """
-
-import paths  # noqa: F401  makes recipes/ importable

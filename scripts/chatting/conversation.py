@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from core.chat import Conversation, Message
-from generation.answering import Ending, Reply
+from generation.answering import Reply
 from llama import row_to_conversation
 
 
@@ -21,10 +21,6 @@ class Turn:
 
     prompt: str
     replies: dict[int, Reply] = field(default_factory=dict)
-
-    def reply_of(self, model: int) -> Reply | None:
-        """Return the answer of a model, or the first one if it has not answered."""
-        return self.replies.get(model, next(iter(self.replies.values()), None))
 
 
 @dataclass
@@ -47,7 +43,7 @@ class History:
         return Conversation([*self.messages(), {"role": "user", "content": prompt}])
 
     def messages(self) -> list[Message]:
-        """Return what was said, with the answers of the chosen model.
+        """Return what was said, with the answers of the chosen model, or the first that answered.
 
         An answer that was stopped or cut off has weight 0, so that no model learns to end there.
         """
@@ -56,11 +52,9 @@ class History:
             messages.append({"role": "system", "content": self.system})
         for turn in self.turns:
             messages.append({"role": "user", "content": turn.prompt})
-            reply = turn.reply_of(self.chosen)
-            if reply is None:
-                continue
+            reply = turn.replies.get(self.chosen, next(iter(turn.replies.values())))
             message: Message = {"role": "assistant", "content": reply.text}
-            if reply.ending is not Ending.COMPLETE or not reply.text:
+            if reply.mark or not reply.text:
                 message["weight"] = 0
             messages.append(message)
         return messages
@@ -70,7 +64,7 @@ class History:
 
         The rows that are in the file remain as they are.
 
-        Raises ValueError if the conversation cannot be trained on, or the file not be written.
+        Raises ValueError if the conversation cannot be trained on, OSError if it cannot be written.
         """
         row: dict[str, Any] = {"messages": self.messages()}
         try:
@@ -78,16 +72,10 @@ class History:
         except ValueError as error:
             advice = "only complete answers are trained on"
             raise ValueError(f"not saved: the conversation {error}; {advice}") from None
-        text = json.dumps(row) + "\n"
-        try:
-            with path.open("a+b") as file:
-                file.seek(0)
-                before = file.read()
-                if before and not before.endswith(b"\n"):
-                    text = "\n" + text  # a last line without its end would run into the new row
-                file.write(text.encode())
-        except OSError as error:
-            raise ValueError(f"not saved: cannot write {path}: {error.strerror}") from None
-        lines = before.splitlines() + text.encode().splitlines()
-        count = sum(1 for line in lines if line.strip())
-        return f"Saved: {path} has {count} row{'' if count == 1 else 's'}."
+        before = path.read_text(encoding="utf-8") if path.exists() else ""
+        with path.open("a", encoding="utf-8") as file:
+            if before and not before.endswith("\n"):
+                file.write("\n")  # a last line without its end would run into the new row
+            file.write(json.dumps(row) + "\n")
+        count = 1 + sum(1 for line in before.split("\n") if line.strip())
+        return f"Saved: {path} has {count} rows."

@@ -11,18 +11,18 @@ import os
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 from threading import Event
 from typing import Any
 
 from starlette.middleware import Middleware
+from starlette.middleware.base import BaseHTTPMiddleware
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 
 from chatting.conversation import History, Turn
 from chatting.speakers import Speaker
 from common import Exit, first_line, stop
-from generation.answering import UNANSWERED, Ending, Reply, printable
+from generation.answering import UNANSWERED, Reply, printable
 
 os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"  # read when gradio is imported
 import gradio as gr
@@ -37,7 +37,6 @@ POLICY = (
     "worker-src 'self' blob:; frame-ancestors 'none'"
 )
 CSS = """
-h1 {font-size: 1.5rem; font-weight: 600;}
 .model-name {font-weight: 600; overflow-wrap: anywhere;}
 .models {align-items: flex-end !important;}  /* below names of one and of two lines */
 .chat {height: 52vh !important;}
@@ -46,7 +45,6 @@ h1 {font-size: 1.5rem; font-weight: 600;}
 .chat button[aria-label="Clear"] {display: none;}  /* it would clear one column only */
 #status {min-height: 1.5em; overflow-wrap: anywhere;}
 label span {overflow-wrap: anywhere;}
-@media (max-width: 640px) {.chat {height: 38vh !important;}}
 """
 Update = dict[Any, Any]  # {component of the page: its new value}
 
@@ -72,12 +70,9 @@ class Page:
         self.speakers = speakers
         self.save_to = save_to
         self.stopping: dict[str, Event] = {}
-        gr.HTML(f"<h1>{TITLE}</h1>")
         self.history = gr.State(history)
-        self.chats: list[gr.Chatbot] = []
         with gr.Row(elem_classes="models"):
-            for number, speaker in enumerate(speakers):
-                self.add_column(number, speaker)
+            self.chats = [self.add_column(*numbered) for numbered in enumerate(speakers)]
         self.status = gr.HTML(elem_id="status")
         with gr.Row(equal_height=True):
             self.prompt = gr.Textbox(
@@ -90,13 +85,9 @@ class Page:
                 elem_id="prompt",
             )
             self.send = gr.Button("Send", variant="primary", min_width=100, elem_id="send")
-            self.stop = gr.Button(
-                "Stop", variant="stop", min_width=100, interactive=False, elem_id="stop"
-            )
-        with gr.Row():
-            self.retry = gr.Button("Retry", size="sm", min_width=70, elem_id="retry")
-            self.clear = gr.Button("Clear", size="sm", min_width=70, elem_id="clear")
-            self.save = gr.Button("Save as training row", size="sm", min_width=150, elem_id="save")
+            self.stop = gr.Button("Stop", min_width=100, interactive=False, elem_id="stop")
+            self.clear = gr.Button("Clear", min_width=100, elem_id="clear")
+            self.save = gr.Button("Save as training row", min_width=150, elem_id="save")
         self.chosen = gr.Radio(
             [(speaker.name, number) for number, speaker in enumerate(speakers)],
             value=history.chosen,
@@ -104,14 +95,24 @@ class Page:
             elem_id="chosen",
             visible=len(speakers) > 1,
         )
-        self.connect()
+        buttons = [self.send, self.stop, self.clear, self.save]
+        outputs = [self.history, self.prompt, self.status, *buttons, *self.chats]
+        # Tabs wait for each other at the lock of the models, and not for a turn of gradio's
+        private: dict[str, Any] = {"api_visibility": "private", "show_progress": "hidden"}
+        private["concurrency_limit"] = None
+        said = [self.history, self.chosen]
+        asking = [self.send.click, self.prompt.submit]
+        gr.on(asking, self.on_send, [self.prompt, *said], outputs, **private)
+        self.stop.click(self.on_stop, None, None, queue=False, **private)
+        self.clear.click(self.on_clear, self.history, outputs, **private)
+        self.save.click(self.on_save, said, self.status, **private)
 
-    def add_column(self, number: int, speaker: Speaker) -> None:
+    def add_column(self, number: int, speaker: Speaker) -> gr.Chatbot:
         """Add the name of a model, and what it answers."""
         with gr.Column(min_width=300):
             name = html.escape(printable(speaker.name))
             gr.HTML(f'<div class="model-name">{number + 1}. {name}</div>')
-            chat = gr.Chatbot(
+            return gr.Chatbot(
                 show_label=False,
                 height=None,
                 elem_classes="chat",
@@ -121,44 +122,12 @@ class Page:
                 elem_id=f"chat_{number}",
                 placeholder=" ",
             )
-        self.chats.append(chat)
-
-    def connect(self) -> None:
-        """Connect what is clicked with what happens then."""
-        buttons = [self.send, self.stop, self.retry, self.clear, self.save]
-        outputs = [self.history, self.prompt, self.status, *buttons, *self.chats]
-        private: dict[str, Any] = {"api_visibility": "private", "show_progress": "hidden"}
-        # Tabs wait for each other at the lock of the models, and not for a turn of gradio's
-        answering: dict[str, Any] = {**private, "concurrency_limit": None}
-        said = [self.history, self.chosen]
-        asked = [self.prompt, *said]
-        gr.on([self.send.click, self.prompt.submit], self.on_send, asked, outputs, **answering)
-        self.retry.click(self.on_retry, said, outputs, **answering)
-        self.stop.click(self.on_stop, None, None, queue=False, **private)
-        self.clear.click(self.on_clear, self.history, outputs, **private)
-        self.save.click(self.on_save, said, self.status, **private)
 
     # ---- Events ----
-    def on_send(
-        self, prompt: str, history: History, chosen: int, request: gr.Request
-    ) -> Iterator[Update]:
-        """Answer what was typed."""
-        if prompt.strip():
-            history.chosen = chosen
-            yield from self.answer(prompt.strip(), history, str(request.session_hash))
-
-    def on_retry(self, history: History, chosen: int, request: gr.Request) -> Iterator[Update]:
-        """Answer the last prompt again."""
-        history.chosen = chosen
-        if history.turns:
-            turn = history.turns.pop()
-            yield from self.answer(turn.prompt, history, str(request.session_hash))
-
     def on_stop(self, request: gr.Request) -> None:
         """Stop the answers of a tab. It is also called when the tab is closed."""
-        stopping = self.stopping.get(str(request.session_hash))
-        if stopping is not None:
-            stopping.set()
+        if request.session_hash in self.stopping:
+            self.stopping[request.session_hash].set()
 
     def on_clear(self, history: History) -> Update:
         """Start over."""
@@ -170,18 +139,20 @@ class Page:
         history.chosen = chosen
         try:
             return html.escape(history.save(self.save_to))
-        except ValueError as error:
+        except (ValueError, OSError) as error:
             return html.escape(str(error))
 
-    # ---- Answers ----
-    def answer(self, prompt: str, history: History, tab: str) -> Iterator[Update]:
-        """Yield the page while the models answer."""
-        if tab in self.stopping:  # Enter was pressed while the models answer
+    def on_send(
+        self, prompt: str, history: History, chosen: int, request: gr.Request
+    ) -> Iterator[Update]:
+        """Yield the page while the models answer what was typed."""
+        tab = str(request.session_hash)
+        if not prompt.strip() or tab in self.stopping:  # Enter was pressed while they answer
             return
-        stopping = Event()
-        self.stopping[tab] = stopping
-        before = replace(history, turns=list(history.turns))
-        turn = Turn(prompt)
+        stopping = self.stopping[tab] = Event()
+        history.chosen = chosen
+        conversation = history.asking(prompt.strip())
+        turn = Turn(prompt.strip())
         history.turns.append(turn)
         problem = ""
         try:
@@ -189,17 +160,17 @@ class Page:
             for number, speaker in enumerate(self.speakers):
                 if stopping.is_set():
                     break
-                running = speaker.answer(before, prompt, stopping)
+                parts, whole = speaker.answerer.start(conversation, stopping, speaker.taking_turn())
                 text = ""
                 shown_at = 0.0
-                for part in running:
+                for part in parts:
                     text += part
                     if text.strip() and time.monotonic() - shown_at >= REFRESH:
                         shown_at = time.monotonic()
-                        turn.replies[number] = Reply(text, Ending.COMPLETE)
+                        turn.replies[number] = Reply(text)
                         yield self.shown(history)
                 turn.replies.pop(number, None)  # nothing is kept of an answer that fails
-                turn.replies[number] = running.result()
+                turn.replies[number] = whole.result()
         except UNANSWERED as error:
             problem = f"Error: {first_line(error)}"
         finally:
@@ -222,38 +193,26 @@ class Page:
             messages = []
             for turn in history.turns:
                 messages.append({"role": "user", "content": shown_text(turn.prompt)})
-                reply = turn.replies.get(number)
-                if reply is not None:
-                    text = (reply.text + reply.ending.value) or "[no text]"
+                if number in turn.replies:
+                    reply = turn.replies[number]
+                    text = (reply.text + reply.mark) or "[no text]"
                     messages.append({"role": "assistant", "content": shown_text(text)})
             updates[chat] = messages
         return updates
 
     def buttons(self, answering: bool) -> Update:
         """Return which buttons can be used while models answer, or while they do not."""
-        others = [self.send, self.retry, self.clear, self.save]
+        others = [self.send, self.clear, self.save]
         updates: Update = {button: gr.Button(interactive=not answering) for button in others}
-        updates[self.stop] = gr.Button(interactive=answering)
-        return updates
+        return {**updates, self.stop: gr.Button(interactive=answering)}
 
 
 # ---- The server ----
-class ContentPolicy:
-    """Adds the policy, by which the browser loads nothing from elsewhere, to each response."""
-
-    def __init__(self, app: Any) -> None:
-        self.app = app
-
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        """Serve a request by the protocol of ASGI."""
-
-        async def send_with_policy(message: Any) -> None:
-            if message["type"] == "http.response.start":
-                policy = (b"content-security-policy", POLICY.encode())
-                message["headers"] = [*message.get("headers", []), policy]
-            await send(message)
-
-        await self.app(scope, receive, send_with_policy)
+async def add_policy(request: Any, call_next: Any) -> Any:
+    """Add the policy, by which the browser loads nothing from elsewhere, to a response."""
+    response = await call_next(request)
+    response.headers["Content-Security-Policy"] = POLICY
+    return response
 
 
 def serve(speakers: Sequence[Speaker], history: History, save_to: Path, port: int) -> None:
@@ -263,6 +222,7 @@ def serve(speakers: Sequence[Speaker], history: History, save_to: Path, port: in
         blocks.unload(page.on_stop)
     # A page of another site that resolves its name to this machine is refused by its name
     only_here = Middleware(TrustedHostMiddleware, allowed_hosts=[HOST, "localhost"])
+    only_from_here = Middleware(BaseHTTPMiddleware, dispatch=add_policy)
     try:
         blocks.launch(
             server_name=HOST,
@@ -274,7 +234,7 @@ def serve(speakers: Sequence[Speaker], history: History, save_to: Path, port: in
             run_history=False,
             theme=THEME,
             css=CSS,
-            app_kwargs={"middleware": [only_here, Middleware(ContentPolicy)]},
+            app_kwargs={"middleware": [only_here, only_from_here]},
         )
     except OSError as error:
         stop(Exit.USAGE, f"--port {port}: {first_line(error)}")

@@ -4,7 +4,4 @@
 rows         rows of a file: exact match and loss
 harness      tasks of lm-evaluation-harness
 report       the table, and the files of the results
-session      what evaluate.py does with its command line
 """
-
-import paths  # noqa: F401  makes recipes/ importable

@@ -7,18 +7,17 @@ that their loss is the recipe's eval_loss of the same rows.
 
 import argparse
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from jinja2 import TemplateError
 
 from common import Exit, stop
 from core.data import IGNORED
 from core.generation import most_positions
-from generation.answering import Answerer
-from generation.contestants import Contestant
-from generation.rows import Question, answer_all, columns_in, columns_of, is_match
+from generation.answering import UNANSWERED, Answerer
+from generation.loading import Source
+from generation.rows import Question, columns_in, columns_of, judge
 from llama import tokenize_row
 
 # Arguments of a run that say which tokens of a row are trained on
@@ -26,10 +25,7 @@ SCORING = ("learn", "completion_only_loss", "assistant_only_loss")
 
 
 def measure_rows(
-    args: argparse.Namespace,
-    contestant: Contestant,
-    model: torch.nn.Module,
-    questions: Sequence[Question],
+    args: argparse.Namespace, source: Source, model: torch.nn.Module, questions: Sequence[Question]
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """Return a task with exact match and loss, as results.json has it, and each row's answer.
 
@@ -37,24 +33,23 @@ def measure_rows(
 
     Raises SystemExit with 65 for a row that is too long.
     """
-    answerer = contestant.answerer(model, args.max_new_tokens)
+    answerer = Answerer(model, source.template(), 0, args.max_new_tokens)
+    conversations = [question.conversation for question in questions]
     try:
-        answers = answer_all(answerer, questions, args.batch_size)
-        sums, num_truncated = score_rows(contestant, answerer, questions)
-    except (ValueError, TemplateError) as error:
+        answers = answerer.answer(conversations, args.batch_size)
+        scored = [score(answerer, source.arguments, question) for question in questions]
+    except UNANSWERED as error:
         stop(Exit.DATA, f"{args.rows}: {error}")
-    samples = []
-    for question, answer, (total, number) in zip(questions, answers, sums, strict=True):
-        is_right = is_match(answer, question.reference, args.answer_pattern)
-        sample: dict[str, Any] = {"place": question.place, "skill": question.skill}
-        sample |= {"messages": question.conversation.messages, "reference": question.reference}
-        sample |= {"answer": answer, "exact_match": int(is_right)}
-        samples.append(sample | {"loss": total / number, "num_tokens": number})
-    matches = [(sample["exact_match"], 1) for sample in samples]
+    samples = judge(questions, answers, args.answer_pattern)
+    for sample, question, (total, number, _) in zip(samples, questions, scored, strict=True):
+        sample |= {"place": question.place, "loss": total / number, "num_tokens": number}
+    matches = [(int(sample["correct"]), 1) for sample in samples]
+    losses = [(total, number) for total, number, _ in scored]
     metrics = {
         "exact_match": metric_of(matches, higher_is_better=True),
-        "loss": metric_of(sums, higher_is_better=False),
+        "loss": metric_of(losses, higher_is_better=False),
     }
+    num_truncated = sum(is_truncated for _, _, is_truncated in scored)
     return {"rows": len(questions), "truncated": num_truncated, "metrics": metrics}, samples
 
 
@@ -73,29 +68,23 @@ def metric_of(sums: Sequence[tuple[float, int]], higher_is_better: bool) -> dict
 
 
 @torch.inference_mode()
-def score_rows(
-    contestant: Contestant, answerer: Answerer, questions: Sequence[Question]
-) -> tuple[list[tuple[float, int]], int]:
-    """Return of each row the summed loss of the tokens trained on, in nats, and their number.
+def score(
+    answerer: Answerer, arguments: Mapping[str, Any], question: Question
+) -> tuple[float, int, bool]:
+    """Return a row's summed loss of the tokens trained on, in nats, and their number.
 
-    And how many rows are longer than in training, so that the end of the answer is missing.
+    And whether it is longer than in training, so that the end of the answer is missing.
+
+    Args:
+        arguments: of the run.
     """
-    arguments = contestant.arguments
-    columns = columns_of(arguments)
     length = most_positions(answerer.model.config)
     length = min(arguments.get("max_length") or length, length)
     options = {name: arguments[name] for name in SCORING if name in arguments}
-    sums = []
-    num_truncated = 0
-    for question in questions:
-        known = columns_in(question.row, columns)
-        encoded = tokenize_row(question.row, answerer.template, length, known, **options)
-        num_truncated += encoded["truncated"]
-        tokens = torch.tensor([encoded["input_ids"]], device=answerer.model.device)
-        labels = torch.tensor(encoded["labels"][1:], device=answerer.model.device)
-        logits = answerer.model(input_ids=tokens).logits[0, :-1].float()
-        loss = torch.nn.functional.cross_entropy(
-            logits, labels, ignore_index=IGNORED, reduction="sum"
-        )
-        sums.append((loss.item(), int((labels != IGNORED).sum())))
-    return sums, num_truncated
+    columns = columns_in(question.row, columns_of(arguments))
+    encoded = tokenize_row(question.row, answerer.template, length, columns, **options)
+    tokens = torch.tensor([encoded["input_ids"]], device=answerer.model.device)
+    labels = torch.tensor(encoded["labels"][1:], device=answerer.model.device)
+    logits = answerer.model(input_ids=tokens).logits[0, :-1].float()
+    loss = torch.nn.functional.cross_entropy(logits, labels, ignore_index=IGNORED, reduction="sum")
+    return loss.item(), int((labels != IGNORED).sum()), encoded["truncated"]

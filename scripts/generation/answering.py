@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Answers of a model to conversations: to many at once, or to one while it is shown."""
 
-import enum
-import unicodedata
+import re
+import signal
 from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from threading import Event, Thread
+from threading import Event
 from typing import Any
 
 import torch
@@ -19,9 +20,22 @@ from core.generation import answer_in, greedy_options, listed_stop_tokens, most_
 # What is raised for a prompt that is too long, that the chat template refuses, or for which the
 # memory does not suffice
 UNANSWERED = (ValueError, TemplateError, torch.OutOfMemoryError)
-REPLACEMENT = "\ufffd"  # what bytes that are no character are decoded to
-# Control characters, lone surrogates, private use, not assigned
-ESCAPED_CATEGORIES = ("Cc", "Cs", "Co", "Cn")
+STOPPED = " [stopped]"  # by the user
+CUT = " [cut off at the limit of tokens]"
+# What a terminal obeys or cannot show: control characters and halves of surrogate pairs
+CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
+
+
+@dataclass(frozen=True)
+class Reply:
+    """An answer of a model, without surrounding white space.
+
+    Attributes:
+        mark: is shown behind an answer that is not complete.
+    """
+
+    text: str
+    mark: str = ""
 
 
 @dataclass(frozen=True)
@@ -45,24 +59,26 @@ class Answerer:
         return sorted(listed | self.template.stop_tokens())
 
     @torch.inference_mode()
-    def answer(self, conversations: Sequence[Conversation]) -> list[str]:
+    def answer(self, conversations: Sequence[Conversation], batch_size: int) -> list[str]:
         """Return one answer per conversation, without surrounding white space.
 
         Raises ValueError if a conversation leaves no room for an answer.
         """
         # An answer does not depend on its batch: only rows with as much room share one
-        indices_by_room: dict[int, list[int]] = {}
-        for index, conversation in enumerate(conversations):
+        numbers_by_room: dict[int, list[int]] = {}
+        for number, conversation in enumerate(conversations):
             _, options = self.prepare([conversation])
-            indices_by_room.setdefault(options["max_new_tokens"], []).append(index)
+            numbers_by_room.setdefault(options["max_new_tokens"], []).append(number)
         answers: dict[int, str] = {}
-        for indices in indices_by_room.values():
-            inputs, options = self.prepare([conversations[index] for index in indices])
-            length = inputs["input_ids"].shape[1]
-            output = self.model.generate(**inputs, **options)
-            for index, tokens in zip(indices, output[:, length:], strict=True):
-                answers[index] = self.decode(tokens)
-        return [answers[index] for index in range(len(conversations))]
+        for numbers in numbers_by_room.values():
+            for start in range(0, len(numbers), batch_size):
+                batch = numbers[start : start + batch_size]
+                inputs, options = self.prepare([conversations[number] for number in batch])
+                output = self.model.generate(**inputs, **options)
+                answered = output[:, inputs["input_ids"].shape[1] :]
+                for number, tokens in zip(batch, answered, strict=True):
+                    answers[number] = self.decode(tokens)
+        return [answers[number] for number in range(len(conversations))]
 
     def decode(self, tokens: torch.Tensor) -> str:
         """Return the text of an answer, without what the template writes around it."""
@@ -92,6 +108,52 @@ class Answerer:
         options["max_new_tokens"] = min(self.max_new_tokens, longest - length)
         return inputs, options
 
+    # ---- While it is shown ----
+    def start(
+        self,
+        conversation: Conversation,
+        stopping: Event,
+        turn: AbstractContextManager[None] | None = None,
+    ) -> tuple[Iterator[str], Future[Reply]]:
+        """Start to answer in a thread; return the parts of the answer, and its whole.
+
+        The whole raises one of UNANSWERED if the model cannot answer.
+
+        Args:
+            stopping: ends the answer after the current token when it is set.
+            turn: what the model is held in while it generates, such as a lock.
+        """
+        tokenizer: Any = self.template.tokenizer
+        streamer = TextIteratorStreamer(tokenizer, skip_prompt=True, skip_special_tokens=True)
+        pool = ThreadPoolExecutor(1)
+        whole = pool.submit(self._generate, conversation, streamer, stopping, turn or nullcontext())
+        whole.add_done_callback(lambda _: streamer.end())
+        pool.shutdown(wait=False)
+        return streamer, whole
+
+    @torch.inference_mode()
+    def _generate(
+        self,
+        conversation: Conversation,
+        streamer: TextIteratorStreamer,
+        stopping: Event,
+        turn: AbstractContextManager[None],
+    ) -> Reply:
+        inputs, options = self.prepare([conversation])
+
+        def is_stopped(input_ids: torch.Tensor, scores: Any, **_: Any) -> torch.Tensor:
+            return torch.full((len(input_ids),), stopping.is_set(), device=input_ids.device)
+
+        criteria: Any = [is_stopped]
+        options["stopping_criteria"] = StoppingCriteriaList(criteria)
+        with turn:
+            output = self.model.generate(**inputs, **options, streamer=streamer)
+        tokens = output[0, inputs["input_ids"].shape[1] :]
+        mark = ""
+        if tokens[-1].item() not in options["eos_token_id"]:
+            mark = STOPPED if stopping.is_set() else CUT
+        return Reply(self.decode(tokens), mark)
+
 
 def decoding_options(model: Any, temperature: float) -> dict[str, Any]:
     """Return how tokens are chosen, as arguments of generate; 0 takes the likeliest."""
@@ -100,144 +162,32 @@ def decoding_options(model: Any, temperature: float) -> dict[str, Any]:
     return greedy_options(model)
 
 
-# ---- Shown while it is generated ----
-class Ending(enum.Enum):
-    """Why an answer ends, and the mark that is shown after it."""
-
-    COMPLETE = ""  # the model ended its turn
-    STOPPED = " [stopped]"  # by the user
-    CUT = " [cut off at the limit of tokens]"
-
-
-@dataclass(frozen=True)
-class Reply:
-    """An answer of a model, without surrounding white space."""
-
-    text: str
-    ending: Ending
-
-
-class PartStreamer(TextIteratorStreamer):
-    """Yields the text of each token at once, but for the half of a character.
-
-    TextStreamer waits for the next space, and many languages have none.
-    """
-
-    def put(self, value: torch.Tensor) -> None:
-        """Receive the prompt, [1, tokens], or a token of the answer, [1]."""
-        if self.next_tokens_are_prompt:
-            self.next_tokens_are_prompt = False
-            return
-        self.token_cache.extend(value.tolist())
-        text: Any = self.tokenizer.decode(self.token_cache, **self.decode_kwargs)
-        if text.endswith(REPLACEMENT):
-            return
-        if len(text) > self.print_len:
-            self.on_finalized_text(text[self.print_len :])
-        self.print_len = len(text)
-        if text.endswith("\n"):  # so that no long text is decoded again for each token
-            self.token_cache = []
-            self.print_len = 0
-
-
-class RunningAnswer:
-    """An answer that is being generated in a thread of its own: iterate over its parts."""
-
-    def __init__(
-        self,
-        answerer: Answerer,
-        conversation: Conversation,
-        turn: AbstractContextManager[None] | None = None,
-        stopping: Event | None = None,
-    ) -> None:
-        """Start to generate.
-
-        Args:
-            turn: what the model has to be held in while it generates, such as a lock.
-            stopping: ends the answer when it is set.
-        """
-        self._answerer = answerer
-        self._conversation = conversation
-        self._turn = turn or nullcontext()
-        self._stopping = stopping or Event()
-        tokenizer: Any = answerer.template.tokenizer
-        self._streamer = PartStreamer(tokenizer, skip_prompt=True, skip_special_tokens=True)
-        self._reply = Reply("", Ending.STOPPED)
-        self._error: Exception | None = None
-        # A daemon, so that a process that was told to end twice does not wait for a long prompt
-        self._thread = Thread(target=self._run, daemon=True)
-        self._thread.start()
-
-    def __iter__(self) -> Iterator[str]:
-        """Return an iterator over the parts; after an exception another one yields the others."""
-        return self._streamer
-
-    def stop(self) -> None:
-        """End the answer after the current token. The parts until then are still to be read."""
-        self._stopping.set()
-
-    def result(self) -> Reply:
-        """Wait for the end of the answer and return it.
-
-        Raises one of UNANSWERED if the model cannot answer.
-        """
-        self._thread.join()
-        if self._error is not None:
-            raise self._error
-        return self._reply
-
-    def _run(self) -> None:
-        try:
-            with self._turn:
-                if not self._stopping.is_set():
-                    self._reply = self._generate()
-        except Exception as error:  # raised again where the answer is read
-            self._error = error
-        finally:
-            self._streamer.end()
-
-    def _is_stopped(self, input_ids: torch.Tensor, scores: Any, **_: Any) -> torch.Tensor:
-        """Return for each row, [rows], whether it is to end: a StoppingCriteria."""
-        return torch.full((len(input_ids),), self._stopping.is_set(), device=input_ids.device)
-
-    @torch.inference_mode()
-    def _generate(self) -> Reply:
-        inputs, options = self._answerer.prepare([self._conversation])
-        criteria: Any = [self._is_stopped]
-        output = self._answerer.model.generate(
-            **inputs,
-            **options,
-            streamer=self._streamer,
-            stopping_criteria=StoppingCriteriaList(criteria),
-        )
-        tokens = output[0, inputs["input_ids"].shape[1] :]
-        text = self._answerer.decode(tokens)
-        if tokens[-1].item() in options["eos_token_id"]:
-            return Reply(text, Ending.COMPLETE)
-        text = text.rstrip(REPLACEMENT)  # a token may be the half of a character
-        if self._stopping.is_set():
-            return Reply(text, Ending.STOPPED)
-        return Reply(text, Ending.CUT)
-
-
 # ---- On a terminal ----
 def printable(text: str) -> str:
     """Return a text with the characters that a terminal obeys or cannot show as escapes.
 
-    An untrained model writes random bytes. They would move the cursor or change colors, and tools
-    such as grep would take the output for a binary file.
+    An untrained model writes random bytes, which would move the cursor or change colors.
     """
-    return "".join(map(printable_character, text))
+    return CONTROLS.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
 
 
-def printable_character(character: str) -> str:
-    """Return a character as it is, or its escape, such as `\\x1b`."""
-    if character in "\n\t" or unicodedata.category(character) not in ESCAPED_CATEGORIES:
-        return character
-    return character.encode("unicode_escape").decode()
+def print_answer(
+    answerer: Answerer,
+    conversation: Conversation,
+    turn: AbstractContextManager[None] | None = None,
+) -> Reply:
+    """Print an answer while it is generated, and return it. Ctrl-C stops it.
 
-
-def print_parts(running: RunningAnswer) -> None:
-    """Print the parts of an answer that were not printed yet, as they are generated."""
-    for part in running:
-        print(printable(part), end="", flush=True)
+    Raises one of UNANSWERED if the model cannot answer.
+    """
+    stopping = Event()
+    before = signal.signal(signal.SIGINT, lambda *_: stopping.set())
+    try:
+        parts, whole = answerer.start(conversation, stopping, turn)
+        for part in parts:
+            print(printable(part), end="", flush=True)
+        reply = whole.result()
+    finally:
+        signal.signal(signal.SIGINT, before)
+    print(reply.mark)
+    return reply

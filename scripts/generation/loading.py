@@ -1,34 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
 """A trained folder: a model, or adapters and their base; and what its run has recorded there."""
 
+import contextlib
 import json
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from pickle import UnpicklingError
-from typing import Any, NoReturn
+from typing import Any
 
+import datasets
 import torch
 from peft import PeftModel
-from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig
+from transformers.utils import logging
 
-from common import Exit, find_missing, first_line, stop
+from common import Exit, find_missing, stop
+from core.chat import ChatTemplate
 from core.weights import fingerprint_of_weights
 
-ADAPTER_WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin")
-RUN = "run.json"
-PUBLIC_RUN = "run_public.json"  # What scripts/push.py publishes of it
+RECORDS = ("run.json", "run_public.json")  # of a run; the second is what push.py publishes of it
 MAIN = "main"  # the revision of a model on the hub that is taken if none is named
-LOAD_ERRORS = (
-    OSError,
-    ValueError,
-    RuntimeError,
-    ImportError,
-    KeyError,
-    TypeError,
-    SafetensorError,
-    UnpicklingError,  # a .bin file with more than tensors, which torch refuses
-)
 
 
 @dataclass(frozen=True)
@@ -36,136 +27,126 @@ class Source:
     """Where a model is: a folder or a hub id, and the base of the adapters that are in it.
 
     Attributes:
+        name: as the command line or a run names it.
         base: None for a whole model.
         revision: branch, tag or commit of the whole model, if that is on the hub.
+        run: for the base of a run, this run. It is asked with the run's tokenizer, chat template
+            and settings, so that the prompts are the same before and after the training.
     """
 
     name: str
     base: str | None = None
     revision: str = MAIN
+    run: "Source | None" = None
 
     @property
     def weights(self) -> str:
         """Return the folder or hub id of the whole model."""
-        if self.base is None:
-            return self.name
-        return self.base
-
-    @property
-    def is_local(self) -> bool:
-        """Return whether the whole model is a folder, and not on the hub."""
-        return Path(self.weights).is_dir()
+        return self.base or self.name
 
     @property
     def tokenizer(self) -> str:
         """Return the folder or hub id of the tokenizer, which adapters may lack."""
-        if (Path(self.name) / "tokenizer_config.json").is_file():
-            return self.name
-        return self.weights
+        folder = (self.run or self).name
+        has_tokenizer = Path(folder, "tokenizer_config.json").is_file()
+        return folder if has_tokenizer else self.weights
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """Return the arguments of the run; {} without its record."""
+        return read_run((self.run or self).name).get("arguments", {})
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Return the variables of the chat template that the run set."""
+        return self.arguments.get("chat_template_kwargs") or {}
+
+    def template(self) -> ChatTemplate:
+        """Return the tokenizer with its chat template. Raises SystemExit with 65 without one."""
+        return ChatTemplate(load_tokenizer(self), self.settings)
 
 
 # ---- What is in a folder ----
 def find_source(name: str) -> Source:
     """Return the source of the model in a folder, or of a hub id.
 
-    Raises SystemExit with 64 if it is neither, with 65 for adapters without weights, and for those
-    whose base is missing or has other weights than it had in training.
+    Raises SystemExit with 64 if there is no such folder, with 65 for adapters whose base is missing
+    or has other weights than it had in training.
     """
     missing = find_missing(name)
     if missing is not None:
         stop(Exit.USAGE, f"{missing}; give the --output_dir of a training run")
-    folder = Path(name)
-    adapter_config = folder / "adapter_config.json"
-    if adapter_config.is_file():
-        source = read_adapter_source(name, adapter_config)
-        if not any((folder / weights).is_file() for weights in ADAPTER_WEIGHTS):
-            fix = "give the --output_dir of a finished run"  # peft would ask the hub for them
-            stop(Exit.DATA, f"{name}: has no {ADAPTER_WEIGHTS[0]}; {fix}")
-        check_base_weights(source)
-        return source
-    if folder.exists() and not (folder / "config.json").is_file():
-        problem = "no config.json or adapter_config.json in it"
-        stop(Exit.USAGE, f"{name}: {problem}; give the --output_dir of a finished run")
-    return Source(name)
-
-
-def read_adapter_source(name: str, adapter_config: Path) -> Source:
-    """Return adapters on the base that their configuration names."""
-    try:
-        config = json.loads(adapter_config.read_text(encoding="utf-8"))
-        base = config["base_model_name_or_path"]
-    except (ValueError, LookupError, TypeError):
-        config = {}
-        base = None
-    if not isinstance(base, str):
-        stop(Exit.DATA, f"{adapter_config}: not JSON with a base_model_name_or_path")
-    if find_missing(base) is not None:
-        fix = f"put it back or correct {adapter_config}"
-        stop(Exit.DATA, f"{name}: its base model {base} is missing; {fix}")
-    return Source(name, base, config.get("revision") or MAIN)
-
-
-def check_base_weights(source: Source) -> None:
-    """End with 65 if the base of adapters has other weights than their run recorded, if it did."""
-    recorded = run_of(source.name).get("base_weights")
-    if recorded is None or source.base is None:
-        return
-    if fingerprint_of_weights(source.base, source.revision) not in (None, recorded):
-        name = record_of(source.name).name
-        fix = f"put those back, or remove base_weights from {name} if only their files changed"
+    path = Path(name) / "adapter_config.json"
+    if not path.is_file():
+        return Source(name)
+    config = json.loads(path.read_text(encoding="utf-8"))
+    source = Source(name, config["base_model_name_or_path"], config.get("revision") or MAIN)
+    if find_missing(source.weights) is not None:
+        fix = f"put it back or correct {path}"
+        stop(Exit.DATA, f"{name}: its base model {source.weights} is missing; {fix}")
+    recorded = read_run(name).get("base_weights")
+    found = fingerprint_of_weights(source.weights, source.revision)
+    if recorded is not None and found not in (None, recorded):
+        fix = f"put those back, or remove base_weights from {' or '.join(RECORDS)} in {name}"
         what = "are not those that the adapters were trained on"
-        stop(Exit.DATA, f"the weights in {source.base} {what}; {fix}")
+        stop(Exit.DATA, f"the weights in {source.weights} {what}; {fix}")
+    return source
 
 
 def base_of(source: Source) -> Source:
     """Return the model with which the training of a source began. Raises SystemExit with 65."""
     if source.base is not None:
-        return Source(source.base, revision=source.revision)
-    arguments = arguments_of_run(source.name)
+        return Source(source.base, revision=source.revision, run=source)
+    arguments = source.arguments
     base = arguments.get("model_name_or_path")
     if base is None or find_missing(base) is not None:
-        record = record_of(source.name)
-        stop(Exit.DATA, f"--with_base: {record} names no base that is here: {base}")
-    return Source(base, revision=arguments.get("model_revision") or MAIN)
+        stop(Exit.DATA, f"--with_base: {source.name} records no base that is here: {base}")
+    return Source(base, revision=arguments.get("model_revision") or MAIN, run=source)
 
 
-# ---- The record of a run ----
-def record_of(name: str) -> Path:
-    """Return the file with the record of the run that wrote a folder; it may not be there."""
-    path = Path(name, RUN)
-    public = Path(name, PUBLIC_RUN)
-    if public.is_file() and not path.is_file():
-        return public
-    return path
+def find_sources(names: Sequence[str], with_base: bool) -> list[Source]:
+    """Return the models of the command line, each base before the first of its runs.
 
-
-def run_of(name: str) -> dict[str, Any]:
-    """Return the record of the run that wrote a folder; {} without one.
-
-    Raises SystemExit with 65 if the file cannot be read.
+    A base that runs share is asked as the first of them.
     """
-    path = record_of(name)
-    if not path.is_file():
-        return {}
-    try:
-        run = json.loads(path.read_text())
-        dict(run["arguments"])
-    except (ValueError, LookupError, TypeError):
-        stop(Exit.DATA, f"{path}: has no arguments of a run, from which prompts are built")
-    return run
+    found: dict[str, Source] = {}
+    for name in names:
+        source = find_source(name)
+        if with_base:
+            base = base_of(source)
+            found.setdefault(base.name, base)
+        found[name] = source
+    return list(found.values())
 
 
-def arguments_of_run(name: str) -> dict[str, Any]:
-    """Return the arguments of the run that wrote a folder; {} without its record."""
-    return run_of(name).get("arguments", {})
-
-
-def template_settings_of(name: str) -> dict[str, Any]:
-    """Return the variables of the chat template that a run trained with."""
-    return dict(arguments_of_run(name).get("chat_template_kwargs") or {})
+def read_run(name: str) -> dict[str, Any]:
+    """Return the record of the run that wrote a folder; {} without one."""
+    for record in RECORDS:
+        path = Path(name, record)
+        if path.is_file():
+            return json.loads(path.read_text(encoding="utf-8"))
+    return {}
 
 
 # ---- Loading ----
+def be_quiet() -> None:
+    """Have the libraries print no progress and no warnings: the commands say what is wrong."""
+    datasets.disable_progress_bars()
+    logging.disable_progress_bar()
+    logging.set_verbosity_error()
+
+
+@contextlib.contextmanager
+def loading(name: str) -> Generator[None]:
+    """End with one line, and 65, or 69 for a hub id, if something of a model cannot be loaded."""
+    try:
+        yield
+    except Exception as error:  # transformers, peft and torch raise what they like
+        code = Exit.DATA if Path(name).exists() else Exit.NO_HUB
+        reason = " ".join(str(error).split())[:400]
+        stop(code, f"{name}: cannot be loaded: {reason or type(error).__name__}")
+
+
 def default_device() -> str:
     """Return "cuda" if there is a GPU, else "cpu"."""
     if torch.cuda.is_available():
@@ -179,16 +160,10 @@ def load_tokenizer(source: Source, needs_template: bool = True) -> Any:
     Raises SystemExit with 65 also for one without the chat template that is needed.
     """
     name = source.tokenizer
-    try:
+    with loading(name):
         tokenizer: Any = AutoTokenizer.from_pretrained(
             name, padding_side="left", revision=source.revision, trust_remote_code=False
         )
-    except LOAD_ERRORS as error:
-        if not Path(name).is_dir():
-            reason = first_line(error)
-            stop(Exit.NO_HUB, f"{name}: no such folder, and not from the hub: {reason}")
-        fix = "copy tokenizer*.json of the base model into it"
-        stop(Exit.DATA, f"{name}: its tokenizer cannot be loaded; {fix}")
     if needs_template and not tokenizer.chat_template:
         fix = "recipes/llama.py saves one with the model"
         stop(Exit.DATA, f"{name}: its tokenizer has no chat template; {fix}")
@@ -197,32 +172,35 @@ def load_tokenizer(source: Source, needs_template: bool = True) -> Any:
     return tokenizer
 
 
-def load_model(source: Source, dtype: str, device: str, load_in_4bit: bool = False) -> Any:
-    """Return the model in evaluation mode.
+def load_model(source: Source, args: Any) -> Any:
+    """Return the model in evaluation mode, as the command line wants it.
 
     Args:
-        dtype: of the weights, "auto" for that of the files; with 4-bit weights that of the
-            products, where "auto" is bfloat16.
+        args: dtype, device and load_in_4bit.
     """
-    model = load_weights(source, dtype, device, nf4(dtype) if load_in_4bit else None)
+    model = load_base(source, args)
     if source.base is not None:
         model = add_adapters(model, source)
     return model.eval()
 
 
-def nf4(dtype: str) -> BitsAndBytesConfig:
-    """Return the quantization of 4-bit weights whose products have a dtype; "auto" is bfloat16."""
-    compute = torch.bfloat16 if dtype == "auto" else getattr(torch, dtype)
-    return BitsAndBytesConfig(
-        load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=compute
-    )
+def load_base(source: Source, args: Any) -> Any:
+    """Return the same without its adapters."""
+    quantization = None
+    if args.load_in_4bit:
+        # Of the products; the weights have 4 bits
+        dtype = "bfloat16" if args.dtype == "auto" else args.dtype
+        quantization = BitsAndBytesConfig(
+            load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=dtype
+        )
+    return load_weights(source, args.dtype, args.device or default_device(), quantization)
 
 
 def load_weights(
     source: Source, dtype: Any, device: str, quantization: BitsAndBytesConfig | None
 ) -> Any:
     """Return the whole model of a source, without its adapters. Raises SystemExit with 65 or 69."""
-    try:
+    with loading(source.weights):
         return AutoModelForCausalLM.from_pretrained(
             source.weights,
             dtype=dtype,
@@ -231,8 +209,6 @@ def load_weights(
             trust_remote_code=False,
             quantization_config=quantization,
         )
-    except LOAD_ERRORS as error:
-        refuse_to_load(source, error)
 
 
 def add_adapters(model: Any, source: Source, adapter_name: str = "default") -> PeftModel:
@@ -242,16 +218,8 @@ def add_adapters(model: Any, source: Source, adapter_name: str = "default") -> P
         model: the base of the source or, with other adapters on the same base, a model of peft.
         adapter_name: of the new adapters in the model of peft, without a dot.
     """
-    try:
+    with loading(source.name):
         if isinstance(model, PeftModel):
             model.load_adapter(source.name, adapter_name)
             return model
         return PeftModel.from_pretrained(model, source.name, adapter_name)
-    except LOAD_ERRORS as error:
-        refuse_to_load(source, error)
-
-
-def refuse_to_load(source: Source, error: Exception) -> NoReturn:
-    """End with 65, or 69 for a model of the hub, after a line about weights that do not load."""
-    code = Exit.DATA if source.is_local else Exit.NO_HUB
-    stop(code, f"{source.name}: cannot be loaded: {first_line(error)}")

@@ -2,6 +2,7 @@
 """What merge.py does: adapters become part of their base, by peft, and are compared with it."""
 
 import argparse
+import json
 import math
 import shutil
 from collections.abc import Sequence
@@ -10,28 +11,35 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
-from datasets import disable_progress_bars
-from peft import PeftConfig, get_peft_model_state_dict, load_peft_weights
+from peft import get_peft_model_state_dict, load_peft_weights
 from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM, AutoTokenizer
-from transformers.utils import logging
 
-from common import Exit, first_line, stop
+from common import Exit, stop
+from core.chat import ChatTemplate
+from core.checkpoint import (
+    BOXES,
+    find_damage,
+    is_of_optimizer,
+    read_progress,
+    read_whole,
+)
 from core.export import list_stop_tokens, save_whole, saved_buffers
 from core.generation import listed_stop_tokens
-from core.weights import files_of_tensors, find_folder, note_left_out
+from core.model import load_tokenizer
+from core.weights import files_of_tensors, note_left_out
 from generation.comparing import (
     ROUNDING,
     SIXTEEN_BITS,
-    Answers,
     Trained,
     differ,
     judge,
     largest_gap,
     new_folder,
     read_trained,
+    tokens_of,
 )
-from generation.loading import LOAD_ERRORS, MAIN, add_adapters, arguments_of_run, find_source
+from generation.loading import MAIN, Source, add_adapters, be_quiet, find_source, load_weights
 
 # An int8 base also rounds activations to 8 bits, which no merged model does
 INT8_ACTIVATIONS = 0.15
@@ -42,68 +50,55 @@ OTHER_BASE = 0.5
 
 def run(args: argparse.Namespace) -> None:
     """Carry out a command line of merge.py; exit with a code and one line if that fails."""
-    logging.disable_progress_bar()
-    logging.set_verbosity_error()
-    disable_progress_bars()
+    be_quiet()
     folder = new_folder(args.output)
-    trained = read_adapters(args)
-    bases = list(dict.fromkeys([SIXTEEN_BITS, trained.base_name]))
-    if args.base not in ("auto", *bases):
-        stop(Exit.USAGE, f"--base {args.base}: the run was on the {bases[-1]} base, by run.json")
-    model = trained.load()
-    check_adapters(model, trained.source.name)
-    reference = trained.ask(model)
-    with model.disable_adapter():
-        without = largest_gap(reference, trained.ask(model, reference.tokens))
-    del model
-    base = args.base
-    if base == "auto":
-        base = nearest_base(trained, bases, reference, args.dtype)
-    merged = merge(trained, base, args.dtype)
     try:
-        write_folder(folder, merged, trained, reference.stop_tokens)
+        if Path(args.adapter, BOXES).is_file():
+            join(Path(args.adapter), folder, args.dtype)
+        else:
+            merge_adapters(args, folder)
     except (OSError, SafetensorError) as error:
-        stop(Exit.CANNOT_WRITE, f"cannot write {folder}: {first_line(error)}")
-    del merged
-    reloaded = reload(folder, trained, reference)
-    for source, number in trained.sources.items():
-        print(f"{number} prompts: {source}")
-    print(f"The largest logit gap without the adapters is {without:.2e}")
-    bound = args.bound or relative_bound(trained, base, reference.dtype, reloaded.dtype)
-    judge("merged model", folder, reference, reloaded, bound)
+        stop(Exit.CANNOT_WRITE, f"cannot write {folder}: {error}")
     folder.rename(args.output)
     print(f"The merged model is in {args.output}")
 
 
-# ---- Adapters ----
-def read_adapters(args: argparse.Namespace) -> Trained:
-    """Return a folder of adapters, but for its weights, with its prompts.
+def merge_adapters(args: argparse.Namespace, folder: Path) -> None:
+    """Write the folder of a merged model, and compare it with the trained one.
 
     Raises SystemExit with 64 if the folder has no adapters, with 65 if they cannot be merged.
     """
     source = find_source(args.adapter)
     if source.base is None:
         stop(Exit.USAGE, f"{args.adapter}: no adapter_config.json, so nothing to merge")
-    try:
-        task = PeftConfig.from_pretrained(args.adapter).task_type
-    except LOAD_ERRORS as error:
-        stop(Exit.DATA, f"{args.adapter}/adapter_config.json: {first_line(error)}")
+    task = json.loads(Path(args.adapter, "adapter_config.json").read_text())["task_type"]
     if task != "CAUSAL_LM":  # An encoder would be loaded with a head that nothing has trained
         stop(Exit.DATA, f"{args.adapter}: its task is {task}, and only CAUSAL_LM is merged")
-    trained_on = arguments_of_run(args.adapter).get("model_name_or_path", source.base)
-    # A relative path is one from the folder in which the training was started
-    is_known = Path(trained_on).exists() or not Path(source.base).is_absolute()
-    if is_known and Path(trained_on).resolve() != Path(source.base).resolve():
-        stop(
-            Exit.DATA,
-            f"{args.adapter}: adapter_config.json names the base {source.base}, but run.json says "
-            f"that the adapters were trained on {trained_on}; correct the one that is wrong",
-        )
     trained = read_trained(source, args)
-    if getattr(trained.config, "quantization_config", None):
-        fix = "name the model that it was made from in adapter_config.json and run.json"
-        stop(Exit.DATA, f"{source.base}: its files are quantized, which cannot be merged; {fix}")
-    return trained
+    bases = list(dict.fromkeys([SIXTEEN_BITS, trained.base_name]))
+    if args.base not in ("auto", *bases):
+        stop(Exit.USAGE, f"--base {args.base}: the run was on the {bases[-1]} base, by run.json")
+    model = trained.load()
+    check_adapters(model, trained.source.name)
+    reference = trained.ask(model)
+    dtype = model.dtype
+    del model
+    base = args.base
+    if base == "auto":
+        base = nearest_base(trained, bases, reference, args.dtype)
+    merged = merge(trained, base, args.dtype)
+    ends = trained.stop_tokens(merged.generation_config)
+    write_folder(folder, merged, trained, ends)
+    del merged
+    reloaded = reload(folder, trained, ends)
+    # Of rounding: what the trained model computes in, and the merged one
+    bounds = [ROUNDING[dtype], ROUNDING[reloaded.dtype]]
+    if base != trained.base_name:
+        bounds.append(OTHER_BASE)
+    if trained.base_name == "8bit":
+        bounds.append(INT8_ACTIVATIONS)
+    logits = trained.ask(reloaded)
+    judge("merged model", folder, reference, logits, args.bound or max(bounds))
 
 
 def check_adapters(model: Any, folder: str) -> None:
@@ -118,14 +113,15 @@ def check_adapters(model: Any, folder: str) -> None:
 
 
 # ---- Merge ----
-def nearest_base(trained: Trained, bases: Sequence[str], reference: Answers, dtype: str) -> str:
+def nearest_base(
+    trained: Trained, bases: Sequence[str], reference: Sequence[torch.Tensor], dtype: str
+) -> str:
     """Return the name of the base with which merged adapters say most nearly what was trained."""
     if len(bases) == 1:
         return bases[0]
     gaps = {}
     for name in bases:
-        merged = trained.ask(merge(trained, name, dtype), reference.tokens)
-        gap = largest_gap(reference, merged)
+        gap = largest_gap(reference, trained.ask(merge(trained, name, dtype)))
         print(f"Merged into the {name} base, the largest logit gap is {gap:.2e}")
         gaps[name] = gap if math.isfinite(gap) else math.inf
     nearest = min(gaps, key=gaps.__getitem__)
@@ -161,21 +157,6 @@ def merge(trained: Trained, base_name: str, dtype: str) -> Any:
     return merged.eval()
 
 
-def relative_bound(trained: Trained, base_name: str, *dtypes: torch.dtype) -> float:
-    """Return the bound of a logit gap, as a part of the largest logit.
-
-    Args:
-        base_name: of the base that the adapters were merged into.
-        dtypes: of the trained and of the merged weights.
-    """
-    bounds = [ROUNDING.get(dtype, 0.0) for dtype in dtypes]
-    if base_name != trained.base_name:
-        bounds.append(OTHER_BASE)
-    if trained.base_name == "8bit":
-        bounds.append(INT8_ACTIVATIONS)
-    return max(bounds)
-
-
 # ---- The merged folder ----
 def write_folder(folder: Path, model: Any, trained: Trained, stop_tokens: Sequence[int]) -> None:
     """Write a merged model as a run writes its own, with its tokenizer. Raises OSError."""
@@ -191,14 +172,12 @@ def write_folder(folder: Path, model: Any, trained: Trained, stop_tokens: Sequen
         source.tokenizer, revision=source.revision, trust_remote_code=False
     )
     tokenizer.save_pretrained(folder)
-    base = find_folder(source.weights, source.revision)
-    assert base is not None, "its weights were loaded"
-    for path in (*base.glob("LICENSE*"), *base.glob("NOTICE*")):
+    for path in Path(source.weights).glob("LICENSE*"):
         shutil.copyfile(path, folder / path.name)
 
 
-def reload(folder: Path, trained: Trained, reference: Answers) -> Answers:
-    """Return what a merged folder says, loaded as its users will.
+def reload(folder: Path, trained: Trained, stop_tokens: Sequence[int]) -> Any:
+    """Return the model of a merged folder, loaded as its users will.
 
     Raises SystemExit with 76 if anything but a logit is not as it was trained.
     """
@@ -206,8 +185,7 @@ def reload(folder: Path, trained: Trained, reference: Answers) -> Answers:
     if tokenizer.chat_template != trained.tokenizer.chat_template:
         differ(folder, "it has another chat template")
     for prompt in trained.prompts:
-        adds = prompt.conversation is None
-        if tokenizer(prompt.text, add_special_tokens=adds)["input_ids"] != prompt.tokens:
+        if tokens_of(prompt, tokenizer) != tokens_of(prompt, trained.tokenizer):
             differ(folder, "its tokenizer makes other tokens")
     model, report = AutoModelForCausalLM.from_pretrained(
         folder,
@@ -223,6 +201,43 @@ def reload(folder: Path, trained: Trained, reference: Answers) -> Answers:
     for name, _ in model.named_parameters(remove_duplicate=False):
         if name not in single and name in written:
             differ(folder, f"it has {name}, which is tied to another weight")
-    if not listed_stop_tokens(model.generation_config).issuperset(reference.stop_tokens):
-        differ(folder, f"its generation config lacks one of {reference.stop_tokens}")
-    return trained.ask(model.eval(), reference.tokens)
+    if not listed_stop_tokens(model.generation_config).issuperset(stop_tokens):
+        differ(folder, f"its generation config lacks one of {stop_tokens}")
+    return model.eval()
+
+
+# ---- A checkpoint ----
+def join(checkpoint: Path, folder: Path, dtype: str) -> None:
+    """Write the folder with which the run of a checkpoint would have ended there.
+
+    Raises SystemExit with 65 if the checkpoint is damaged or has not all weights.
+
+    Args:
+        dtype: of the written weights; auto for that of the run.
+    """
+    damage = find_damage(checkpoint)
+    if damage is not None:
+        stop(Exit.DATA, f"{checkpoint}: {damage}")
+    trained: Any = SimpleNamespace(**read_progress(checkpoint)["arguments"])
+    if trained.use_peft:
+        stop(Exit.USAGE, f"{checkpoint}: is of adapters: end its run, and merge the run's folder")
+    wanted = getattr(torch, trained.dtype if dtype == "auto" else dtype)
+    source = Source(trained.model_name_or_path, revision=trained.model_revision)
+    model = load_weights(source, wanted, "meta", None)
+    note_left_out(trained, model)
+    places = model.state_dict()
+    weights = {}
+    for name, tensor in read_whole(checkpoint):
+        if not is_of_optimizer(name):
+            weights[name] = tensor.to(places[name].dtype)
+    lacking = {name for name, _ in model.named_parameters()} - weights.keys()
+    if lacking:
+        stop(Exit.DATA, f"{checkpoint}: has no {min(lacking)}, which its run has not trained")
+    tokenizer = load_tokenizer(trained)
+    stop_tokens = {tokenizer.eos_token_id} - {None}
+    if hasattr(trained, "chat_template"):
+        stop_tokens = ChatTemplate(tokenizer).stop_tokens()
+    folder.mkdir(parents=True)
+    list_stop_tokens(model, stop_tokens)
+    save_whole(model, folder, weights)
+    tokenizer.save_pretrained(folder)

@@ -7,21 +7,22 @@ rendering conversations, and the result is compared with it on others.
 """
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from common import Exit, stop
 from core.chat import ChatTemplate, Conversation
-from generation.comparing import Trained
+from generation.comparing import Trained, adds_bos
 from generation.rows import is_plain
 
-QUOTES = '"""'
+Messages = Sequence[Mapping[str, Any]]
 SYSTEM = {"role": "system", "content": "qZsysQ"}
 USER = {"role": "user", "content": "qZuserQ"}
 ANSWER = {"role": "assistant", "content": "qZanswerQ"}
 AGAIN = {"role": "user", "content": "qZagainQ"}
+# What could be escaped, cut or taken for a template's own language
+STRANGE = ('He said "no" {{ .Role }} {% if %} \\n', "多行\nétage\n\n🦙", "<b>&amp;</b>")
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,7 @@ class Turns:
     after: Mapping[str, str]
     generation: str
 
-    def render(self, messages: Sequence[Mapping[str, str]]) -> str:
+    def render(self, messages: Messages) -> str:
         """Return the text in which an answer to messages is to be generated, as Ollama does."""
         text = self.lead
         if messages[0]["role"] != "system":
@@ -50,13 +51,6 @@ class Turns:
             role = message["role"]
             text += self.before[role] + message["content"] + self.after[role]
         return text + self.generation
-
-    def without_start(self, start: str) -> "Turns":
-        """Return turns that leave out the start of a text, which another program writes."""
-        if self.lead.startswith(start):
-            return replace(self, lead=self.lead.removeprefix(start))
-        before = {role: text.removeprefix(start) for role, text in self.before.items()}
-        return replace(self, no_system=self.no_system.removeprefix(start), before=before)
 
     def to_go(self) -> str:
         """Return the template for Ollama. Each text is a string of Go, so that none is trimmed."""
@@ -79,35 +73,34 @@ def go_text(text: str) -> str:
 
 
 def find_turns(trained: Trained) -> Turns:
-    """Return the chat template of a trained folder as turns.
+    """Return the chat template of a trained folder as turns, without a token that Ollama adds.
 
     Raises SystemExit with 65 if there is none, or if turns cannot write what it writes.
     """
-    name = trained.source.name
-    if not trained.tokenizer.chat_template:
-        stop(Exit.DATA, f"{name}: has no chat template; export it --to gguf")
-    template = ChatTemplate(trained.tokenizer, trained.settings)
+    tokenizer = trained.tokenizer
+    template = ChatTemplate(tokenizer, trained.source.settings)
+    start = tokenizer.bos_token if adds_bos(tokenizer) else ""
 
-    def render(messages: Sequence[Any], adds_generation_prompt: bool = True) -> str:
+    def render(messages: Messages, adds_generation_prompt: bool = True) -> str:
         conversation = Conversation([dict(message) for message in messages])
-        return template.render(conversation, add_generation_prompt=adds_generation_prompt)
+        return template.render(conversation, adds_generation_prompt).removeprefix(start)
 
     try:
         turns = probe(render)
         for messages in plain_conversations(trained, "system" in turns.before):
             if turns.render(messages) != render(messages):
                 raise ValueError(f"it changes {messages}")
-    except Exception as error:  # Templates raise what they like, for a role they do not take
+    except ValueError as error:
         reason = " ".join(str(error).split())[:300]
         stop(
             Exit.DATA,
-            f"{name}: Ollama's templates cannot write its chat template: {reason}; export it "
-            "--to gguf, and serve that with llama-server, which runs the chat template itself",
+            f"{trained.source.name}: Ollama's templates cannot write its chat template: {reason}; "
+            "export it --to gguf, and serve that with llama-server, which runs the template itself",
         )
     return turns
 
 
-def probe(render: Any) -> Turns:
+def probe(render: Callable[..., str]) -> Turns:
     """Return what a function that renders messages writes around them. Raises ValueError."""
     start, ask = split(render([USER]), USER)
     _, between, back, _ = split(render([USER, ANSWER, AGAIN]), USER, ANSWER, AGAIN)
@@ -120,7 +113,7 @@ def probe(render: Any) -> Turns:
     generation = without(ask, start=after_user)
     try:
         text = render([SYSTEM, USER])
-    except Exception:  # It takes no system messages
+    except ValueError:  # It takes no system messages
         return Turns(lead, "", before, after, generation)
     with_system, middle, _ = split(text, SYSTEM, USER)
     no_system = ""
@@ -149,31 +142,24 @@ def without(text: str, start: str = "", end: str = "") -> str:
     return text.removeprefix(start).removesuffix(end)
 
 
-def plain_conversations(trained: Trained, has_system: bool) -> Iterator[list[Any]]:
+def plain_conversations(trained: Trained, has_system: bool) -> Iterator[Messages]:
     """Yield conversations that have to be written as by the chat template: also the prompts'."""
-    for text in ('He said "no" {{ .Role }} {% if %} \\n', "多行\nétage\n\n🦙", "<b>&amp;</b>"):
+    for text in STRANGE:
         asked = {"role": "user", "content": text}
-        yield [asked]
         yield [asked, ANSWER, USER, {"role": "assistant", "content": text}, AGAIN]
         if has_system:
             yield [SYSTEM, asked, ANSWER, USER]
-    for prompt in trained.prompts:
-        conversation = prompt.conversation
-        if conversation is not None and is_plain(conversation):
-            yield list(conversation.messages)
+    yield from (one.messages for one in trained.conversations if is_plain(one))
 
 
-def write_modelfile(
-    path: Path, gguf_name: str, turns: Turns, stops: Sequence[str], num_ctx: int
-) -> None:
-    """Write a Modelfile (https://docs.ollama.com/modelfile).
+def modelfile(gguf_name: str, turns: Turns, stops: Sequence[str], num_ctx: int) -> str:
+    """Return a Modelfile (https://docs.ollama.com/modelfile).
 
     Args:
         stops: texts that end an answer.
         num_ctx: the most tokens of a prompt and its answer. Ollama's default is smaller than most
             models', and it cuts longer prompts without an error.
     """
-    lines = [f"FROM ./{gguf_name}", f"TEMPLATE {QUOTES}{turns.to_go()}{QUOTES}"]
+    lines = [f"FROM ./{gguf_name}", f'TEMPLATE """{turns.to_go()}"""']
     lines += [f"PARAMETER stop {json.dumps(text, ensure_ascii=False)}" for text in stops]
-    lines.append(f"PARAMETER num_ctx {num_ctx}")
-    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return "\n".join([*lines, f"PARAMETER num_ctx {num_ctx}\n"])

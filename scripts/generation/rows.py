@@ -6,22 +6,18 @@ Columns that the run's --columns named, which its run.json has, need not be name
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
-from datasets import load_dataset
-from datasets.exceptions import DatasetGenerationError
-
-from common import Exit, first_line, stop
+from common import Exit, stop
 from core.chat import Conversation
-from core.data import FILE_TYPES, literal, parse_line, reader_options
-from generation.answering import Answerer, printable
+from core.data import open_rows, parse_line
+from generation.answering import printable
 from llama import Arguments, row_to_conversation
 
 Row = dict[str, Any]
-T = TypeVar("T")
 SHOWN = 8  # answers that are printed
 
 
@@ -46,87 +42,50 @@ def columns_of(arguments: Mapping[str, Any]) -> dict[str, str]:
 
 
 def load_questions(
-    path: Path,
-    limit: int | None = None,
-    pattern: str | None = None,
-    columns: Mapping[str, str] | None = None,
+    path: Path, columns: Mapping[str, str], limit: int | None = None, pattern: str | None = None
 ) -> list[Question]:
     """Return the first `limit` rows of a file, by default all.
 
     Args:
-        pattern: regular expression that every reference has to match.
         columns: {role: column} of the run; a row that lacks one of them is read without them.
+        pattern: regular expression that every reference has to match.
 
     Raises SystemExit with 65 after a line that names the first bad row and its place.
     """
-    columns = columns or {}
-    return load_rows(
-        path, limit, columns, lambda place, row: to_question(place, row, pattern, columns)
-    )
-
-
-def load_rows(
-    path: Path, limit: int | None, columns: Mapping[str, str], convert: Callable[[str, Row], T]
-) -> list[T]:
-    """Return what `convert` makes of the place and the content of the first rows of a file.
-
-    Args:
-        convert: raises ValueError with the place of a bad row.
-
-    Raises SystemExit with 65 after a line that names the first bad row and its place.
-    """
+    texts = [*Arguments.COLUMN_ROLES, *columns.values()]
+    source: Any = open_rows(str(path), None, "train", True, texts)
     found = []
-    try:
-        for place, row in read_rows(path, columns):
-            if len(found) == limit:
-                break
-            found.append(convert(place, row))
-    except (OSError, ValueError, DatasetGenerationError) as error:
-        reason = first_line(error.__cause__ or error)
-        stop(Exit.DATA, reason if str(path) in reason else f"{path}: {reason}")
+    for number, row in enumerate(source.dataset, 1):
+        if len(found) == limit:
+            break
+        place = f"{source.prefix} {number}"
+        try:
+            if source.file_type == ".jsonl":
+                row = parse_line(row["text"])
+            if row is not None:
+                found.append(to_question(place, row, pattern, columns))
+        except (ValueError, TypeError) as error:
+            stop(Exit.DATA, f"{place}: {error}")
     if not found:
         stop(Exit.DATA, f"{path}: no rows")
     return found
 
 
-def read_rows(path: Path, columns: Mapping[str, str]) -> Iterator[tuple[str, Row]]:
-    """Yield each row with its place, such as `rows.jsonl, line 3`. Raises OSError, ValueError."""
-    if path.suffix not in FILE_TYPES:
-        raise ValueError(f"{path}: must be {', '.join(FILE_TYPES)}")
-    if path.suffix == ".jsonl":  # Line by line, since datasets does not say which one is bad
-        for number, line in enumerate(path.read_text(encoding="latin-1").split("\n"), 1):
-            place = f"{path}, line {number}"
-            try:
-                row = parse_line(line)
-            except ValueError as error:
-                raise ValueError(f"{place}: {error}") from None
-            if row is not None:
-                yield place, row
-        return
-    options = reader_options(path.suffix, [*Arguments.COLUMN_ROLES, *columns.values()])
-    rows = load_dataset(**options, data_files=literal(path), split="train")
-    for number, row in enumerate(rows, 1):
-        yield f"{path}, row {number}", row
-
-
 def to_question(place: str, row: Row, pattern: str | None, columns: Mapping[str, str]) -> Question:
-    """Return a row as a question. Raises ValueError with the place and what is wrong with it."""
-    try:
-        conversation = row_to_conversation(row, columns_in(row, columns))
-        last = find_last_answer(conversation)
-    except (ValueError, TypeError) as error:
-        raise ValueError(f"{place}: {error}") from None
+    """Return a row as a question. Raises ValueError with what is wrong with it."""
+    if "chosen" in row and "completion" not in row:
+        row = {**row, "completion": row["chosen"]}  # A row of preference tuning
+    conversation = row_to_conversation(row, columns_in(row, columns))
+    last = find_last_answer(conversation)
     reference = conversation.messages[last]["content"].strip()
     if pattern is not None and re.search(pattern, reference) is None:
-        raise ValueError(f"{place}: its answer does not match --answer_pattern {pattern}")
+        raise ValueError(f"its answer does not match --answer_pattern {pattern}")
     return Question(place, row, conversation.up_to(last), reference, row.get("skill"))
 
 
 def columns_in(row: Row, columns: Mapping[str, str]) -> Mapping[str, str] | None:
     """Return the columns of the run, or None for a row that lacks one of them."""
-    if isinstance(row, dict) and set(columns.values()) <= row.keys():
-        return columns
-    return None
+    return columns if set(columns.values()) <= row.keys() else None
 
 
 def find_last_answer(conversation: Conversation) -> int:
@@ -144,47 +103,31 @@ def find_last_answer(conversation: Conversation) -> int:
 
 
 def is_plain(conversation: Conversation) -> bool:
-    """Return whether a conversation has only texts: each server parses tools in its own way."""
+    """Return whether a conversation has only texts: other programs have tools in their own way."""
     return not conversation.tools and all(
         set(message) == {"role", "content"} for message in conversation.messages
     )
 
 
 # ---- Answers and their score ----
-@dataclass(frozen=True)
-class Answered:
-    """A question, the model's answer, and whether it is right."""
-
-    question: Question
-    answer: str
-    correct: bool
-
-    def as_row(self) -> dict[str, Any]:
-        """Return the JSON object that --output writes."""
-        row: dict[str, Any] = {"messages": self.question.conversation.messages}
-        if self.question.conversation.tools:
-            row["tools"] = self.question.conversation.tools
-        return row | {
-            "reference": self.question.reference,
-            "skill": self.question.skill,
-            "answer": self.answer,
-            "correct": self.correct,
-        }
+def judge(
+    questions: Sequence[Question], answers: Sequence[str], pattern: str | None
+) -> list[dict[str, Any]]:
+    """Return what is written of each answer: what was asked, the reference, whether it is right."""
+    lines = []
+    for question, answer in zip(questions, answers, strict=True):
+        line: dict[str, Any] = {"messages": question.conversation.messages}
+        if question.conversation.tools:
+            line["tools"] = question.conversation.tools
+        line |= {"reference": question.reference, "skill": question.skill, "answer": answer}
+        lines.append(line | {"correct": is_match(answer, question.reference, pattern)})
+    return lines
 
 
-def answer_all(answerer: Answerer, questions: Sequence[Question], batch_size: int) -> list[str]:
-    """Return the answers to questions, `batch_size` at a time."""
-    answers = []
-    for start in range(0, len(questions), batch_size):
-        batch = questions[start : start + batch_size]
-        answers += answerer.answer([question.conversation for question in batch])
-    return answers
-
-
-def find_pattern_problem(pattern: str) -> Iterator[str]:
+def find_pattern_problem(pattern: str | None) -> Iterator[str]:
     """Yield what is wrong with a regular expression."""
     try:
-        if re.compile(pattern).groups == 0:
+        if pattern is not None and re.compile(pattern).groups == 0:
             yield f"--answer_pattern {pattern}: put (...) around what to compare"
     except re.error as error:
         yield f"--answer_pattern {pattern}: {error}"
@@ -204,36 +147,22 @@ def is_match(answer: str, reference: str, pattern: str | None) -> bool:
     return found[1].strip() == wanted[1].strip()
 
 
-def score(answered: Sequence[Answered]) -> dict[str, Any]:
+def score(lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Return the share of right answers, of all and of each skill."""
-    rows = Counter(one.question.skill for one in answered)
-    correct = Counter(one.question.skill for one in answered if one.correct)
-    skills = {skill: correct[skill] / rows[skill] for skill in rows if skill}
+    rows = Counter(line["skill"] for line in lines)
+    correct = Counter(line["skill"] for line in lines if line["correct"])
     return {
         "exact_match": correct.total() / rows.total(),
         "correct": correct.total(),
         "rows": rows.total(),
-        "skills": skills,
+        "skills": {skill: correct[skill] / rows[skill] for skill in rows if skill},
     }
 
 
-def print_answers(answered: Sequence[Answered]) -> None:
+def print_answers(lines: Sequence[Mapping[str, Any]]) -> None:
     """Print some answers from all over the file, and the reference where an answer is wrong."""
-    for one in answered[:: max(1, len(answered) // SHOWN)][:SHOWN]:
+    for line in lines[:: max(1, len(lines) // SHOWN)][:SHOWN]:
         mark = "right"
-        if not one.correct:
-            mark = f"wrong, should be: {one.question.reference}"
-        asked = one.question.conversation.messages[-1]["content"]
-        print(printable(f"{asked} -> {one.answer} ({mark})"))
-
-
-def print_score(answered: Sequence[Answered]) -> None:
-    """Print a line for each skill, and finally one for all rows."""
-    groups: dict[str, list[Answered]] = {}
-    for one in answered:
-        if one.question.skill:
-            groups.setdefault(one.question.skill, []).append(one)
-    groups["exact match"] = list(answered)
-    for name, group in groups.items():
-        correct = sum(one.correct for one in group)
-        print(f"{name}: {correct / len(group):.4f} ({correct}/{len(group)})")
+        if not line["correct"]:
+            mark = f"wrong, should be: {line['reference']}"
+        print(printable(f"{line['messages'][-1]['content']} -> {line['answer']} ({mark})"))

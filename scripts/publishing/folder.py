@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from common import Exit, is_path, stop
+from common import is_path
 from core.export import has_result
 
 ADAPTERS = "adapter_config.json"
@@ -47,52 +47,37 @@ def matches(name: str) -> bool:
 
 def select(source: Path) -> tuple[list[str], list[str]]:
     """Return the paths from the folder of what is pushed, and the names of what stays here."""
-    chosen = []
-    stays = set()
-    for path in sorted(source.rglob("*")):
-        name = path.relative_to(source).as_posix()
-        if path.is_file() and matches(name):
-            chosen.append(name)
-        elif path.is_file():
-            stays.add(Path(name).parts[0])
+    names = [path.relative_to(source).as_posix() for path in source.rglob("*") if path.is_file()]
+    chosen = sorted(filter(matches, names))
+    stays = {name.partition("/")[0] for name in names if not matches(name)}
     return chosen, sorted(stays)
 
 
 def find_problem(source: Path) -> str | None:
     """Return why a folder is not pushed, or None."""
-    if not source.is_dir():
-        return f"{source}: no such folder: give the --output_dir of a finished run"
     if source.name.endswith(".unfinished"):
         return f"{source}: was not finished: run its command again"
     status = source / "status.json"
-    if status.is_file():
-        try:
-            state = json.loads(status.read_text())["state"]
-        except (ValueError, LookupError, TypeError):
-            state = "unreadable"
-        if state != "done":
-            return f"{source}: the run is {state}, not done: run its launch command again"
+    if status.is_file() and '"state": "done"' not in status.read_text():
+        return f"{source}: the run is not done, as status.json says: run its launch command again"
     if not has_result(source):
         return f"{source}: has no model or adapters in safetensors: name the folder of a result"
     return None
 
 
-def find_secret(source: Path, names: Sequence[str]) -> str | None:
-    """Return which of the files has a token of the hub or a private key in it, or None."""
-    for path in [source / name for name in names]:
-        if path.suffix == ".safetensors" or path.stat().st_size > LARGEST_READ:
-            continue
-        if SECRET.search(path.read_bytes()):
-            return f"{path}: has a secret in it: take it out of the file"
+def find_secret(texts: Mapping[str, bytes]) -> str | None:
+    """Return which of the texts has a token of the hub or a private key in it, or None."""
+    for name, content in texts.items():
+        if SECRET.search(content):
+            return f"{name}: has a secret in it: take it out of the file"
     return None
 
 
-def find_paths(contents: Mapping[str, bytes]) -> Iterator[str]:
-    """Yield which of the texts have a path in the user's home folder."""
-    home = str(Path.home()).encode()
-    for name, content in contents.items():
-        if home != b"/" and home + b"/" in content:
-            yield f"{name} has a path of this machine in {home.decode()}"
+def read_texts(source: Path, names: Sequence[str]) -> dict[str, bytes]:
+    """Return the content of each file that is small enough to be a text."""
+    paths = [source / name for name in names if not name.endswith((".safetensors", ".gguf"))]
+    small = [path for path in paths if path.stat().st_size <= LARGEST_READ]
+    return {path.relative_to(source).as_posix(): path.read_bytes() for path in small}
 
 
 # ---- What is made for the push ----
@@ -104,24 +89,15 @@ def make_copies(source: Path, base: str | None) -> dict[str, bytes]:
     """
     copies = {}
     if base is not None:
-        config = read_json(source / ADAPTERS)
+        config = json.loads((source / ADAPTERS).read_text())
         config["base_model_name_or_path"] = base
-        copies[ADAPTERS] = json.dumps(config, indent=2).encode()
+        copies[ADAPTERS] = json.dumps(config, indent=2)
     if (source / RUN).is_file():
-        run = read_json(source / RUN)
-        record = public_record(source, run)
-        copies[PUBLIC_RUN] = (json.dumps(record, indent=2) + "\n").encode()
+        run = json.loads((source / RUN).read_text())
+        copies[PUBLIC_RUN] = json.dumps(public_record(source, run), indent=2)
         if not (source / CARD).is_file():  # Otherwise it is the user's own
-            copies[CARD] = card_of(source, run, base).encode()
-    return copies
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """Return the object in a JSON file; end with 65 if it is damaged."""
-    try:
-        return dict(json.loads(path.read_text(encoding="utf-8")))
-    except (ValueError, TypeError) as error:
-        stop(Exit.DATA, f"{path}: not a JSON object: {error}")
+            copies[CARD] = card_of(source, run, base)
+    return {name: f"{text}\n".encode() for name, text in copies.items()}
 
 
 def public_record(source: Path, run: Mapping[str, Any]) -> dict[str, Any]:
@@ -132,8 +108,7 @@ def public_record(source: Path, run: Mapping[str, Any]) -> dict[str, Any]:
     arguments = run["arguments"]
     kept = {name: arguments[name] for name in NEEDED if name in arguments}
     base = arguments.get("model_name_or_path")
-    is_whole = not (source / ADAPTERS).is_file()
-    if is_whole and isinstance(base, str) and is_hub_id(base):
+    if base and is_hub_id(base) and not (source / ADAPTERS).is_file():
         kept["model_name_or_path"] = base
     record: dict[str, Any] = {"arguments": kept}
     if run.get("base_weights") is not None:
@@ -145,7 +120,7 @@ def local_base(source: Path) -> str | None:
     """Return the base of adapters if it is a path on this machine, or None."""
     if not (source / ADAPTERS).is_file():
         return None
-    base = read_json(source / ADAPTERS).get("base_model_name_or_path")
+    base = json.loads((source / ADAPTERS).read_text()).get("base_model_name_or_path")
     if not base or is_hub_id(base):
         return None
     return base
@@ -170,12 +145,11 @@ def card_of(source: Path, run: Mapping[str, Any], base: str | None) -> str:
 
     arguments = run["arguments"]
     base = base or arguments["model_name_or_path"]
-    rows = words_of(arguments, "dataset_name")
-    ids = [name for name in rows if is_hub_id(name)]
-    data = ModelCardData(library_name="transformers", datasets=ids, tags=["accelerate"])
+    rows = arguments.get("dataset_name") or []
+    rows = [rows] if isinstance(rows, str) else rows
+    data = ModelCardData(library_name="transformers", datasets=list(filter(is_hub_id, rows)))
     if arguments.get("use_peft"):
         data.library_name = "peft"
-        data.tags = ["accelerate", "lora"]
     if is_hub_id(base):
         data.base_model = base
     settings = [(name, value) for name, value in arguments.items() if type(value) in (int, float)]
@@ -186,15 +160,7 @@ def card_of(source: Path, run: Mapping[str, Any], base: str | None) -> str:
     parts.append(table("Settings", settings))
     parts += results(source / "metrics.jsonl")
     parts.append(table("Versions", run.get("versions", {}).items()))
-    return "\n\n".join(parts) + "\n"
-
-
-def words_of(arguments: Mapping[str, Any], name: str) -> list[str]:
-    """Return the texts of an argument: it may be one, several or none."""
-    value = arguments.get(name) or []
-    if isinstance(value, str):
-        return [value]
-    return list(value)
+    return "\n\n".join(parts)
 
 
 def public_name(name: str) -> str:
@@ -208,11 +174,9 @@ def results(path: Path) -> Iterator[str]:
     """Yield the last evaluation and the last logged step of metrics.jsonl."""
     last: dict[str, Mapping[str, Any]] = {}
     if path.is_file():
-        for text in path.read_text().splitlines():
-            line = json.loads(text)
+        for line in map(json.loads, path.read_text().splitlines()):
             is_evaluation = any(name.startswith("eval_") for name in line)
-            kind = "Evaluation" if is_evaluation else "Last training step"
-            last[kind] = line
+            last["Evaluation" if is_evaluation else "Last training step"] = line
     for kind, line in sorted(last.items()):
         yield table(f"{kind}, after step {line['step']}", line.items())
 

@@ -10,7 +10,7 @@ import pytest
 from launching import data_of, errors_of, read_json, recipe, script
 
 STEPS = ("--max_steps", "2", "--learning_rate", "2e-2", "--logging_steps", "1")
-FEW = ("--num_prompts", "8", "--max_new_tokens", "4")
+FEW = ("--num_prompts", "8")
 OWN_WORDS = ("--pre_tokenizer", "smollm")  # whose rules the tiny tokenizer has
 
 

@@ -124,7 +124,7 @@ def test_a_path_of_the_base_is_refused_and_replaced_in_the_pushed_copy_only(hub,
 @pytest.mark.parametrize(
     ("name", "text", "word"),
     [
-        ("status.json", '{"state": "stopped"}', "stopped"),
+        ("status.json", '{"state": "stopped"}', "not done"),
         ("README.md", "hf_" + "a" * 30, "secret"),
         ("tokenizer.json", "-----BEGIN PRIVATE KEY-----", "secret"),
     ],
@@ -137,7 +137,7 @@ def test_what_must_not_be_published_is_refused(name, text, word, hub, result, pu
 
 def test_a_wrong_call_is_refused(hub, push):
     refused(push("--yes", token=""), 69, "hf auth login")
-    refused(push("--yes", repo="a/b/c"), 64, "a/b/c")
+    refused(push("--yes", repo="a/b/c"), 69, "a/b/c")
     assert hub.requests == []
 
 

@@ -82,7 +82,7 @@ def test_a_served_model_says_what_was_trained(whole, url, compare, tmp_path):
     answers = read_rows(tmp_path / "answers.jsonl")
     # Answers that are words: otherwise nothing is shown
     assert len({answer["answer"] for answer in answers}) > 5
-    assert f"the same answer as here: {len(answers)} of {len(answers)}" in done.output
+    assert f"would give too: {len(answers)} of {len(answers)}" in done.output
 
 
 def other_model(folder):

@@ -3,16 +3,18 @@
 answers."""
 
 from argparse import Namespace
+from threading import Event
 
 import pytest
 from peft import PeftModel
 from transformers import AutoModelForCausalLM
 
 from adapter_folders import make_base, write_adapters
-from chatting.conversation import History
 from chatting.speakers import load_speakers
+from core.chat import Conversation
 
 OPTIONS = {"dtype": "float32", "device": "cpu", "load_in_4bit": False, "temperature": 0.0}
+OPTIONS |= {"max_new_tokens": 12, "chat_template_kwargs": {}}
 
 
 @pytest.fixture(scope="module")
@@ -35,14 +37,14 @@ def adapters(base, once):
 
 
 def load(names, with_base=False):
-    args = Namespace(**OPTIONS, max_new_tokens=12, chat_template_kwargs={})
-    return load_speakers(names, with_base, args)
+    args = Namespace(**OPTIONS, model_name_or_path=names, with_base=with_base)
+    return load_speakers(args)
 
 
 def answer(speaker, prompt="Spell the word lamp."):
-    running = speaker.answer(History(), prompt)
-    list(running)
-    return running.result().text
+    conversation = Conversation([{"role": "user", "content": prompt}])
+    _, whole = speaker.answerer.start(conversation, Event(), speaker.taking_turn())
+    return whole.result().text
 
 
 def answer_loaded_on_its_own(folder):

@@ -20,6 +20,7 @@ from fakes import fake_accelerator
 from generation import loading
 from launching import REPO
 
+LOADED = SimpleNamespace(dtype="auto", device="cpu", load_in_4bit=False)
 PROGRAMS = sorted([*(REPO / "recipes").rglob("*.py"), *(REPO / "scripts").rglob("*.py")])
 CODE = "import pathlib\npathlib.Path({mark!r}).touch()\n"
 
@@ -85,10 +86,10 @@ def test_the_code_of_a_model_is_not_run(model, mark):
     weights.load_pretrained(
         AutoModelForCausalLM, Layout(fake_accelerator()), str(model), trust_remote_code=False
     )
-    loading.load_model(loading.Source(str(model)), "auto", "cpu")
+    loading.load_model(loading.Source(str(model)), LOADED)
     set_in(model / "config.json", model_type="x")  # no other code could load it
     with pytest.raises(SystemExit, match="65"):
-        loading.load_model(loading.Source(str(model)), "auto", "cpu")
+        loading.load_model(loading.Source(str(model)), LOADED)
     assert not mark.exists()
 
 
@@ -110,7 +111,7 @@ def test_a_pickle_in_the_place_of_weights_is_refused(name, plant, model, mark):
             AutoModelForCausalLM, Layout(fake_accelerator()), str(model), trust_remote_code=False
         )
     with pytest.raises(SystemExit, match="65"):
-        loading.load_model(loading.Source(str(model)), "auto", "cpu")
+        loading.load_model(loading.Source(str(model)), LOADED)
     assert not mark.exists()
 
 

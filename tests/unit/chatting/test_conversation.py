@@ -6,12 +6,8 @@ import json
 import pytest
 
 from chatting.conversation import History, Turn
-from generation.answering import Ending, Reply
+from generation.answering import CUT, STOPPED, Reply
 from llama import row_to_conversation
-
-
-def said(text, ending=Ending.COMPLETE):
-    return Reply(text, ending)
 
 
 @pytest.fixture
@@ -19,8 +15,8 @@ def history():
     return History(
         "Be brief.",
         [
-            Turn("one?", {0: said("first of 0"), 1: said("first of 1")}),
-            Turn("two?", {0: said("second of 0")}),
+            Turn("one?", {0: Reply("first of 0"), 1: Reply("first of 1")}),
+            Turn("two?", {0: Reply("second of 0")}),
         ],
     )
 
@@ -43,17 +39,17 @@ def test_a_prompt_follows_the_system_prompt_and_the_answers_of_the_chosen_model(
     assert not conversation.tools
 
 
-@pytest.mark.parametrize("ending", [Ending.STOPPED, Ending.CUT])
-def test_an_answer_that_is_not_complete_is_not_trained_on(history, ending):
-    history.turns.append(Turn("three?", {0: said("thi", ending)}))
+@pytest.mark.parametrize("mark", [STOPPED, CUT])
+def test_an_answer_that_is_not_complete_is_not_trained_on(history, mark):
+    history.turns.append(Turn("three?", {0: Reply("thi", mark)}))
     conversation = row_to_conversation({"messages": history.messages()})
     assert conversation.is_trained_on == [False, False, True, False, True, False, False]
     assert conversation.messages[-1] == {"role": "assistant", "content": "thi"}
 
 
 # ---- Saved ----
-def conversation(answer="yes", ending=Ending.COMPLETE):
-    return History("Be brief.", [Turn('Größe "東京"?\n\x1b🙂', {0: Reply(answer, ending)})])
+def conversation(answer):
+    return History("Be brief.", [Turn('Größe "東京"?\n\x1b🙂', {0: Reply(answer)})])
 
 
 @pytest.mark.parametrize("end", ["\n\n", ""])  # A last line without its end stays a row

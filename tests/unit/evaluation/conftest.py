@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Models that are evaluated, and lm-eval as the command has it."""
 
+import importlib
 import json
 import sys
+from argparse import Namespace
 
 import pytest
 
@@ -11,8 +13,11 @@ from evaluation import harness
 
 # lm-eval needs Hugging Face's package of this name, tests of all commands need scripts/evaluate.py
 COMMAND = sys.modules.pop("evaluate", None)
-harness.prepare(may_run_code=False)
-del sys.modules["evaluate"]
+before = list(sys.path)
+harness.prepare(Namespace(tasks="own.yaml", include_path=None, confirm_run_unsafe_code=False))
+importlib.import_module("lm_eval.models.huggingface")
+sys.path[:] = before
+sys.modules.pop("evaluate", None)
 if COMMAND is not None:
     sys.modules["evaluate"] = COMMAND
 
@@ -40,16 +45,3 @@ def write_rows(tmp_path):
         return path
 
     return write
-
-
-@pytest.fixture
-def refused(capsys):
-    """A function that returns the code and the one line with which a call ends."""
-
-    def refusal(call, *arguments):
-        with pytest.raises(SystemExit) as ended:
-            call(*arguments)
-        (line,) = capsys.readouterr().err.splitlines()
-        return ended.value.code, line
-
-    return refusal

@@ -12,6 +12,7 @@ from tokenizers.models import WordLevel
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from evaluation import harness
+from generation.loading import Source
 
 SHAPE = {
     "vocab_size": 32,
@@ -31,9 +32,8 @@ def tokenizer():
 
 def wrap(model, tokenizer):
     """A model as lm-eval gets it, asked plain text."""
-    contestant = types.SimpleNamespace(run=types.SimpleNamespace(name="none"))
     args = types.SimpleNamespace(batch_size=1)
-    return harness.wrap(args, contestant, model, tokenizer, is_chat=False)
+    return harness.wrap(args, Source("none"), model, tokenizer, is_chat=False)
 
 
 def model_with_a_head_of_its_own(folder, modules):

@@ -10,7 +10,7 @@ from argparse import Namespace
 import pytest
 
 from evaluation.rows import measure_rows
-from generation.contestants import find_contestants
+from generation.loading import find_source, load_model
 from generation.rows import columns_of, load_questions
 
 LONGEST = 6  # tokens of an answer
@@ -23,13 +23,12 @@ def evaluate(adapters):
     """A function from a file of rows to the metrics of a run, samples, and how they were asked."""
 
     def measure(path, folder=adapters):
-        (contestant,) = find_contestants([str(folder)], with_base=False)
+        source = find_source(str(folder))
         options = {"answer_pattern": None, "max_new_tokens": LONGEST, "batch_size": 2}
         options |= {"dtype": "float32", "device": "cpu", "load_in_4bit": False}
         args = Namespace(rows=path, **options)
-        questions = load_questions(path, columns=columns_of(contestant.arguments))
-        model = contestant.load(args)
-        facts, samples = measure_rows(args, contestant, model, questions)
+        questions = load_questions(path, columns_of(source.arguments))
+        facts, samples = measure_rows(args, source, load_model(source, args), questions)
         return facts.pop("metrics"), samples, facts
 
     return measure

@@ -24,7 +24,7 @@ ENDS = [2, 3]
 @pytest.fixture(scope="module")
 def trained(once):
     base = once("exporting_base", lambda folder: make_base(folder, shard="100KB"))
-    args = Namespace(prompts=None, num_prompts=2, max_new_tokens=2, device="cpu")
+    args = Namespace(prompts=None, num_prompts=2, device="cpu")
     return read_trained(Source(str(base / "model")), args)
 
 
@@ -38,8 +38,7 @@ def gguf(trained, once):
 
 
 def test_a_good_gguf_has_the_vocabulary_of_its_folder(gguf, trained):
-    fields = exporting.check_gguf(gguf, trained, ENDS)
-    assert fields["tokenizer.ggml.pre"] == "smollm"
+    exporting.check_gguf(gguf, trained, ENDS)
 
 
 @pytest.mark.parametrize(
@@ -69,9 +68,9 @@ def find_turns(trained):
     def find(template):
         tokenizer.chat_template = template
         tokenizer.bos_token, tokenizer.eos_token = "<s>", "</s>"  # those of the recorded texts
-        source = SimpleNamespace(name="model")
+        source = SimpleNamespace(name="model", settings={})
         return ollama.find_turns(
-            SimpleNamespace(source=source, tokenizer=tokenizer, settings={}, prompts=[])
+            SimpleNamespace(source=source, tokenizer=tokenizer, conversations=[])
         )
 
     return find

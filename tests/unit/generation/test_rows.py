@@ -21,7 +21,7 @@ def test_the_last_answer_is_the_reference(tmp_path):
         {"role": "assistant", "content": " d "},
     ]
     rows = write(tmp_path / "rows.jsonl", {"messages": messages, "skill": "letters"})
-    (question,) = load_questions(rows)
+    (question,) = load_questions(rows, {})
     assert question.conversation.messages == messages[:3]
     assert (question.reference, question.skill) == ("d", "letters")
 
@@ -30,7 +30,7 @@ def test_a_row_is_read_by_the_columns_of_the_run_where_it_has_them(tmp_path):
     rows = [{"frage": "a", "antwort": "b"}, {"prompt": "c", "completion": "d"}]
     path = write(tmp_path / "rows.jsonl", *rows)
     columns = columns_of({"columns": ["prompt=frage", "completion=antwort", "chosen=c"]})
-    questions = load_questions(path, columns=columns)
+    questions = load_questions(path, columns)
     found = [
         (question.conversation.messages[0]["content"], question.reference) for question in questions
     ]
@@ -40,7 +40,7 @@ def test_a_row_is_read_by_the_columns_of_the_run_where_it_has_them(tmp_path):
 def test_a_column_that_the_run_names_is_text_even_if_it_looks_like_a_number(tmp_path):
     (tmp_path / "rows.csv").write_text("frage,antwort\nadd,01\n")
     columns = {"prompt": "frage", "completion": "antwort"}
-    (question,) = load_questions(tmp_path / "rows.csv", columns=columns)
+    (question,) = load_questions(tmp_path / "rows.csv", columns)
     assert question.reference == "01"
 
 

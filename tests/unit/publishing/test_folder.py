@@ -52,15 +52,6 @@ def test_the_card_of_a_run_says_what_it_recorded_and_no_path(tmp_path, monkeypat
     for words in ("alice", "hf_abcdef", "a row of the data"):
         assert words not in card
     assert "rows.jsonl" in card and "fade" in card and "| learning_rate | 0.5 |" in card
-    assert list(folder.find_paths({name: text.encode() for name, text in made.items()})) == []
-
-
-def test_a_card_of_the_users_is_pushed_as_it_is_and_its_paths_are_told(tmp_path, monkeypatch):
-    monkeypatch.setenv("HOME", "/home/alice")
-    (tmp_path / "README.md").write_text("in /home/alice/runs\n")
-    assert "README.md" not in made_of(tmp_path, {"arguments": {}})
-    told = list(folder.find_paths({"README.md": b"in /home/alice/runs\n"}))
-    assert told == ["README.md has a path of this machine in /home/alice"]
 
 
 @pytest.mark.parametrize("content", ["", "[]", "{}", '{"state": "failed"}'])
