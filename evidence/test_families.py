@@ -63,7 +63,7 @@ def write_model(family, folder):
         "eos_token_id": tokenizer.eos_token_id,
         "pad_token_id": tokenizer.pad_token_id,
         # so large that weights matter
-        "initializer_range": models.initializer_range(shared["hidden_size"]),
+        "initializer_range": 0.7 * shared["hidden_size"] ** -0.5,
     }
     config = AutoConfig.for_model(family, **(known | CATALOG["families"][family]))
     torch.manual_seed(0)

@@ -75,25 +75,22 @@ def main() -> None:
     """Check the files, and exit with 65 if one of them has an error."""
     parser, args = parse_args()
     reports = []
+    severities = set()
     for path in args.files:
         if not Path(path).is_file():
             parser.error(f"{path} is not a file")
         with contextlib.redirect_stdout(sys.stderr):  # where DeepSpeed's log is no part of JSON
             faults = find_faults(path, args.num_processes, args.recipes)
-        reports.append((path, faults))
-    if args.json:
-        objects = []
-        for path, faults in reports:
-            objects.append({"file": path, "findings": list(map(dataclasses.asdict, faults))})
-        print(json.dumps(objects, indent=2))
-    else:
-        for path, faults in reports:
+        reports.append({"file": path, "findings": list(map(dataclasses.asdict, faults))})
+        severities |= {fault.severity for fault in faults}
+        if not args.json:
             print(f"{path}: {'nothing found' if not faults else f'{len(faults)} found'}")
             for fault in faults:
                 print(f"{fault.severity}: {fault}")
-    refused = ("error", "warning") if args.strict else ("error",)
-    found = {fault.severity for _, faults in reports for fault in faults}
-    sys.exit(Exit.DATA if found.intersection(refused) else 0)
+    if args.json:
+        print(json.dumps(reports, indent=2))
+    refused = {"error", "warning"} if args.strict else {"error"}
+    sys.exit(Exit.DATA if severities & refused else 0)
 
 
 if __name__ == "__main__":

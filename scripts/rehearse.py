@@ -90,11 +90,9 @@ def show(args: argparse.Namespace, rehearsal: Rehearsal) -> None:
 def meeting_of(args: argparse.Namespace) -> list[str]:
     """Return the options about several machines that were given, as words of accelerate launch."""
     words = []
-    if args.num_machines:
-        words += ["--num_machines", str(args.num_machines)]
-    for name in MEETING:
+    for name in ("num_machines", *MEETING):
         if getattr(args, name) is not None:
-            words += [f"--{name}", getattr(args, name)]
+            words += [f"--{name}", str(getattr(args, name))]
     return words
 
 

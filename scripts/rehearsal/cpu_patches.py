@@ -8,9 +8,7 @@ does. Seen in accelerate 1.15, torch 2.13 and deepspeed 0.19.
 
 import importlib
 import os
-import sys
 from collections.abc import Sequence
-from types import ModuleType
 from typing import Any
 
 import torch
@@ -43,16 +41,6 @@ def uses(engine: str) -> bool:
     return os.environ.get(f"ACCELERATE_USE_{engine}") == "true"
 
 
-def upstream(owner: type | ModuleType, name: str) -> Any:
-    """Return `owner.name`, or exit with one line: without its target a change would do nothing."""
-    if not hasattr(owner, name):
-        sys.exit(
-            f"cpu_ranks.py: {owner.__name__}.{name} is gone in this version of the library; "
-            "the rehearsal on CPU ranks changes it and must be adapted (or use --device cuda)"
-        )
-    return getattr(owner, name)
-
-
 def use_gloo() -> None:
     """Let accelerate see a distributed job on CPU.
 
@@ -61,7 +49,7 @@ def use_gloo() -> None:
     or DeepSpeed. These two are therefore announced as MULTI_GPU, from which accelerate switches to
     them; plain DDP is MULTI_CPU, as upstream has it.
     """
-    original = upstream(PartialState, "_prepare_backend")
+    original = PartialState._prepare_backend
 
     def prepare_backend(
         self: PartialState, cpu: bool = False, sagemaker_dp: bool = False, backend: Any = None
@@ -80,7 +68,7 @@ def do_not_pin_memory() -> None:
 
     Upstream's `CPUOffloadPolicy()` pins memory, which needs a device.
     """
-    original = upstream(FullyShardedDataParallelPlugin, "set_cpu_offload")
+    original = FullyShardedDataParallelPlugin.set_cpu_offload
 
     def set_cpu_offload(self: FullyShardedDataParallelPlugin) -> None:
         original(self)
@@ -97,8 +85,7 @@ def sum_norms_in_double() -> None:
     other: the norm of a whole matrix is low by up to 1e-5, that of its shards by less. A GPU adds
     up many short sums. DeepSpeed takes norms in double on both.
     """
-    norm_of_one = upstream(torch.linalg, "vector_norm")
-    upstream(torch, "_foreach_norm")
+    norm_of_one = torch.linalg.vector_norm
 
     def vector_norm(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
         if kwargs.get("dtype", tensor.dtype) != torch.float32:
@@ -120,9 +107,8 @@ def sync_fsdp1_states() -> None:
     torch's `_check_module_states_for_sync_module_states` refuses to synchronize, although gloo can
     broadcast CPU tensors. The rehearsal would not load the model as production does.
     """
-    upstream(_init_utils, "_check_module_states_for_sync_module_states")
     _init_utils._check_module_states_for_sync_module_states = lambda module_states: None
-    original = upstream(FullyShardedDataParallelPlugin, "__post_init__")
+    original = FullyShardedDataParallelPlugin.__post_init__
 
     def post_init(self: FullyShardedDataParallelPlugin) -> None:
         requested = {}
@@ -149,7 +135,6 @@ def simulate_nodes(ranks_per_node: int) -> None:
     Upstream shards over `torch.cpu.device_count()` ranks, which is always 1: nothing would be
     sharded.
     """
-    upstream(torch.cpu, "device_count")
     torch.cpu.device_count = lambda: ranks_per_node
 
 
@@ -163,9 +148,8 @@ def do_not_compile() -> None:
     """
     # Imported by name, since the attribute deepspeed.comm.torch is torch itself.
     backend: Any = importlib.import_module("deepspeed.comm.torch")
-    upstream(backend, "build_shm_op")
     backend.build_shm_op = lambda: None
-    original = upstream(DeepSpeedPlugin, "__post_init__")
+    original = DeepSpeedPlugin.__post_init__
 
     def post_init(self: DeepSpeedPlugin) -> None:
         original(self)
@@ -187,47 +171,24 @@ def attend_by_a_ring() -> None:
     attention: Any = importlib.import_module(
         "torch.distributed.tensor.experimental._context_parallel._attention"
     )
-    for name in ("custom_ops", "_templated_ring_attention", "_templated_ring_attention_backward"):
-        upstream(attention, name)
     operations = torch.ops.aten
     forward = operations._scaled_dot_product_flash_attention_for_cpu.default
     backward = operations._scaled_dot_product_flash_attention_for_cpu_backward.default
 
     def ring_forward(operation: Any, args: tuple, options: dict) -> tuple:
         mesh = args[0].device_mesh
-        query, key, value = map(local_part, args[:3])
-        dropout, is_causal = (*args[3:], *(0.0, False)[len(args[3:]) :])
+        settings = dict(zip(("dropout_p", "is_causal"), args[3:], strict=False)) | options
         outputs = attention._templated_ring_attention(
-            mesh.get_group(),
-            2,
-            forward,
-            query=query,
-            key=key,
-            value=value,
-            is_causal=options.get("is_causal", is_causal),
-            dropout_p=options.get("dropout_p", dropout),
-            scale=options.get("scale"),
+            mesh.get_group(), 2, forward, *map(local_part, args[:3]), **settings
         )
         return tuple(split_by_tokens(output, mesh) for output in outputs)
 
     def ring_backward(operation: Any, args: tuple, options: dict) -> tuple:
         mesh = args[0].device_mesh
-        gradient, query, key, value, output, logsumexp = map(local_part, args[:6])
-        dropout, is_causal = args[6:8]
+        gradient, *others = map(local_part, args[:6])
+        settings = {"dropout_p": args[6], "is_causal": args[7]} | options
         outputs = attention._templated_ring_attention_backward(
-            mesh.get_group(),
-            2,
-            backward,
-            grad_out=gradient,
-            grad_out_name="grad_out",
-            query=query,
-            key=key,
-            value=value,
-            out=output,
-            logsumexp=logsumexp,
-            is_causal=is_causal,
-            dropout_p=dropout,
-            scale=options.get("scale"),
+            mesh.get_group(), 2, backward, gradient, "grad_out", *others, **settings
         )
         return tuple(split_by_tokens(output, mesh) for output in outputs[:3])
 

@@ -30,21 +30,25 @@ def held(tensors: Iterable[torch.Tensor]) -> dict:
     """Return elements, bytes, dtypes and devices of the storages of tensors, each counted once."""
     storages = {}
     for tensor in tensors:
-        local = tensor
-        if hasattr(tensor, "to_local"):
-            local = tensor.to_local()
-        storage = local.detach().untyped_storage()
+        storage = storage_of(tensor)
         if storage.nbytes():
-            storages[str(storage.device), storage.data_ptr()] = (storage.nbytes(), local)
-    dtypes = {str(local.dtype).removeprefix("torch.") for _, local in storages.values()}
-    devices = {local.device.type for _, local in storages.values()}
-    elements = [size // local.element_size() for size, local in storages.values()]
+            storages[str(storage.device), storage.data_ptr()] = (storage, tensor)
+    sizes = [storage.nbytes() for storage, _ in storages.values()]
+    elements = [storage.nbytes() // tensor.element_size() for storage, tensor in storages.values()]
     return {
         "elements": sum(elements),
-        "bytes": sum(size for size, _ in storages.values()),
-        "dtypes": sorted(dtypes),
-        "devices": sorted(devices),
+        "bytes": sum(sizes),
+        "dtypes": sorted({str(one.dtype).removeprefix("torch.") for _, one in storages.values()}),
+        "devices": sorted({storage.device.type for storage, _ in storages.values()}),
     }
+
+
+def storage_of(tensor: torch.Tensor) -> torch.UntypedStorage:
+    """Return the storage of a tensor, of a DTensor that of this rank's part."""
+    local = tensor
+    if hasattr(tensor, "to_local"):
+        local = tensor.to_local()
+    return local.detach().untyped_storage()
 
 
 def live_parameters(model: Module) -> list[torch.Tensor]:
@@ -78,31 +82,17 @@ def live_state(base: Optimizer) -> tuple[list[torch.Tensor], int]:
     state = []
     most = 0
     for parameter, entries in base.state.items():
-        like = [value for key, value in entries.items() if is_like(parameter, key, value)]
+        tensors = [value for key, value in entries.items() if key != "step"]
+        like = [one for one in tensors if getattr(one, "shape", None) == parameter.shape]
         state += like
         most = max(most, len(like))
     return state, most
 
 
-def is_like(parameter: torch.Tensor, key: str, value: Any) -> bool:
-    """Return whether an entry of the optimizer state is as large as its parameter."""
-    return key != "step" and getattr(value, "shape", None) == parameter.shape
-
-
 def master_weights(base: Optimizer, model: Module) -> list[torch.Tensor]:
     """Return tensors on which the optimizer steps and that are not the model's own."""
-    own = {address_of(parameter) for parameter in plain_tensors(model.parameters())}
-    return [tensor for tensor in plain_tensors(base.state) if address_of(tensor) not in own]
-
-
-def plain_tensors(tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
-    """Return the tensors that are not DTensors."""
-    return [tensor for tensor in tensors if not hasattr(tensor, "to_local")]
-
-
-def address_of(tensor: torch.Tensor) -> int:
-    """Return the address of a tensor's storage."""
-    return tensor.untyped_storage().data_ptr()
+    own = {storage_of(parameter).data_ptr() for parameter in model.parameters()}
+    return [tensor for tensor in base.state if storage_of(tensor).data_ptr() not in own]
 
 
 def measure_first_step(path: Path) -> None:

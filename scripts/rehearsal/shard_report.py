@@ -43,9 +43,10 @@ class Promise:
     nominal: int
     most: int
 
-    def plus(self, more: int) -> "Promise":
-        """Return the promise for so many elements more."""
-        return Promise(self.least + more, self.nominal + more, self.most + more)
+    def changed(self, times: int = 1, plus: int = 0) -> "Promise":
+        """Return the promise for so many times the elements, and so many more."""
+        bounds = (self.least, self.nominal, self.most)
+        return Promise(*(times * bound + plus for bound in bounds))
 
 
 def shards_of(facts: ConfigStrategy, ranks: int, ranks_per_node: int) -> dict[str, int]:
@@ -122,15 +123,14 @@ def promise_of(
     if name == "parameters" and offloads_whole and measured[name]["devices"] == ["cpu", "cuda"]:
         # One rank offloads whole tensors, and has a second copy of the small ones on its GPU.
         copied = sum(tensor.elements for tensor in tensors if tensor.elements <= whole_below)
-        return promise.plus(copied)
+        return promise.changed(plus=copied)
     if name == "gradients" and facts.stage == 2:
         # A tensor that the border of a partition splits stays whole; a rank has up to two borders.
         largest = max(tensor.elements for tensor in tensors)
         more = min(shards[name] - 1, 2) * largest
         return Promise(promise.least, promise.nominal, promise.most + more)
     if name == "optimizer":  # AdamW: 2 tensors per parameter
-        states = measured["state_tensors_per_parameter"]
-        return Promise(promise.least * states, promise.nominal * states, promise.most * states)
+        return promise.changed(times=measured["state_tensors_per_parameter"])
     return promise
 
 
