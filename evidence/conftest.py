@@ -11,6 +11,7 @@ it was.
 """
 
 import json
+import os
 import sys
 from importlib import metadata
 from pathlib import Path
@@ -22,6 +23,8 @@ REPO = Path(__file__).resolve().parents[1]
 EVIDENCE = REPO / "evidence"
 sys.path[:0] = [str(REPO / room) for room in ("recipes", "scripts", "evidence", "tests")]
 import run_once  # noqa: E402
+import warm  # noqa: E402
+from job import ENVIRONMENT  # noqa: E402
 
 LIBRARIES = "torch transformers accelerate peft deepspeed bitsandbytes datasets trl".split()
 
@@ -46,6 +49,21 @@ def pytest_collection_modifyitems(config, items):
 
 
 shared, once = run_once.shared, run_once.once
+
+
+@pytest.fixture(scope="session")
+def warm_python(tmp_path_factory):
+    """The program that takes the place of Python in a warm start (tests/warm)."""
+    with pytest.MonkeyPatch.context() as patched:
+        for name, value in ENVIRONMENT.items():
+            patched.setenv(name, value)
+        return str(warm.start(tmp_path_factory.mktemp("warm"), os.getpid()))
+
+
+@pytest.fixture
+def warm_starts(warm_python, monkeypatch):
+    """Have launches start warm, where memory and the time of a start are not measured."""
+    monkeypatch.setattr(sys, "executable", warm_python)
 
 
 @pytest.fixture

@@ -43,6 +43,7 @@ def cells():
     ]
 
 
+@pytest.mark.usefixtures("warm_starts")
 @pytest.mark.parametrize("cell", cells())
 def test_checkpoint(cell, once, tmp_path, record):
     tiny = once(f"tiny_{cell.model}", lambda folder: net.make_tiny(cell.model, (), folder))

@@ -151,6 +151,7 @@ def parameters():
     return [pytest.param(name, marks=[pytest.mark.whole] * (name != "qwen3")) for name in names]
 
 
+@pytest.mark.usefixtures("warm_starts")
 @pytest.mark.parametrize("family", parameters())
 def test_family(family, rows, tmp_path, record):
     model_folder = tmp_path / "model"

@@ -33,7 +33,6 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-import warm
 from common import Exit
 from core.checkpoint import checkpoints_in, find_damage
 from faults import Fault
@@ -201,20 +200,11 @@ def lab(shared, once):
     return Lab(shared / "faults", once)
 
 
-@pytest.fixture(scope="session")
-def warm_python(tmp_path_factory):
-    """The program that takes the place of Python in a warm start (tests/warm)."""
-    with pytest.MonkeyPatch.context() as patched:
-        for name, value in ENVIRONMENT.items():
-            patched.setenv(name, value)
-        return str(warm.start(tmp_path_factory.mktemp("warm"), os.getpid()))
-
-
 @pytest.fixture
-def python(group, warm_python, monkeypatch):
+def python(group, request):
     """Start the launches of a trial warm, but for those that must look like a user's."""
     if group not in STARTED_COLD:
-        monkeypatch.setattr(sys, "executable", warm_python)
+        request.getfixturevalue("warm_starts")
 
 
 # ---- Processes of a trial ----

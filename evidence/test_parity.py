@@ -289,6 +289,7 @@ def measured(once):
     return folder_of
 
 
+@pytest.mark.usefixtures("warm_starts")
 @pytest.mark.parametrize("run", cells())
 def test_parity(run, measured, record):
     folder, code, output = measured(run)
