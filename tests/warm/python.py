@@ -57,7 +57,7 @@ def describe(arguments):
 def end_as(status):
     """End this process as another one ended: with its code or, if negative, by its signal."""
     if status < 0:
-        if -status in PASSED_ON:
+        if -status != signal.SIGKILL:  # Python ignores some signals, and this forwards others
             signal.signal(-status, signal.SIG_DFL)
         os.kill(os.getpid(), -status)
     sys.exit(status)
