@@ -18,7 +18,8 @@ model. A difference above its bound is an error.
 In memory is one whole model: 16 GB for 8 billion parameters in bfloat16, twice as much in float32.
 
 A checkpoint of a language model that is trained whole becomes the folder with which its run would
-have ended there, for a run that will not be continued.
+have ended there, with 5 GB in memory: for a model that no host has room for, or a run that will not
+be continued.
 
 Exit codes: 0 done, 64 usage, 65 data, 69 hub, 73 cannot write, 76 the merged model differs.
 """

@@ -188,16 +188,17 @@ def replacing_result(folder: Path) -> Generator[Path]:
     shutil.rmtree(staging)
 
 
-def save_whole(model: Any, folder: Path, weights: dict[str, torch.Tensor]) -> None:
+def save_whole(model: Any, folder: Path, weights: dict[str, torch.Tensor], **options: Any) -> None:
     """Have a whole model of transformers write its folder, with what the result keeps of its base.
 
     Args:
         weights: by the names that the model has for them.
+        options: further arguments of save_pretrained.
     """
     known = getattr(model, "_weight_conversions", None)
     if known is not None:  # Under ZeRO-3 transformers also notes those that renamed nothing
         model._weight_conversions = [one for one in known if one.was_used()]
-    model.save_pretrained(folder, state_dict=weights | read_left_out(model))
+    model.save_pretrained(folder, state_dict=weights | read_left_out(model), **options)
 
 
 def list_stop_tokens(model: Any, stop_tokens: Collection[int]) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from peft import get_peft_model_state_dict, load_peft_weights
 from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from common import Exit, stop
@@ -23,6 +24,7 @@ from core.checkpoint import (
     is_of_optimizer,
     read_progress,
     read_whole,
+    saved_tensors,
 )
 from core.export import list_stop_tokens, save_whole, saved_buffers
 from core.generation import listed_stop_tokens
@@ -46,6 +48,7 @@ INT8_ACTIVATIONS = 0.15
 # Adapters of a quantized base on the 16-bit one: what quantization changed is not trained away. The
 # logits of two unrelated models differ by about the largest logit.
 OTHER_BASE = 0.5
+BYTES_OF_A_FILE = 5 * 10**9  # of a joined folder, whose writing takes as much memory
 
 
 def run(args: argparse.Namespace) -> None:
@@ -210,6 +213,8 @@ def reload(folder: Path, trained: Trained, stop_tokens: Sequence[int]) -> Any:
 def join(checkpoint: Path, folder: Path, dtype: str) -> None:
     """Write the folder with which the run of a checkpoint would have ended there.
 
+    It takes no more memory than a file of the folder, and twice its room on the disk.
+
     Raises SystemExit with 65 if the checkpoint is damaged or has not all weights.
 
     Args:
@@ -226,10 +231,16 @@ def join(checkpoint: Path, folder: Path, dtype: str) -> None:
     model = load_weights(source, wanted, "meta", None)
     note_left_out(trained, model)
     places = model.state_dict()
+    folder.mkdir(parents=True)
+    parts = folder / "parts"
+    parts.mkdir()
     weights = {}
-    for name, tensor in read_whole(checkpoint):
-        if not is_of_optimizer(name):
-            weights[name] = tensor.to(places[name].dtype)
+    names = [name for name in saved_tensors(checkpoint) if not is_of_optimizer(name)]
+    for number, (name, tensor) in enumerate(read_whole(checkpoint, names)):
+        # Only this one is in memory: a tensor that is loaded from a file stays there
+        path = parts / f"{number}.safetensors"
+        save_file({name: tensor.to(places[name].dtype)}, path)
+        weights |= load_file(path)
     lacking = {name for name, _ in model.named_parameters()} - weights.keys()
     if lacking:
         stop(Exit.DATA, f"{checkpoint}: has no {min(lacking)}, which its run has not trained")
@@ -237,7 +248,7 @@ def join(checkpoint: Path, folder: Path, dtype: str) -> None:
     stop_tokens = {tokenizer.eos_token_id} - {None}
     if hasattr(trained, "chat_template"):
         stop_tokens = ChatTemplate(tokenizer).stop_tokens()
-    folder.mkdir(parents=True)
     list_stop_tokens(model, stop_tokens)
-    save_whole(model, folder, weights)
+    save_whole(model, folder, weights, max_shard_size=BYTES_OF_A_FILE)
+    shutil.rmtree(parts)
     tokenizer.save_pretrained(folder)
