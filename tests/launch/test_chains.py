@@ -42,18 +42,15 @@ MESHES = [
 ]
 BF16 = [
     on("deepspeed_zero2", precision="bf16"),
-    on("deepspeed_zero3", precision="bf16"),
     on("fsdp2_full_shard", precision="bf16"),
     Cell(precision="bf16"),
 ]
 NF4 = [
-    Cell(weights="nf4"),
     on("fsdp2_full_shard", weights="nf4"),
     on("deepspeed_zero3", weights="nf4"),
-    on("ddp", weights="nf4"),
+    Cell(weights="nf4"),
 ]
 ADAPTERS = [
-    Cell(weights="LoRA"),
     on("deepspeed_zero3", weights="LoRA"),
     on("tp", sharing=2, weights="LoRA"),
     on("fsdp1_full_shard", weights="LoRA"),
@@ -126,7 +123,6 @@ def test_a_run_continues_under_another_yaml(name, net_tiny, golden, tmp_path):
     "cell",
     [
         Cell(weights="dropout", flags=NOISE),
-        on("fsdp2_full_shard", precision="bf16"),
         on("deepspeed_zero2", precision="bf16"),
         on("deepspeed_zero3", 3),  # It pads the last parts
     ],

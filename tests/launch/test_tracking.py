@@ -6,11 +6,11 @@ import sys
 
 import pytest
 
-from launching import read_rows, recipe, rehearse, run
+from launching import read_rows, rehearse, run, starting_cold
 from net import data_of
 
 JOB = [
-    *"--max_steps 4 --eval_strategy steps --eval_steps 2 --save_steps 2".split(),
+    *"--eval_strategy steps --eval_steps 2 --save_steps 2".split(),
     *"--per_device_train_batch_size 3 --report_to trackio".split(),
 ]
 # Prints all runs of a project as trackio's own functions read them from its store
@@ -71,36 +71,28 @@ def logged(run_of_store):
     return lines
 
 
-@pytest.mark.cold("each process loads a module that notes its connections")
 def test_trackio_has_each_line_of_metrics_once_and_no_process_looks_outside(
     tiny, store, tmp_path, monkeypatch
 ):
+    """Of a run that continues, on two ranks."""
     (tmp_path / "guard").mkdir()
     (tmp_path / "guard" / "sitecustomize.py").write_text(GUARD)
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "guard"))
     monkeypatch.setenv("NOTED", str(tmp_path / "noted"))
     monkeypatch.delenv("HF_HUB_OFFLINE")  # as for a user
     monkeypatch.setenv("HF_UPDATE_DOWNLOAD_COUNTS", "0")  # `datasets` counts what is loaded
-    words = [*data_of(tiny), *JOB, "--output_dir", tmp_path / "run"]
-    output = rehearse("ddp", *words, num_processes=2, code=0).output
-    assert not (tmp_path / "noted").exists(), (tmp_path / "noted").read_text()
+    words = [*data_of(tiny), *JOB, "--output_dir", tmp_path / "run", "--max_steps"]
+    with monkeypatch.context() as patched, starting_cold():  # Each process loads the guard
+        patched.setenv("PYTHONPATH", str(tmp_path / "guard"))
+        output = rehearse("ddp", *words, 2, num_processes=2, code=0).output
+        call = "import socket, contextlib\nwith contextlib.suppress(OSError):\n"
+        assert not (tmp_path / "noted").exists(), (tmp_path / "noted").read_text()
+        run(sys.executable, "-c", f"{call} socket.create_connection(('host.invalid', 1))")
+        assert (tmp_path / "noted").read_text() == "host.invalid\n"  # It would have seen it
     assert "Reserved keys" not in output
+    rehearse("ddp", *words, 4, "--allow_change", "max_steps", num_processes=2, code=0)
 
-    (found,) = runs_in_store()  # one run, from two ranks
-    assert found["name"] == str(tmp_path / "run")
-    assert found["config"]["eval_steps"] == "2" and found["config"]["max_steps"] == "4"
+    (found,) = runs_in_store()
+    assert found["name"] == str(tmp_path / "run") and found["config"]["eval_steps"] == "2"
     expected = metrics_of(tmp_path / "run")
     assert [line["step"] for line in expected] == [1, 2, 2, 3, 4, 4]  # With two evaluations
     assert logged(found) == expected
-
-    call = "import socket, contextlib\nwith contextlib.suppress(OSError):\n"
-    run(sys.executable, "-c", f"{call} socket.create_connection(('host.invalid', 1))")
-    assert (tmp_path / "noted").read_text() == "host.invalid\n"  # The guard would have seen it
-
-
-def test_a_continued_run_is_one_in_trackio(tiny, store, tmp_path):
-    words = [*data_of(tiny), *JOB, "--output_dir", tmp_path / "run", "--max_steps"]
-    recipe(*words, 2, code=0)
-    recipe(*words, 4, "--allow_change", "max_steps", code=0)
-    (found,) = runs_in_store()
-    assert logged(found) == metrics_of(tmp_path / "run")

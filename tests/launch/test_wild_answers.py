@@ -34,11 +34,6 @@ PENALTIES = {
     "bad_words_ids": [[95], [96]],
     "sequence_bias": [[[97], -100.0]],
 }
-CHATML = (
-    "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + message['content']"
-    " + '<|im_end|>' + '\n' }}{% endfor %}"
-    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
-)
 # It writes no end: a row gets that of the tokenizer.
 OPEN = "{% for message in messages %}{{ message['content'] + '\n' }}{% endfor %}"
 # As Qwen3's: the tags of reasoning that was not given are a part of the answer that is trained on
@@ -128,19 +123,16 @@ def learner(once):
     return once("learner", make) / "model"
 
 
-@pytest.mark.parametrize(
-    ("template", "values"),
-    [(CHATML, {}), (THINKING, PENALTIES)],
-    ids=["marks that are no tokens", "tags before an answer and penalties of the base"],
-)
-def test_one_model_has_one_figure_in_every_program(template, values, learner, tmp_path):
-    """The rows are learned by heart, all but two, so that the figure is known, and neither 0 nor 1.
+def test_one_model_has_one_figure_in_every_program(learner, tmp_path):
+    """Also with tags before an answer, and penalties of the base.
+
+    The rows are learned by heart, all but two, so that the figure is known, and neither 0 nor 1.
 
     The answers repeat a letter, which a penalty would not allow.
     """
     base = tmp_path / "base"
     shutil.copytree(learner, base)
-    change_file(base / "generation_config.json", **values)
+    change_file(base / "generation_config.json", **PENALTIES)
     rows = [{"prompt": f"Say {letter}.", "completion": letter * 5} for letter in "abcd"]
     held_out = [*rows, *({"prompt": row["prompt"], "completion": "no"} for row in rows[:2])]
     data = write_rows(tmp_path / "rows.jsonl", rows)
@@ -150,7 +142,7 @@ def test_one_model_has_one_figure_in_every_program(template, values, learner, tm
     words += ["--max_steps", STEPS, "--num_train_epochs", STEPS, "--learning_rate", 2e-3]
     words += ["--per_device_train_batch_size", 4, "--eval_strategy", "steps"]
     words += ["--eval_steps", STEPS, "--predict_with_generate", "--generation_max_new_tokens", 48]
-    (tmp_path / "template.jinja").write_text(template)
+    (tmp_path / "template.jinja").write_text(THINKING)
     words += ["--chat_template", tmp_path / "template.jinja"]
     recipe(*words, "--output_dir", out, code=0)
     _, evaluations = read_metrics(out)
@@ -174,7 +166,7 @@ def test_one_model_has_one_figure_in_every_program(template, values, learner, tm
         assert [line["answer"] for line in found] == expected
         assert [line["reference"] for line in found] == [*expected[:4], "no", "no"]
     saved = read_json(out / "generation_config.json")
-    assert {name: saved[name] for name in values if name in saved} == values
+    assert {name: saved.get(name) for name in PENALTIES} == PENALTIES
 
 
 # ---- One end ----

@@ -28,8 +28,6 @@ from transformers import (
     AutoTokenizer,
     LevitConfig,
     LevitForImageClassification,
-    MobileViTConfig,
-    MobileViTForImageClassification,
     ViTImageProcessor,
 )
 
@@ -180,10 +178,11 @@ def test_the_head_of_another_task_is_named(tiny_of, tmp_path):
     assert all(is_named(name, parts_not_in_result(output)) for name in lost)
 
 
-@pytest.mark.parametrize(("config", "family"), [("ddp", "gemma3"), ("deepspeed_zero3", "glm4_moe")])
-def test_two_ranks_keep_what_one_keeps(config, family, base_of, rows, tmp_path):
+def test_two_ranks_keep_what_one_keeps(base_of, rows, tmp_path):
+    family = "glm4_moe"
     flags = ["--model_name_or_path", base_of(family), "--output_dir", tmp_path / "run"]
-    rehearse(config, *rows, *STEPS, *flags, "--dtype", "float32", num_processes=2, code=0)
+    flags += ["--dtype", "float32"]
+    rehearse("deepspeed_zero3", *rows, *STEPS, *flags, num_processes=2, code=0)
     before = tensors_of(base_of(family))
     after = tensors_of(tmp_path / "run")
     assert before.keys() == after.keys()
@@ -201,9 +200,8 @@ def test_a_part_that_reads_no_text_is_not_trained(flag, name, base_of, rows, tmp
     assert f"{flag} {name}: " in line and "reads no text" in line
 
 
-@pytest.mark.parametrize("family", ["gemma3", "qwen3_5"])
-def test_merged_adapters_are_what_peft_merges(family, base_of, rows, tmp_path):
-    base = base_of(family)
+def test_merged_adapters_are_what_peft_merges(base_of, rows, tmp_path):
+    base = base_of("qwen3_5")
     flags = ["--use_peft", "--model_name_or_path", base, "--output_dir", tmp_path / "run"]
     train(*rows, *flags)
     adapted = tensors_of(tmp_path / "run", "adapter_model.safetensors")
@@ -226,10 +224,10 @@ def test_merged_adapters_are_what_peft_merges(family, base_of, rows, tmp_path):
 
 
 # ---- Running statistics ----
-def make_images(folder, means, rows_of_split):
+def make_images(folder, rows_of_split):
     rng = np.random.default_rng(0)
     for split, number in rows_of_split.items():
-        for label, mean in zip(("dark", "light", "white"), means, strict=False):
+        for label, mean in (("dark", 120), ("light", 170), ("white", 200)):
             (folder / split / label).mkdir(parents=True)
             for i in range(number):
                 pixels = rng.normal(mean, 20, (64, 64, 3)).clip(0, 255).astype("uint8")
@@ -255,31 +253,21 @@ def make_levit(folder):
             module.running_mean.normal_()
     model.save_pretrained(folder / "model")
     ViTImageProcessor(size={"height": 64, "width": 64}).save_pretrained(folder / "model")
-    make_images(folder / "two", (170, 200), {"train": 16, "test": 8})
-    make_images(folder / "three", (120, 170, 200), {"train": 12, "test": 6})
-
-
-@pytest.fixture(scope="module")
-def levit(once):
-    return once("levit", make_levit)
+    make_images(folder / "three", {"train": 12, "test": 6})
 
 
 ADAPT = "--use_peft --augmentation none --per_device_train_batch_size 8 --max_steps 8"
 ADAPT = [*ADAPT.split(), "--eval_steps", "4", "--learning_rate", "3e-3"]
 
 
-@pytest.mark.parametrize(
-    ("data", "flags"),
-    [
-        ("two", ["--modules_to_save", "classifier"]),  # has a BatchNorm, which is trained
-        ("three", []),  # the same with a new head
-    ],
-)
-def test_base_and_saved_adapter_have_the_loss_that_was_logged_last(data, flags, levit, tmp_path):
-    words = ["--model_name_or_path", levit / "model", "--dataset_name", levit / data]
-    recipe(*ADAPT, *words, *flags, "--output_dir", tmp_path / "run", name="vit", code=0)
+def test_base_and_saved_adapter_have_the_loss_that_was_logged_last(once, tmp_path):
+    """With a new head, which has a BatchNorm."""
+    levit = once("levit", make_levit)
+    data = levit / "three"
+    words = ["--model_name_or_path", levit / "model", "--dataset_name", data]
+    recipe(*ADAPT, *words, "--output_dir", tmp_path / "run", name="vit", code=0)
     logged = read_metrics(tmp_path / "run")[1][-1]["eval_loss"]
-    labels = sorted(path.name for path in (levit / data / "test").iterdir())
+    labels = sorted(path.name for path in (data / "test").iterdir())
     base = AutoModelForImageClassification.from_pretrained(
         levit / "model", num_labels=len(labels), ignore_mismatched_sizes=True
     )
@@ -287,25 +275,8 @@ def test_base_and_saved_adapter_have_the_loss_that_was_logged_last(data, flags, 
     processor = AutoImageProcessor.from_pretrained(tmp_path / "run", backend="pil")
     losses = []
     for label, name in enumerate(labels):
-        for path in (levit / data / "test" / name).iterdir():
+        for path in (data / "test" / name).iterdir():
             with torch.no_grad():
                 logits = model(**processor(Image.open(path), return_tensors="pt")).logits
             losses.append(cross_entropy(logits, torch.tensor([label])).item())
     assert np.mean(losses) == pytest.approx(logged, abs=1e-4)
-
-
-def test_running_statistics_move_once_a_step_or_the_run_is_refused(levit, tmp_path):
-    """Recomputed layers run twice, and BatchNorm would count each batch twice."""
-    config = MobileViTConfig(
-        image_size=32,
-        hidden_sizes=[16, 24, 32],
-        neck_hidden_sizes=[8, 8, 16, 16, 24, 32, 64],
-        num_attention_heads=2,
-        expand_ratio=2.0,
-    )
-    MobileViTForImageClassification(config).save_pretrained(tmp_path / "base")
-    ViTImageProcessor(size={"height": 32, "width": 32}).save_pretrained(tmp_path / "base")
-    words = ["--model_name_or_path", tmp_path / "base", "--dataset_name", levit / "two"]
-    words += ["--gradient_checkpointing", "--output_dir", tmp_path / "run"]
-    (line,) = errors_of(recipe(*words, name="vit", code=64))
-    assert "--gradient_checkpointing" in line
