@@ -4,18 +4,16 @@
 import contextlib
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 
 from net import ROOT as REPO
-from net import data_of  # noqa: F401  for tests
+from net import TIMEOUT, data_of, read_json, run  # noqa: F401  for tests
 
 CONFIGS = REPO / "accelerate_configs"
 RECIPE = str(REPO / "recipes" / "llama.py")
 # It starts cold; tests/launch/conftest.py puts another program in the place of sys.executable
 INTERPRETER = sys.executable
-TIMEOUT = 400  # seconds; a cold launch takes 10-30 on two idle cores
 
 
 @contextlib.contextmanager
@@ -31,25 +29,6 @@ def starting_cold():
         yield
     finally:
         sys.executable = program
-
-
-def run(*command, code=None, **options):
-    """Run a command; the result has returncode and output (stdout and stderr together).
-
-    Args:
-        code: with which it must end; None for any.
-    """
-    words = [str(word) for word in command]
-    defaults = {
-        "timeout": TIMEOUT,
-        "cwd": REPO,
-        "stdout": subprocess.PIPE,
-        "stderr": subprocess.STDOUT,
-    }
-    done = subprocess.run(words, text=True, **defaults | options)
-    done.output = done.stdout
-    assert code in (None, done.returncode), f"{done.returncode}: {done.output[-4000:]}"
-    return done
 
 
 def recipe(*arguments, name="llama", **options):
@@ -97,10 +76,6 @@ def quickstart(recipe, out):
     done = run("make", "quickstart", *words, timeout=900, env=environment)
     assert done.returncode == 0, done.output[-4000:]
     return done.output
-
-
-def read_json(path):
-    return json.loads(path.read_text())
 
 
 def write_rows(path, rows):

@@ -17,7 +17,7 @@ from jobs import SAME_AS, flags_of, narrow
 REPO = Path(__file__).resolve().parents[1]
 ROOT = Path(os.environ.get("NET_ROOT", REPO))
 INJECTOR = REPO / "tests" / "inject.py"
-TIMEOUT = 400
+TIMEOUT = 400  # seconds; a cold launch takes 10-30 on two idle cores
 
 # ---- The job ----
 # Two epochs whose last window is short (42 rows, 12 a step), a rate that rises and falls, clipping
@@ -108,26 +108,28 @@ class Done:
         return self
 
 
-def run(words, env=None, **options):
-    done = subprocess.run(
-        [str(word) for word in words],
-        env=os.environ | {key: str(value) for key, value in (env or {}).items()},
-        cwd=ROOT,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=TIMEOUT,
-        start_new_session=True,  # A signal to its group does not reach the tests
-        **options,
-    )
-    return done.returncode, done.stdout
+def run(*command, code=None, **options):
+    """Run a command; the result has returncode and output (stdout and stderr together).
+
+    Args:
+        code: with which it must end; None for any.
+    """
+    defaults = {
+        "timeout": TIMEOUT,
+        "cwd": ROOT,
+        "stdout": subprocess.PIPE,
+        "stderr": subprocess.STDOUT,
+    }
+    done = subprocess.run([str(word) for word in command], text=True, **defaults | options)
+    done.output = done.stdout
+    assert code in (None, done.returncode), f"{done.returncode}: {done.output[-4000:]}"
+    return done
 
 
 def make(recipe, folder, words=()):
     """Make a tiny model and its rows as a user does."""
     script = REPO / "scripts" / "make_tiny.py"
-    code, output = run([sys.executable, script, recipe, folder, *words, "--quiet"])
-    assert code == 0, output
+    run(sys.executable, script, recipe, folder, *words, "--quiet", code=0)
 
 
 def make_tiny(recipe, shape, folder):
@@ -170,7 +172,7 @@ def launch(cell, tiny, folder, *more, inject=None, notes=None, config_file=None)
         script = [INJECTOR, *script]
         env = {"FAULT_IN_LIBRARIES": json.dumps(inject or [])}
         if notes is not None:
-            env["FAULT_NOTES"] = notes
+            env["FAULT_NOTES"] = str(notes)
     report = Path(folder).with_name(f"{Path(folder).name}.report.json")
     command = [sys.executable]
     if cell.config != "single" or config_file:
@@ -181,9 +183,10 @@ def launch(cell, tiny, folder, *more, inject=None, notes=None, config_file=None)
     elif cell.precision != "no":
         env["ACCELERATE_MIXED_PRECISION"] = cell.precision
     words = [*command, *script, *data_of(tiny), "--output_dir", folder, *cell.arguments, *more]
-    code, output = run(words, env)
-    found = json.loads(report.read_text()) if report.exists() else {}
-    return Done(code, output, Path(folder), found)
+    # A signal to its group does not reach the tests
+    done = run(*words, env=os.environ | env, start_new_session=True)
+    found = read_json(report) if report.exists() else {}
+    return Done(done.returncode, done.output, Path(folder), found)
 
 
 # ---- What a run leaves ----

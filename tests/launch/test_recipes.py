@@ -1,29 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What single recipes do besides: texts, images, streams, references, a decoder that classifies.
+"""What single recipes do besides: images, streams and references.
 
 Their numbers are in test_cells.py, stopped runs in test_chains.py, bad rows in test_refusals.py.
 """
 
 import shutil
 
-import pytest
-
 import golden
 import net
 from launching import errors_of, read_json, script
 from net import Cell
-
-
-# ---- bert ----
-def test_a_classifier_on_a_split_model_gives_the_numbers_of_one_process(net_tiny, tmp_path):
-    """bert.py trains a decoder, since tensor parallelism needs a plan, which BERT has not."""
-    shutil.copytree(net_tiny("llama") / "model", tmp_path / "tiny" / "model")
-    shutil.copytree(net_tiny("bert") / "data", tmp_path / "tiny" / "data")
-    losses = []
-    for cell in (Cell(recipe="bert"), Cell("tp", recipe="bert", ranks=2, sharing=2)):
-        done = net.launch(cell, tmp_path / "tiny", tmp_path / cell.config).expect(0)
-        losses.append([line["loss"] for line in net.metrics(done.folder) if "loss" in line])
-    assert losses[1] == pytest.approx(losses[0], rel=1e-5)  # As the bound of golden figures
 
 
 # ---- vit ----

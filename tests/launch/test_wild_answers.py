@@ -1,10 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a model is said to answer: the same whatever its batch, in every program, greedily, with one
-end, and printed on any terminal.
-"""
+"""What a model is said to answer: the same whatever its batch, in every program, with one end."""
 
 import json
-import os
 import shutil
 
 import pytest
@@ -227,23 +224,3 @@ def test_a_prompt_has_no_end_whatever_a_tokenizer_adds(tiny, tmp_path):
         words = ["--raw", "--prompt", "Every morning", "--max_new_tokens", 16]
         continued.append(script("generate", folder, *words, code=0).output)
     assert continued[0] == continued[1]
-
-
-# ---- On any terminal ----
-BARE = {"LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"}
-
-
-@pytest.mark.cold("a process that was started before has its streams already")
-def test_what_cannot_be_encoded_ends_no_run(tiny, tmp_path):
-    rows = [{"prompt": f"Größe {n}?", "completion": "✓ 漢字"} for n in range(4)]
-    data = write_rows(tmp_path / "rows.jsonl", rows)
-    done = recipe(
-        *["--model_name_or_path", tiny / "model", "--dataset_name", data],
-        *["--eval_dataset_name", data, "--predict_with_generate", "--max_steps", 1],
-        *["--generation_max_new_tokens", 4, "--output_dir", tmp_path / "out"],
-        env=os.environ | BARE,
-        code=0,
-    )
-    assert r"Gr\xf6\xdfe 0?" in done.output
-    assert r"(should be: \u2713 \u6f22\u5b57)" in done.output
-    assert read_rows(tmp_path / "out" / "predictions-1.jsonl")[0]["reference"] == "✓ 漢字"
