@@ -8,9 +8,8 @@ so that a model must read words together. No text of test.jsonl is in train.json
 """
 
 import random
-from typing import Any
 
-from tiny.maker import ENCODER, NO_DROPOUT, Maker
+from tiny.maker import ENCODER, NO_DROPOUT, Maker, Row
 
 THINGS = (
     "soup bread cake fish tea salad waiter room garden table music window price kitchen view chair"
@@ -26,8 +25,6 @@ MAKER = Maker(
     tokenizer="words",
     columns=("text",),
 )
-
-Row = dict[str, Any]
 
 
 def make_rows(num_train_rows: int, num_test_rows: int, seed: int) -> dict[str, list[Row]]:

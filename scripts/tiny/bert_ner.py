@@ -13,7 +13,7 @@ from dataclasses import replace
 from itertools import islice
 
 from tiny import bert
-from tiny.maker import different_words
+from tiny.maker import Row, different_words
 
 # The words around a name show what kind of name it is
 SENTENCES = (
@@ -34,8 +34,6 @@ KINDS = ("PER", "ORG", "LOC")
 NUM_TRAIN_WORDS = 1000  # words that names are made of
 NUM_TEST_WORDS = 200
 MAKER = replace(bert.MAKER, num_rows=(4000, 300), columns=("tokens",))
-
-Row = dict[str, list[str]]
 
 
 def make_rows(num_train_rows: int, num_test_rows: int, seed: int) -> dict[str, list[Row]]:

@@ -11,7 +11,7 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from tiny.maker import DECODER, Maker, different_words
+from tiny.maker import DECODER, Maker, Row, different_words
 
 NUMBERS = range(1, 1000)
 NUM_WORDS = 8000
@@ -23,8 +23,6 @@ MAKER = Maker(
     flags="--per_device_train_batch_size 64 --learning_rate 2e-3 --warmup_steps 0.05",
     tokenizer="chat",
 )
-
-Row = dict[str, str]
 
 
 @dataclass(frozen=True)

@@ -11,10 +11,9 @@ import itertools
 import random
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 from tiny import llama
-from tiny.maker import different_words
+from tiny.maker import Row, different_words
 
 NUM_WORDS = 4000
 NUM_DEMONSTRATIONS = 12000
@@ -24,8 +23,6 @@ MAKER = replace(
     num_rows=(4000, 400),
     flags="--per_device_train_batch_size 32 --num_train_epochs 1 --learning_rate 1e-4 --beta 1",
 )
-
-Row = dict[str, Any]
 
 
 def make_rows(num_train_rows: int, num_test_rows: int, seed: int) -> dict[str, list[Row]]:
@@ -42,8 +39,13 @@ def make_rows(num_train_rows: int, num_test_rows: int, seed: int) -> dict[str, l
     }
     test = make_pairs(num_test_rows, pools, list.pop)
     train = make_pairs(num_train_rows, pools, rng.choice)
-    pairs = make_pairs(NUM_DEMONSTRATIONS, pools, rng.choice)
-    return {"train": train, "test": test, "demonstrations": demonstrate(pairs)}
+    demonstrations = []
+    for i, pair in enumerate(make_pairs(NUM_DEMONSTRATIONS, pools, rng.choice)):
+        is_wrong = i // len(SKILLS) % 2 == 1  # each skill's is right and wrong in turn
+        completion = pair["rejected"] if is_wrong else pair["chosen"]
+        row = {"prompt": pair["prompt"], "completion": completion, "skill": pair["skill"]}
+        demonstrations.append(row)
+    return {"train": train, "test": test, "demonstrations": demonstrations}
 
 
 def make_pairs(
@@ -69,14 +71,3 @@ def make_pairs(
 def said(role: str, text: str) -> list[dict[str, str]]:
     """Return a conversation of one message."""
     return [{"role": role, "content": text}]
-
-
-def demonstrate(pairs: list[Row]) -> list[Row]:
-    """Return rows with one completion each: each skill's is right and wrong in turn."""
-    demonstrations = []
-    for i, pair in enumerate(pairs):
-        is_wrong = i // len(SKILLS) % 2 == 1
-        completion = pair["rejected"] if is_wrong else pair["chosen"]
-        row = {"prompt": pair["prompt"], "completion": completion, "skill": pair["skill"]}
-        demonstrations.append(row)
-    return demonstrations

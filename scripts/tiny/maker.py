@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+Row = dict[str, Any]
 # {setting of a configuration of transformers: its default}. Each is a flag too.
 Shape = dict[str, Any]
 ENCODER: Shape = {

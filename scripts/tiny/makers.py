@@ -14,13 +14,11 @@ from typing import Any
 
 from common import Exit, Parser, at_least_1, stop
 from paths import RECIPES
-from tiny.maker import Maker
+from tiny.maker import Maker, Row
 
 HERE = Path(__file__).parent
 MAKERS = sorted(path.stem for path in HERE.glob("*.py") if (RECIPES / path.name).is_file())
 LAUNCH = "accelerate launch --config_file accelerate_configs/single.yaml"
-
-Row = dict[str, Any]
 
 
 def make(recipe: str, folder: Path, words: Sequence[str] = ()) -> None:

@@ -12,9 +12,7 @@ import itertools
 import random
 from collections import namedtuple
 
-from tiny.maker import DECODER, Maker, Shape, different_words, make_word
-
-Row = dict[str, str]
+from tiny.maker import DECODER, Maker, Row, Shape, different_words, make_word
 
 # What a person of a trade does, which is the same in every story
 Trade = namedtuple("Trade", "name place goods ware dream")

@@ -59,8 +59,13 @@ def byte_level_bpe(texts: Iterable[str], vocab_size: int) -> PreTrainedTokenizer
     byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.pre_tokenizer = pre_tokenizers.Sequence([digits, byte_level])
     backend.decoder = decoders.ByteLevel()
-    special = [*CHAT_TOKENS.values(), END_OF_TURN, *ROLES]
-    train(backend, texts, vocab_size, special, sorted(pre_tokenizers.ByteLevel.alphabet()))
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=[*CHAT_TOKENS.values(), END_OF_TURN, *ROLES],
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    backend.train_from_iterator(texts, trainer)
     return PreTrainedTokenizerFast(
         tokenizer_object=backend,
         extra_special_tokens=[END_OF_TURN, *ROLES],
@@ -110,7 +115,13 @@ def sentence_bpe(texts: Iterable[str], vocab_size: int) -> PreTrainedTokenizerFa
     backend = Tokenizer(models.BPE(unk_token="<unk>"))
     backend.pre_tokenizer = pre_tokenizers.Metaspace()
     backend.decoder = decoders.Metaspace()
-    train(backend, texts, vocab_size, list(T5_TOKENS.values()), ["▁", *PRINTABLE])
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=list(T5_TOKENS.values()),
+        initial_alphabet=["▁", *PRINTABLE],
+        show_progress=False,
+    )
+    backend.train_from_iterator(texts, trainer)
     end = "</s>"
     backend.post_processor = processors.TemplateProcessing(
         single=f"$A {end}",
@@ -122,28 +133,6 @@ def sentence_bpe(texts: Iterable[str], vocab_size: int) -> PreTrainedTokenizerFa
         model_input_names=["input_ids", "attention_mask"],
         **T5_TOKENS,
     )
-
-
-def train(
-    backend: Tokenizer,
-    texts: Iterable[str],
-    vocab_size: int,
-    special: list[str],
-    alphabet: list[str],
-) -> None:
-    """Train a BPE on texts.
-
-    Args:
-        special: tokens that are never split, which get the first ids.
-        alphabet: characters that are tokens in any case.
-    """
-    trainer = trainers.BpeTrainer(
-        vocab_size=vocab_size,
-        special_tokens=special,
-        initial_alphabet=alphabet,
-        show_progress=False,
-    )
-    backend.train_from_iterator(texts, trainer)
 
 
 TOKENIZERS = {

@@ -9,7 +9,7 @@ noun, articles come last, the verb ends the sentence. No sentence of test.jsonl 
 
 import random
 
-from tiny.maker import ENCODER, Maker, Shape
+from tiny.maker import ENCODER, Maker, Row, Shape
 
 ARTICLES = "the a this every".split()
 ADJECTIVES = "small big red new quick quiet".split()
@@ -17,8 +17,6 @@ NOUNS = "dog cat horse ship child king river tree house bird".split()
 VERBS = "sees finds likes follows draws hears".split()
 CONSONANTS = "bdfgklmnprstvz"
 VOWELS = "aeiou"
-
-Row = dict[str, str]
 
 
 def settings_of(shape: Shape) -> Shape:

@@ -7,12 +7,11 @@ class.
 """
 
 import itertools
-from typing import Any
 
 import numpy as np
 from PIL import Image, ImageDraw
 
-from tiny.maker import ENCODER, NO_DROPOUT, Maker
+from tiny.maker import ENCODER, NO_DROPOUT, Maker, Row
 
 SIZE = 32  # pixels
 SHAPE = ENCODER | NO_DROPOUT | {"image_size": SIZE, "patch_size": 8}
@@ -24,8 +23,6 @@ MAKER = Maker(
     flags="--augmentation flip --num_train_epochs 8 --per_device_train_batch_size 64 "
     "--learning_rate 2e-3 --warmup_steps 0.05",
 )
-
-Row = dict[str, Any]
 
 
 def polygon(num_corners: int) -> np.ndarray:
