@@ -7,11 +7,13 @@ as it treats GPUs, and the rank is measured; then the recipe runs as `python REC
 it, and the rank ends with the code on which all agree.
 """
 
+import functools
 import os
 import runpy
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 
 def main() -> None:
@@ -25,7 +27,7 @@ def main() -> None:
     sys.path[0] = os.path.dirname(os.path.abspath(recipe))
     import_path = list(sys.path)
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-    rank = prepare()
+    end = prepare()
     sys.argv = [recipe, *arguments]
     sys.path[:] = import_path
     code = 0
@@ -35,37 +37,37 @@ def main() -> None:
         if isinstance(error.code, str):  # Python prints it
             raise
         code = error.code or 0
-    sys.exit(rank.agree(code))
+    sys.exit(end(code))
 
 
-def prepare() -> Any:
-    """Patch the libraries for CPU ranks, install the measurements, and return the rank.
+def prepare() -> Callable[[int], int]:
+    """Patch the libraries for CPU ranks, install the measurements, and return how the rank ends.
 
-    With REHEARSAL_DEVICE=cuda nothing is changed.
+    That is a function from the recipe's exit code to the rank's. With REHEARSAL_DEVICE=cuda nothing
+    is patched.
     """
-    from rehearsal.ranks import Rank
+    from rehearsal.ranks import agree
 
-    rank = Rank(
-        folder=Path(os.environ["REHEARSAL_FOLDER"]),
-        number=int(os.environ.get("RANK", 0)),
-        ranks_here=int(os.environ.get("LOCAL_WORLD_SIZE", 1)),
-    )
-    rank.record_process(os.getpid())
+    folder = Path(os.environ["REHEARSAL_FOLDER"])
+    rank = int(os.environ.get("RANK", 0))
+    ranks_here = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
+    (folder / f"pid.{rank}").write_text(str(os.getpid()))  # where rehearse.py sends signals
     # These imports take seconds, during which a signal must already find this process.
     from rehearsal import cpu_patches, live_tensors
 
     if os.environ["REHEARSAL_DEVICE"] == "cpu":
         cpu_patches.treat_cpu_as_gpu(int(os.environ["REHEARSAL_RANKS_PER_NODE"]))
-    live_tensors.measure_first_step(rank.folder / f"shards.{rank.number}")
+    live_tensors.measure_first_step(folder / f"shards.{rank}")
     if "REHEARSAL_PROBE" in os.environ:
         # FILE:FOLDER, a program that measures in each rank and the folder of what it finds
-        program, _, folder = os.environ["REHEARSAL_PROBE"].rpartition(":")
-        runpy.run_path(program)["track"](Path(folder, str(rank.number)))
-    record_hard_exits(rank)
-    return rank
+        program, _, results = os.environ["REHEARSAL_PROBE"].rpartition(":")
+        runpy.run_path(program)["track"](Path(results, str(rank)))
+    end = functools.partial(agree, folder=folder, rank=rank, ranks_here=ranks_here)
+    record_hard_exits(end)
+    return end
 
 
-def record_hard_exits(rank: Any) -> None:
+def record_hard_exits(end: Callable[[int], int]) -> None:
     """Also record the code of `os._exit`, by which a thread may end its rank.
 
     The codes of data loader workers, which are forks of the rank, are not recorded.
@@ -75,7 +77,7 @@ def record_hard_exits(rank: Any) -> None:
 
     def record_and_exit(status: int) -> NoReturn:
         if os.getpid() == process:
-            status = rank.agree(status)
+            status = end(status)
         original(status)
 
     os._exit = record_and_exit

@@ -12,7 +12,6 @@ import os
 import signal
 import subprocess
 import time
-from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
@@ -30,33 +29,25 @@ POLL = 0.1  # seconds
 MESSAGE_TIME = 0.5  # seconds that the message of a rank that refuses may take to be printed
 
 
-@dataclass(frozen=True)
-class Rank:
-    """One rank, and the folder in which the ranks of its machine leave process id and exit code."""
+def agree(code: int, folder: Path, rank: int, ranks_here: int) -> int:
+    """Record how a rank ends, and return the code to end it with.
 
-    folder: Path
-    number: int
-    ranks_here: int
-
-    def record_process(self, process: int) -> None:
-        """Let rehearse.py know where to send signals."""
-        (self.folder / f"pid.{self.number}").write_text(str(process))
-
-    def agree(self, code: int) -> int:
-        """Record how this rank ends, and return the code to end it with."""
-        if not self.folder.is_dir():  # The rehearsal has ended before its ranks.
-            return code
-        (self.folder / f"exit.{self.number}").write_text(str(code))
-        if code not in CLEAN_EXITS:
-            return code
-        deadline = time.monotonic() + PATIENCE
-        if code:
-            deadline = time.monotonic() + PATIENCE_AFTER_FAILURE
-        codes = recorded_codes(self.folder)
-        while len(codes) < self.ranks_here and time.monotonic() < deadline:
-            time.sleep(0.05)
-            codes = recorded_codes(self.folder)
-        return 0 if codes == [code] * self.ranks_here else code
+    Args:
+        folder: in which the ranks of this machine leave their process ids and exit codes.
+        ranks_here: their number.
+    """
+    if not folder.is_dir():  # The rehearsal has ended before its ranks.
+        return code
+    (folder / f"exit.{rank}").write_text(str(code))
+    if code not in CLEAN_EXITS:
+        return code
+    patience = PATIENCE_AFTER_FAILURE if code else PATIENCE
+    deadline = time.monotonic() + patience
+    codes = recorded_codes(folder)
+    while len(codes) < ranks_here and time.monotonic() < deadline:
+        time.sleep(0.05)
+        codes = recorded_codes(folder)
+    return 0 if codes == [code] * ranks_here else code
 
 
 def recorded_codes(folder: Path) -> list[int]:
@@ -112,7 +103,7 @@ def code_of_all(launcher_code: int, folder: Path, ranks: int) -> int:
     refused = refusal(folder)
     if refused is not None:
         return refused
-    codes = set(recorded_codes(folder))
-    is_complete = len(list(folder.glob("exit.*"))) == ranks and len(codes) == 1
-    code = codes.pop() if is_complete else FAILED
-    return code if code in CLEAN_EXITS and (code or not launcher_code) else FAILED
+    code, *others = recorded_codes(folder) or [FAILED]
+    if code in CLEAN_EXITS and others == [code] * (ranks - 1) and (code or not launcher_code):
+        return code
+    return FAILED

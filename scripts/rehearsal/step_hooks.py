@@ -9,13 +9,7 @@ from accelerate import Accelerator
 from torch.nn import Module
 from torch.optim import Optimizer
 
-from rehearsal.whole_tensors import (
-    Part,
-    describe,
-    find_pipeline,
-    part_of_pipeline,
-    ranks_of_experts,
-)
+from rehearsal.whole_tensors import Part, describe, find_pipeline, part_of_pipeline
 
 PreparedAction = Callable[[Any, Any, Part], None]
 StepAction = Callable[[Any, Any], None]
@@ -35,7 +29,7 @@ def when_prepared(action: PreparedAction) -> None:
         part = None
         for argument in args:
             if isinstance(argument, Module) and is_trained(argument):  # before it is split
-                part = Part(describe(argument, ranks_of_experts(argument)))
+                part = Part(describe(argument))
         result = original(self, *args, **kwargs)
         if len(found) == 3:
             return result

@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
-from torch.nn import Module
 from transformers.distributed.parallel_utils import _get_parameter_plan
 
 # (elements, rows, whether it is trained) of each tensor of a model, which its strategy may split;
@@ -43,22 +42,22 @@ class Part:
     place: int | None = None
 
 
-def describe(model: Any, expert_ranks: int = 1) -> Shapes:
+def describe(model: Any) -> Shapes:
     """Return the tensors of a model that is not prepared, tied ones once.
 
     ZeRO-3 has split such a model already and keeps the shape of each whole tensor in `ds_shape`.
-
-    Args:
-        expert_ranks: over how many ranks the experts are spread that no engine splits further.
+    Experts are spread over ranks already. FSDP2 shards these parts over the ranks that have the
+    same experts, which comes to one shard for each rank, as of all other weights.
     """
+    shards_experts = any(isinstance(module, FSDPModule) for module in model.modules())
     described = []
     for name, parameter in model.named_parameters():
         shape = list(getattr(parameter, "ds_shape", parameter.shape))
         dimension = planned_dimension(model, name, len(shape))
         if dimension is not None:
             shape[dimension] //= model.tp_size
-        if has_experts(model, name):
-            shape[0] //= expert_ranks
+        if isinstance(parameter, DTensor) and has_experts(model, name) and not shards_experts:
+            shape[0] //= parameter.device_mesh.size()
         rows = shape[0] if shape else 1
         described.append((math.prod(shape), rows, parameter.requires_grad))
     return described
@@ -90,20 +89,6 @@ def has_experts(model: Any, name: str) -> bool:
     plan = getattr(model, "ep_plan", None)
     name = name.removeprefix("base_model.model.")
     return bool(plan) and _get_parameter_plan(name, plan) == OF_EXPERTS
-
-
-def ranks_of_experts(model: Module) -> int:
-    """Return over how many ranks the experts of a model are spread that no engine splits further.
-
-    FSDP2 shards the parts over the ranks that have the same experts, which comes to one shard for
-    each rank, as of all other weights.
-    """
-    if any(isinstance(module, FSDPModule) for module in model.modules()):
-        return 1
-    for name, weight in model.named_parameters():
-        if isinstance(weight, DTensor) and has_experts(model, name):
-            return weight.device_mesh.size()
-    return 1
 
 
 # ---- Pipelines, whose model no call of Accelerator.prepare is given ----

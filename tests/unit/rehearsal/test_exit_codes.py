@@ -4,7 +4,7 @@
 import pytest
 
 from rehearsal import ranks
-from rehearsal.ranks import Rank, code_of_all
+from rehearsal.ranks import agree, code_of_all
 
 
 @pytest.fixture(autouse=True)
@@ -21,7 +21,7 @@ def record(folder, *codes):
 @pytest.mark.parametrize("others", [[75], [""], []], ids=["another code", "half written", "none"])
 def test_a_rank_with_which_the_others_do_not_agree_ends_with_its_own_code(others, tmp_path):
     record(tmp_path, *others)
-    assert Rank(tmp_path, len(others), 2).agree(70) == 70
+    assert agree(70, tmp_path, len(others), 2) == 70
 
 
 @pytest.mark.parametrize(
