@@ -138,7 +138,7 @@ MEMORY_HEIGHT = 6.4  # inches
 
 def draw_memory() -> str:
     """Return the bars of all YAMLs, split into PARTS, the smallest peak first."""
-    from planner.request import CARDS
+    from planner.plan import CARDS
 
     card = CARDS[CARD]
     peaks = planned_peaks()
@@ -194,9 +194,8 @@ def planned_peaks() -> dict[str, dict[str, float]]:
     from config_strategy import read, strategy_of
     from core.cli import parse
     from paths import CONFIGS, OF_EXPERTS, OF_PIPELINES, SAME_AS_FIRST_CHOICE
-    from planner.choose import Profiles
-    from planner.plan import plan_of
-    from planner.request import CARDS, GIB, Batch, logits_mib_on, with_constants
+    from planner.engines import Profiles
+    from planner.plan import CARDS, GIB, Batch, logits_mib_on, plan_of, with_constants
 
     part_of = {category: part for part, (_, held) in PARTS.items() for category in held}
     peaks = {}

@@ -26,10 +26,9 @@ from core.loss import LossInHead
 from core.model import make_adamw
 from job import CONFIGS, ROOT, make_model, output_of
 from peak_probe import STEPS
-from planner.choose import Profiles
+from planner.engines import Profiles
 from planner.model import loss_of
-from planner.plan import Plan, first_rank
-from planner.request import Batch
+from planner.plan import Batch, Plan, first_rank
 from planner.trace import Live
 from planner_jobs import BASE, JOBS, LONGEST, MODEL, ONE_THING, SEQUENCES, Mesh
 from test_parity import MESHES, configs, ranks_of

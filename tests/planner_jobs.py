@@ -17,8 +17,7 @@ from transformers import AutoConfig
 import config_strategy
 import llama
 from core.cli import parse
-from planner.plan import plan_of
-from planner.request import Batch
+from planner.plan import Batch, plan_of
 
 REPO = Path(__file__).resolve().parents[1]
 CONFIGS = REPO / "accelerate_configs"

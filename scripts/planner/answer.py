@@ -1,104 +1,92 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From a request to its answer: the plan of one config, or what fits a card, as text and JSON."""
+"""From a request to its answer: the plan of one config, or what fits a card, as text and JSON.
 
-import json
+Without a config it tries the YAMLs below that the number of GPUs allows, with full weights, with
+LoRA, and with LoRA on a 4-bit base, each with and without --gradient_checkpointing: first one
+process, DDP and FSDP2, then DeepSpeed, if nothing before fits without offload. It changes
+nothing that the command line sets, and skips what the recipe refuses.
+"""
+
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, replace
+from itertools import product
 from typing import Any
 
-from common import Exit
-from core.cli import parse
+from config_strategy import read
+from core.exits import End, Exit
+from paths import CONFIGS
 
-from .choose import Launch, Profiles, Way, find_ways
-from .engines import Saving, saving_of
-from .plan import plan_of
-from .request import (
+from .engines import Held, Profiles
+from .plan import (
+    DTYPES,
     GIB,
+    Plan,
     Request,
-    UnplannableError,
     batch_of,
     bytes_of_card,
+    plan_of,
     read_arguments,
     with_constants,
 )
 
-FITS, DOES_NOT_FIT = 0, 1
-TERMINAL = "-"
+# Files of accelerate_configs/: those that send least come first, those that offload last
+FILES = (
+    "single",
+    "ddp",
+    "fsdp2_shard_grad_op",
+    "fsdp",
+    "fsdp2_hybrid_shard",
+    "fsdp2_cpu_offload",
+    "deepspeed_zero1",
+    "deepspeed_zero2",
+    "deepspeed_zero3",
+    "deepspeed_zero2_offload",
+    "deepspeed_zero3_offload",
+)
+OF_YAMLS = "bf16"  # their mixed precision
+DECIDES_WEIGHTS = {"use_peft", "load_in_8bit", "load_in_4bit"}
+# Step time on a 4-bit base relative to that on a bf16 one: the median of what is published
+# (torchtune 1.02 and 1.28, Lightning AI 1.39, litgpt 1.56 and 2.0 for 7B and 13B)
+NF4 = 1.39
 PLACEHOLDER = "YOUR_ROWS.jsonl"  # if the command line names no data set
-HEADER = ("#", "config", "weights", "ckpt", "GiB", "host")
-ALIGNMENT = "><<<>>"
-LEGEND = "\nckpt: with --gradient_checkpointing. GiB: peak per GPU. host: GiB per machine.\n"
+ABOVE = """Sorted by a rule of thumb, probably the fastest first: nothing was timed.
+
+  #  config                   weights     ckpt     GiB    host"""
+BELOW = """
+ckpt: with --gradient_checkpointing. GiB: peak per GPU. host: GiB per machine.
+--json PATH has the command of each. Number 1:
+"""
 
 
-def answer(request: Request) -> int:
-    """Print or write the answer to a request; return the exit code.
+def answer(request: Request) -> tuple[dict[str, Any], str, bool]:
+    """Return the answer to a request, as an object and as text, and whether something fits.
 
-    Raises:
-        UnplannableError, SystemExit: if it cannot be planned, or not be written.
+    Raises End if it cannot be planned.
     """
-    request.check()
     card = bytes_of_card(request.gpu)
-    config = None
+    args, request = read_arguments(request)
     if request.config_file:
-        config = read_yaml(request)
-    recipe, args, request = read_arguments(request)
-    if config is not None:
-        report = report_of(request, args, config, card)
-        give(request, report)
-        return FITS if report.fits else DOES_NOT_FIT
-    assert card is not None  # Request.check: without a config there is a card.
-    defaults = vars(parse(recipe.Arguments, words=[]))
-    launch = Launch(request, recipe, args, defaults, card)
-    choice = Choice(launch, *find_ways(launch))
-    give(request, choice)
-    return FITS if choice.fitting else DOES_NOT_FIT
+        report = report_of(request, args, card)
+        return report, text_of_report(report), card is None or report["peak"] <= card
+    assert card is not None  # The command line has the one or the other.
+    tried = find_ways(request, args, card)
+    fitting = [way for way in tried if way.held.peak <= card]
+    batch = batch_of(args)
+    title = (
+        f"{args.model_name_or_path} on {request.ranks} x {request.gpu}, {in_gib(card)} each, "
+        f"{batch.lines} x {batch.length} tokens per micro-batch: {len(fitting)} of {len(tried)} "
+        "ways fit"
+    )
+    rows = [row_of(request, way) for way in fitting]
+    choice = {"title": title, "card": card, "rows": rows}
+    return choice, text_of_choice(request, title, tried, card), bool(fitting)
 
 
-def read_yaml(request: Request) -> dict[str, Any]:
-    """Return a user's config, with the sizes of its mesh that the command line sets.
-
-    Raises:
-        UnplannableError: if it is none, or accelerate would run something else than it says.
-    """
-    from config_strategy import read
-    from core.config_names import find_unknown_keys
-    from extras.configs.rules import check
-
-    assert request.config_file is not None
-    try:
-        config = read(request.config_file)
-    except ValueError as error:
-        raise UnplannableError(str(error)) from None
-    faults = [
-        *find_unknown_keys(request.config_file),
-        *check(request.config_file, for_recipes=False),
-    ]
-    for fault in faults:
-        if fault.severity == "error":
-            raise UnplannableError(f"{request.config_file} would not do what it says: {fault}")
-    if request.sizes:
-        sizes = {f"parallelism_config_{key}": size for key, size in request.sizes.items()}
-        config["parallelism_config"] = (config.get("parallelism_config") or {}) | sizes
-    return config
-
-
-def give(request: Request, found: "Report | Choice") -> None:
-    """Print or write what was found."""
-    if not request.json:
-        print(found)
-        return
-    text = json.dumps(found.as_object(), indent=2)
-    if request.json == TERMINAL:
-        print(text)
-        return
-    try:
-        Path(request.json).write_text(text + "\n")
-    except OSError as error:
-        message = f"cannot write {request.json}: {error}"
-        raise UnplannableError(message, Exit.CANNOT_WRITE) from None
-    print(found)
+def held_by(plan: Plan, profiles: Profiles) -> Held:
+    """Return what a rank holds at its peak, with what is no tensor."""
+    held = profiles.held(plan, batch_of(plan.args))
+    return Held(with_constants(held.device, plan.ranks), held.host)
 
 
 def in_gib(size: float) -> str:
@@ -107,60 +95,46 @@ def in_gib(size: float) -> str:
 
 
 # ---- One plan ----
-@dataclass(frozen=True)
-class Report:
-    """The memory of one plan, in bytes.
+def report_of(request: Request, args: Any, card: int | None) -> dict[str, Any]:
+    """Return the plan of one config: bytes of a GPU at its peak, and of the host for each rank.
 
-    Attributes:
-        device: on a GPU at its peak, by category; host: for each rank.
+    Raises End if the file is no config, or cannot be planned.
     """
+    path: Any = request.config_file
+    try:
+        config = read(path)
+    except ValueError as error:
+        raise End(Exit.USAGE, str(error)) from None
+    if request.sizes:
+        sizes = {f"parallelism_config_{key}": size for key, size in request.sizes.items()}
+        config["parallelism_config"] = (config.get("parallelism_config") or {}) | sizes
+    plan = plan_of(
+        args, config, request.num_processes, request.num_machines, request.mixed_precision
+    )
+    batch = batch_of(args)
+    held = held_by(plan, Profiles())
+    holders = f"{plan.copies} ranks" if plan.copies > 1 else "rank"
+    title = (
+        f"{args.model_name_or_path} under {path}, {plan.ranks} x GPU, mixed precision "
+        f"{plan.mixed_precision}: {batch.lines} x {batch.length} tokens per {holders}"
+    )
+    report = {"title": title, "device": held.device, "peak": held.peak, "host": held.host}
+    return report if card is None else report | {"card": card}
 
-    title: str
-    device: dict[str, int]
-    host: dict[str, int]
-    saving: Saving
-    card: int | None = None
 
-    @property
-    def peak(self) -> int:
-        """Bytes of a GPU at its peak."""
-        return sum(self.device.values())
-
-    @property
-    def fits(self) -> bool:
-        """Whether the peak is within the card, if there is one."""
-        return self.card is None or self.peak <= self.card
-
-    def as_object(self) -> dict[str, Any]:
-        """Return the report as written to JSON."""
-        found: dict[str, Any] = {
-            "title": self.title,
-            "device": self.device,
-            "peak": self.peak,
-            "host": self.host,
-            "saving": {"rank": self.saving.most, "host": self.saving.host},
-        }
-        if self.card:
-            found["card"] = self.card
-        return found
-
-    def __str__(self) -> str:
-        lines = [f"{self.title}, GiB"]
-        lines += [line(name, size) for name, size in self.device.items()]
-        lines.append(f"{line('peak per GPU', self.peak)} GiB")
-        if self.host:
-            whole = line("host, per rank", sum(self.host.values()))
-            lines.append(f"{whole} GiB: {', '.join(self.host)}")
-        whole = line("save, per rank", self.saving.most)
-        lines.append(f"{whole} GiB of its host: its share, and the largest tensor")
-        lines.append(f"{line('save, per host', self.saving.host)} GiB, all its ranks")
-        if self.card:
-            left = (self.card - self.peak) / GIB
-            verdict = f"fits, {left:.1f} GiB left"
-            if not self.fits:
-                verdict = f"does not fit: {-left:.1f} GiB too much"
-            lines.append(f"{line('card', self.card)} GiB: {verdict}")
-        return "\n".join(lines)
+def text_of_report(report: Mapping[str, Any]) -> str:
+    """Return a plan as text."""
+    lines = [f"{report['title']}, GiB"]
+    lines += [line(name, size) for name, size in report["device"].items()]
+    lines.append(f"{line('peak per GPU', report['peak'])} GiB")
+    if report["host"]:
+        whole = line("host, per rank", sum(report["host"].values()))
+        lines.append(f"{whole} GiB: {', '.join(report['host'])}")
+    if "card" in report:
+        left = report["card"] - report["peak"]
+        verdict = "fits" if left >= 0 else "does not fit"
+        lines.append(f"{line('card', report['card'])} GiB: {verdict}, {in_gib(left)} left")
+    return "\n".join(lines)
 
 
 def line(name: str, size: float) -> str:
@@ -168,179 +142,155 @@ def line(name: str, size: float) -> str:
     return f"  {name:<16}{size / GIB:10.3f}"
 
 
-def report_of(request: Request, args: Any, config: dict[str, Any], card: int | None) -> Report:
-    """Return the plan of one config."""
-    plan = plan_of(
-        args, config, request.num_processes, request.num_machines, request.mixed_precision
-    )
-    batch = batch_of(args, request)
-    profiles = Profiles()
-    held = profiles.held(plan, batch)
-    device = with_constants(held.device, plan.ranks)
-    saving = saving_of(plan, profiles.of(plan, batch).weights)
-    host = {category: round(size) for category, size in held.host.items()}
-    if args.async_save:
-        host["checkpoint"] = saving.share
-    holders = f"{plan.copies} ranks" if plan.copies > 1 else "rank"
-    title = (
-        f"{args.model_name_or_path} under {plan.name}, {plan.ranks} x GPU, mixed precision "
-        f"{plan.mixed_precision}: {batch.lines} x {batch.length} tokens per {holders}"
-    )
-    return Report(title, device, host, saving, card)
-
-
 # ---- What fits ----
 @dataclass(frozen=True)
-class Choice:
-    """The ways that fit a card, the cheapest first, and all that were tried."""
+class Way:
+    """One way to run.
 
-    launch: Launch
-    fitting: list[Way]
-    tried: list[Way]
+    Attributes:
+        file: in accelerate_configs/, without its ending.
+        weights: what is trained, on which base.
+        added: arguments of the recipe that differ from those of the command line.
+        held: at the peak, with what is no tensor.
+    """
+
+    file: str
+    weights: str
+    added: dict[str, Any]
+    plan: Plan
+    held: Held
 
     @property
-    def title(self) -> str:
-        """The question, and how many ways fit of those that were tried."""
-        launch = self.launch
-        batch = batch_of(launch.args, launch.request)
-        return (
-            f"{launch.args.model_name_or_path} on {launch.ranks} x {launch.request.gpu}, "
-            f"{in_gib(launch.card)} each, {batch.lines} x {batch.length} tokens per "
-            f"micro-batch: {len(self.fitting)} of {len(self.tried)} ways fit"
-        )
+    def order(self) -> tuple[Any, ...]:
+        """The sort key of ways: those that offload come last; then by compute, then by traffic."""
+        args = self.plan.args
+        offloads = self.plan.offloads_optimizer + self.plan.offloads_parameters
+        return offloads, compute_of(args), not args.use_peft, FILES.index(self.file)
 
-    # ---- JSON ----
-    def as_object(self) -> dict[str, Any]:
-        """Return the choice as written to JSON."""
-        return {
-            "title": self.title,
-            "card": self.launch.card,
-            "rows": [self.row(way) for way in self.fitting],
-        }
 
-    def row(self, way: Way) -> dict[str, Any]:
-        """Return a way: bytes of a GPU, and of the host for each rank."""
-        assert way.held is not None
-        return {
-            "config_file": f"accelerate_configs/{way.file}",
-            "name": way.plan.name,
-            "weights": way.weights,
-            "gradient_checkpointing": way.plan.args.gradient_checkpointing,
-            "peak": way.peak,
-            "device": way.held.device,
-            "host": way.held.host,
-            "command": shlex.join(command(self.launch, way)),
-        }
+def compute_of(args: Any) -> float:
+    """Return what a micro-batch takes in forward passes. Nothing is timed.
 
-    # ---- Text ----
-    def __str__(self) -> str:
-        lines = [self.title]
-        if self.fitting:
-            lines.append(
-                "Sorted by a rule of thumb, probably the fastest first: nothing was timed."
+    It is 1 for the forward pass, 1 for gradients of activations, 1 for those of weights unless only
+    adapters train, and 1 to compute again; more on a quantized base.
+    """
+    factor = NF4 if getattr(args, "load_in_4bit", False) else 1
+    return factor * (2 + (not args.use_peft) + args.gradient_checkpointing)
+
+
+def find_ways(request: Request, args: Any, card: int) -> list[Way]:
+    """Return all ways that can be run, in order. Raises End if nothing can be run."""
+    tried: list[Way] = []
+    refused: list[End] = []
+    profiles = Profiles()
+    for file, (weights, added) in product(FILES, kinds_of_weights(request, args)):
+        # A single rank splits nothing; only offload makes a difference
+        if request.ranks == 1 and file != "single" and "offload" not in file:
+            continue
+        fits = any(way.held.peak <= card and not way.plan.offloads_optimizer for way in tried)
+        if fits and file.startswith("deepspeed"):
+            break
+        try:
+            plan = plan_of(
+                replace(args, **added),
+                read(CONFIGS / f"{file}.yaml"),
+                request.ranks,
+                request.num_machines,
+                request.mixed_precision,
             )
-            lines += ["", table(self.fitting, self.launch.machines)]
-        lines += self.misfits()
-        if self.fitting:
-            lines += [LEGEND, *self.commands()]
-        return "\n".join(lines)
-
-    def misfits(self) -> Iterator[str]:
-        """Yield a line for each kind of weights that does not fit, with how much is missing."""
-        kinds = {way.weights for way in self.fitting}
-        for weights in dict.fromkeys(way.weights for way in self.tried):
-            if weights not in kinds:
-                closest = min((w for w in self.tried if w.weights == weights), key=lambda w: w.peak)
-                excess = in_gib(closest.peak - self.launch.card)
-                name = Path(closest.file).stem
-                yield f"{weights}: does not fit, at least {excess} too much ({name})"
-
-    def commands(self) -> Iterator[str]:
-        """Yield the commands of the first way and of the first with full weights."""
-        yield f"Number 1:\n\n{folded(command(self.launch, self.fitting[0]))}"
-        kinds = [way.weights for way in self.fitting]
-        if kinds[0] != "full" and "full" in kinds:
-            place = kinds.index("full")
-            yield f"\nNumber {place + 1}, the first with full weights:\n"
-            yield folded(command(self.launch, self.fitting[place]))
-        if self.launch.machines > 1:
-            yield (
-                "\nRun it on each machine with its own --machine_rank and the --main_process_ip of "
-                "the first."
-            )
+            tried.append(Way(file, weights, added, plan, held_by(plan, profiles)))
+        except End as end:
+            refused.append(end)
+    if not tried:
+        raise refused[-1]
+    return sorted(tried, key=lambda way: way.order)
 
 
-def table(ways: Sequence[Way], machines: int) -> str:
-    """Return ways as aligned text."""
-    lines = [HEADER]
-    for number, way in enumerate(ways, 1):
-        assert way.held is not None
-        host = sum(way.held.host.values()) * way.plan.ranks / machines
+def kinds_of_weights(request: Request, args: Any) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield full weights and adapters over each base, with and without recomputation.
+
+    Each is a name of the weights, and the arguments that differ from the given ones. A frozen base
+    is loaded in the precision that mixed precision computes in. Kinds that contradict a given
+    argument are left out; if none remains, the weights are as given.
+    """
+    given = request.given
+    lora: dict[str, Any] = {"use_peft": True}
+    precision = request.mixed_precision or OF_YAMLS
+    if precision in DTYPES and "dtype" not in given:
+        lora["dtype"] = DTYPES[precision]
+    kinds = {"full": {}, "LoRA": lora}
+    if hasattr(args, "load_in_4bit"):
+        kinds[f"LoRA, {args.bnb_4bit_quant_type}"] = lora | {"load_in_4bit": True}
+    fixed = given & DECIDES_WEIGHTS
+    possible = {name: values for name, values in kinds.items() if fixed <= values.keys()}
+    common = {}
+    if "per_device_eval_batch_size" not in given:
+        # An evaluation of no more rows than a micro-batch decides nothing
+        rows = min(args.per_device_eval_batch_size, args.per_device_train_batch_size)
+        common["per_device_eval_batch_size"] = rows
+    for name, values in (possible or {"as given": {}}).items():
+        for checkpoints in sorted({args.gradient_checkpointing, True}):
+            values = common | values | {"gradient_checkpointing": checkpoints}
+            yield name, {key: one for key, one in values.items() if one != getattr(args, key)}
+
+
+# ---- What fits, as text and JSON ----
+def row_of(request: Request, way: Way) -> dict[str, Any]:
+    """Return a way as written to JSON: bytes of a GPU, and of the host for each rank."""
+    return {
+        "config_file": f"accelerate_configs/{way.file}.yaml",
+        "weights": way.weights,
+        "gradient_checkpointing": way.plan.args.gradient_checkpointing,
+        "peak": way.held.peak,
+        "device": way.held.device,
+        "host": way.held.host,
+        "command": shlex.join(command(request, way)),
+    }
+
+
+def text_of_choice(request: Request, title: str, tried: Sequence[Way], card: int) -> str:
+    """Return as text what fits, the cheapest first, and what does not."""
+    fitting = [way for way in tried if way.held.peak <= card]
+    lines = [title]
+    if fitting:
+        lines.append(ABOVE)
+    for number, way in enumerate(fitting, 1):
+        host = sum(way.held.host.values()) * request.ranks / (request.num_machines or 1)
         checkpoints = "yes" if way.plan.args.gradient_checkpointing else ""
-        sizes = (f"{way.peak / GIB:.1f}", f"{host / GIB:.1f}" if host else "")
-        lines.append((str(number), Path(way.file).stem, way.weights, checkpoints, *sizes))
-    formats = []
-    for side, *column in zip(ALIGNMENT, *lines, strict=True):
-        formats.append(f"{{:{side}{max(len(cell) for cell in column)}}}")
-    line_format = "  ".join(formats)
-    return "\n".join(line_format.format(*cells).rstrip() for cells in lines)
+        names = f"{number:>3}  {way.file:<23}  {way.weights:<10}  {checkpoints:<4}"
+        lines.append(f"{names}  {way.held.peak / GIB:>6.1f}  {host / GIB:>6.1f}")
+    kinds = [way.weights for way in fitting]
+    for weights in dict.fromkeys(way.weights for way in tried):
+        if weights not in kinds:
+            closest = min(way.held.peak for way in tried if way.weights == weights)
+            lines.append(f"{weights}: does not fit, at least {in_gib(closest - card)} too much")
+    if fitting:
+        first = shlex.join(command(request, fitting[0]))
+        lines += [BELOW, first.replace(" --", " \\\n    --")]
+    return "\n".join(lines)
 
 
-# ---- Commands ----
-def command(launch: Launch, way: Way) -> list[str]:
+def command(request: Request, way: Way) -> list[str]:
     """Return the words of the command that launches a way.
 
     These are the user's arguments and what the way adds, with a learning rate that fits what is
     trained, and a placeholder for the data, if the user gave none.
     """
-    request = launch.request
     args = way.plan.args
-    words = ["accelerate", "launch", "--config_file", f"accelerate_configs/{way.file}"]
-    words += ["--num_processes", str(way.plan.ranks)]
-    if launch.machines > 1:
+    words = ["accelerate", "launch", "--config_file", f"accelerate_configs/{way.file}.yaml"]
+    words += ["--num_processes", str(request.ranks)]
+    if request.num_machines:
         words += ["--num_machines", str(request.num_machines)]
     if request.mixed_precision:
         words += ["--mixed_precision", request.mixed_precision]
-    words.append(f"recipes/{launch.recipe.__name__}.py")
-    model = Path(args.model_name_or_path)
-    if model.name == "config.json" and model.is_file():
-        model = model.parent
-    words += ["--model_name_or_path", str(model)]
-    rows = args.dataset_name if "dataset_name" in request.given else [PLACEHOLDER]
-    words += ["--dataset_name", *rows]
-    rate = args.learning_rate
+    words += [f"recipes/{type(args).__module__}.py", *request.words]
+    if "dataset_name" not in request.given:
+        words += ["--dataset_name", PLACEHOLDER]
     if args.use_peft and "learning_rate" not in request.given:
         # About ten times that of full fine-tuning (Schulman et al., "LoRA Without Regret", 2025)
-        rate = float(f"{10 * type(args).learning_rate:.2g}")
-    words += ["--learning_rate", str(rate)]
-    placed = {"model_name_or_path", "dataset_name", "learning_rate"}
-    if "max_logits_mib" not in request.given:
-        placed.add("max_logits_mib")  # The recipe chooses the same value on this card.
-    if "dataset_config" not in request.given:
-        placed.add("dataset_config")
-    others = {name: value for name, value in vars(args).items() if name not in placed}
-    return words + words_of(others, launch.defaults)
-
-
-def words_of(values: Mapping[str, Any], defaults: Mapping[str, Any]) -> list[str]:
-    """Return the arguments of a recipe that differ from its defaults, as words."""
-    words = []
-    for name, value in values.items():
-        if value is None or value == defaults[name]:
-            continue
+        words += ["--learning_rate", f"{10 * args.learning_rate:.2g}"]
+    for name, value in way.added.items():
         words.append(f"--{name}")
-        if isinstance(value, list):
-            words += [str(item) for item in value]
-        elif value is not True:
+        if value is not True:
             words.append(str(value))
     return words
-
-
-def folded(words: Sequence[str]) -> str:
-    """Return a command as text, each flag with its values in a line."""
-    lines = [""]
-    for word in map(shlex.quote, words):
-        if word.startswith("--"):
-            lines.append("")
-        lines[-1] += f" {word}"
-    return " \\\n   ".join(lines).strip()

@@ -16,11 +16,12 @@ evidence/test_planner.py compares each with live tensors.
 """
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
 
-from .plan import Plan
-from .trace import Phase, Profile, Weight
+from .plan import Batch, Plan
+from .trace import Phase, Profile, Weight, profile_of
 
 Sizes = Mapping[str, float]  # {category: bytes}
 FP32 = 4
@@ -37,15 +38,42 @@ NORM = 8  # bytes: the norm of each gradient is computed in fp64
 
 @dataclass(frozen=True)
 class Held:
-    """What a rank holds at the peak on its device, and on its host: {category: bytes}."""
+    """What a rank holds on its device, and on its host: {category: bytes}."""
 
-    device: Sizes
-    host: Sizes
+    device: dict[str, Any]
+    host: dict[str, Any]
 
     @property
     def peak(self) -> int:
         """Bytes of tensors on the device."""
         return round(sum(self.device.values()))
+
+
+class Profiles:
+    """Profiles of micro-batches, each traced once; engines and numbers of ranks share them."""
+
+    def __init__(self) -> None:
+        self._found: dict[Any, Profile] = {}
+
+    def held(self, plan: Plan, batch: Batch) -> Held:
+        """Return what a rank holds at its peak, in training or in evaluation."""
+        evaluated = None
+        lines = plan.args.per_device_eval_batch_size
+        if plan.args.eval_strategy != "no" and lines * plan.sp > batch.lines:
+            # DeepSpeed gives each rank whole rows in evaluation
+            supervised = -(-batch.supervised * lines // batch.lines)
+            evaluation = Batch(lines, batch.length, supervised)
+            evaluated = self.of(replace(plan, sp=1), evaluation, trains=False)
+        return peak_of(plan, self.of(plan, batch), evaluated)
+
+    def of(self, plan: Plan, batch: Batch, trains: bool = True) -> Profile:
+        """Return the profile of a micro-batch under all that a trace depends on."""
+        args = replace(plan.args, gradient_accumulation_steps=1, optim="")
+        engine = (plan.engine == "fsdp2", plan.engine == "zero", plan.stage == 3, plan.casts_to)
+        key = (repr(args), engine, plan.mixed_precision, plan.tp, plan.cp, plan.sp, batch, trains)
+        if key not in self._found:
+            self._found[key] = profile_of(plan, batch, trains)
+        return self._found[key]
 
 
 def peak_of(plan: Plan, profile: Profile, evaluated: Profile | None = None) -> Held:
@@ -55,20 +83,20 @@ def peak_of(plan: Plan, profile: Profile, evaluated: Profile | None = None) -> H
         evaluated: the profile of a batch of evaluation, which is run between steps.
     """
     engines = {"single": replica, "ddp": replica, "fsdp1": fsdp1, "fsdp2": fsdp2, "zero": zero}
-    engine = engines[plan.engine]
-    if plan.stage == 3:
-        engine = zero3
-    device, host = at_rest(plan, profile)
+    engine = zero3 if plan.stage == 3 else engines[plan.engine]
+    held = at_rest(plan, profile)
     moments: list[Sizes] = list(engine(plan, profile))
     if evaluated is not None:
         moments += list(engine(plan, evaluated))
     highest = max(moments, key=lambda moment: sum(moment.values()))
     for category, size in highest.items():
-        device[category] = device.get(category, 0) + size
-    return Held(
-        {category: round(size) for category, size in device.items() if size},
-        {category: round(size) for category, size in host.items() if size},
-    )
+        held.device[category] = held.device.get(category, 0) + size
+    return Held(rounded(held.device), rounded(held.host))
+
+
+def rounded(sizes: Sizes) -> dict[str, int]:
+    """Return what is held of each category, without those of which nothing is."""
+    return {category: round(size) for category, size in sizes.items() if size}
 
 
 def accumulates(plan: Plan) -> bool:
@@ -76,22 +104,7 @@ def accumulates(plan: Plan) -> bool:
     return plan.args.gradient_accumulation_steps > 1
 
 
-def total(weights: list[Weight], size: Callable[[Weight], float]) -> float:
-    """Return the sum of what each trained weight takes."""
-    return sum(size(weight) for weight in weights if weight.trains)
-
-
 # ---- At rest ----
-def stored(weight: Weight, plan: Plan) -> int:
-    """Return the bytes per element in which a weight is stored.
-
-    accelerate keeps what FSDP trains in mixed precision in fp32.
-    """
-    if not plan.engine.startswith("fsdp"):
-        return weight.itemsize
-    return FP32 if plan.low and weight.trains else weight.loaded
-
-
 def share(weight: Weight, plan: Plan) -> float:
     """Return the elements of a weight that a rank has at rest.
 
@@ -106,59 +119,57 @@ def share(weight: Weight, plan: Plan) -> float:
     return weight.numel
 
 
-def state_bytes(weight: Weight, elements: float, itemsize: int, optim: str) -> float:
-    """Return the bytes of AdamW's two numbers for some elements of a weight.
+def bytes_stored(weight: Weight, plan: Plan) -> int:
+    """Return the bytes of a weight that a rank has at rest."""
+    return math.ceil(share(weight, plan)) * weight.stored
+
+
+def state_bytes(weight: Weight, plan: Plan) -> float:
+    """Return the bytes of AdamW's two numbers for what a rank has of a weight.
 
     torch keeps them in the weight's precision, bitsandbytes in fp32 or 8 bits; those of embeddings
     and small tensors in fp32.
     """
+    elements = math.ceil(share(weight, plan))
+    optim = plan.args.optim
     if optim.startswith("adamw_torch"):
-        return 2 * elements * itemsize
+        return 2 * elements * weight.stored
     if optim.endswith("8bit") and not weight.is_embedding and weight.numel >= LEAST_8BIT:
         return 2 * (elements + FP32 * math.ceil(elements / BLOCK_8BIT))
     return 2 * elements * FP32
 
 
-def at_rest(plan: Plan, profile: Profile) -> tuple[dict[str, float], dict[str, float]]:
-    """Return what a rank holds between steps, on its device and on its host."""
-    optim = plan.args.optim
-    weights = profile.weights
+def at_rest(plan: Plan, profile: Profile) -> Held:
+    """Return what a rank holds between steps."""
     device: dict[str, float] = {"quantization": profile.scales}
     host: dict[str, float] = {}
     parameters = host if plan.offloads_parameters else device
-    states = host if plan.offloads_optimizer or optim.startswith("paged") else device
-    parameters["parameters"] = sum(
-        math.ceil(share(weight, plan)) * stored(weight, plan) for weight in weights
-    )
+    states = host if plan.offloads_optimizer or plan.args.optim.startswith("paged") else device
+    parameters["parameters"] = sum(bytes_stored(weight, plan) for weight in profile.weights)
     if plan.engine == "zero":
-        add_zero_at_rest(plan, weights, device, states)
-        return device, host
-    states["optimizer"] = total(
-        weights,
-        lambda weight: state_bytes(
-            weight, math.ceil(share(weight, plan)), stored(weight, plan), optim
-        ),
-    )
+        add_zero_at_rest(plan, profile, device, states)
+        return Held(device, host)
+    states["optimizer"] = sum(state_bytes(weight, plan) for weight in profile.trained)
     if plan.engine == "ddp" or plan.offloads_optimizer:
         place = device if plan.engine == "ddp" else host  # DDP's are views of its buckets.
-        place["gradients"] = total(weights, lambda w: math.ceil(share(w, plan)) * stored(w, plan))
-    return device, host
+        place["gradients"] = sum(bytes_stored(weight, plan) for weight in profile.trained)
+    return Held(device, host)
 
 
 def add_zero_at_rest(
-    plan: Plan, weights: list[Weight], device: dict[str, float], states: dict[str, float]
+    plan: Plan, profile: Profile, device: dict[str, float], states: dict[str, float]
 ) -> None:
     """Add what DeepSpeed holds between steps beside parameters.
 
     Without master copies, in stage 0 in fp32, the states are those of the weights themselves.
     """
-    own = elements_updated(plan, weights)
+    own = elements_updated(plan, profile)
     if plan.low or plan.stage:
         states["master copies"] = FP32 * own
     states["optimizer"] = 2 * FP32 * own
     if plan.stage == 3:
         device["unsharded"] = sum(
-            weight.numel * weight.itemsize for weight in weights if weight.numel <= PERSISTENT
+            one.numel * one.itemsize for one in profile.weights if one.numel <= PERSISTENT
         )
         device["communication"] = FP32 * BUCKET  # It is never freed.
         states["gradients"] = FP32 * own
@@ -167,26 +178,31 @@ def add_zero_at_rest(
     elif plan.offloads_optimizer:
         # In transit: sums of micro-batches, new weights, and one gradient
         item = plan.itemsize
-        largest = largest_trained(weights)
-        sums = elements_in_part(weights, plan.ranks) if accumulates(plan) else 0
+        largest = largest_trained(profile)
+        sums = elements_in_part(profile, plan.ranks) if accumulates(plan) else 0
         states["gradients"] = FP32 * own
         states["communication"] = item * (sums + own + largest)
         device["communication"] = item * largest
 
 
-def elements_updated(plan: Plan, weights: list[Weight]) -> int:
+def elements_updated(plan: Plan, profile: Profile) -> int:
     """Return how many elements the optimizer of a rank updates under DeepSpeed."""
     if plan.stage == 3:
-        return round(total(weights, lambda weight: share(weight, plan)))
-    return math.ceil(total(weights, lambda w: w.numel) / (plan.ranks if plan.stage else 1))
+        return round(sum(share(weight, plan) for weight in profile.trained))
+    return math.ceil(elements_trained(profile) / (plan.ranks if plan.stage else 1))
 
 
-def largest_trained(weights: list[Weight]) -> int:
+def elements_trained(profile: Profile) -> int:
+    """Return the elements of all weights that are trained."""
+    return sum(weight.numel for weight in profile.trained)
+
+
+def largest_trained(profile: Profile) -> int:
     """Return the elements of the largest weight that is trained."""
-    return max((weight.numel for weight in weights if weight.trains), default=0)
+    return max((weight.numel for weight in profile.trained), default=0)
 
 
-def elements_in_part(weights: list[Weight], parts: int) -> int:
+def elements_in_part(profile: Profile, parts: int) -> int:
     """Return the elements of all weights that the fullest rank has a piece of.
 
     ZeRO concatenates weights in a flat buffer, split into equal parts, one for matrices and one for
@@ -194,7 +210,7 @@ def elements_in_part(weights: list[Weight], parts: int) -> int:
     """
     found = 0
     for is_vector in (False, True):
-        sizes = [w.numel for w in weights if w.trains and (w.rows == w.numel) == is_vector]
+        sizes = [w.numel for w in profile.trained if (w.rows == w.numel) == is_vector]
         part = math.ceil(sum(sizes) / parts)
         elements = [0] * parts
         start = 0
@@ -209,61 +225,57 @@ def elements_in_part(weights: list[Weight], parts: int) -> int:
 # ---- One process, and DDP ----
 def replica(plan: Plan, profile: Profile) -> Iterator[Sizes]:
     """Yield the moments of one process and DDP, whose gradients are held at any time."""
-    whole = total(profile.weights, lambda weight: weight.numel * weight.itemsize)
-    finished = 0.0
-    if accumulates(plan):
-        finished = whole
+    whole = sum(weight.numel * weight.itemsize for weight in profile.trained)
+    finished = whole if accumulates(plan) else 0
     for phase in profile.phases:
         yield {"activations": phase.high, "gradients": finished}
         if plan.engine == "single" and not accumulates(plan):
             finished += phase.gradients
     if plan.engine == "ddp":
-        whole = 0.0  # Its buckets are there at rest.
+        whole = 0  # Its buckets are there at rest.
     yield step(plan, profile, {"gradients": whole})
 
 
 def step(plan: Plan, profile: Profile, held: Sizes) -> Sizes:
     """Return what the optimizer's step holds; torch's foreach takes a tensor for each weight."""
     if plan.args.optim == "adamw_torch" and not plan.offloads_optimizer:
-        size = total(profile.weights, lambda w: math.ceil(share(w, plan)) * stored(w, plan))
+        size = sum(bytes_stored(weight, plan) for weight in profile.trained)
         return {**held, "optimizer": size}
     return held
 
 
 # ---- FSDP ----
 @dataclass
-class Units:
-    """What the engine moves around each unit, in bytes, one number per unit.
+class Unit:
+    """What FSDP moves around a unit, in bytes.
 
     Attributes:
         whole: all parameters, in the precision that the model computes with.
         cast: this rank's shards that are cast to it before they are gathered.
         reduced: all gradients, in the precision in which they are reduced: fp32 under mixed
             precision (reduce_in_fp32 of the recipes).
-        gradients: all gradients, as the backward pass leaves them.
-        last: the last of them.
+        last: the last gradient, as the backward pass leaves it.
     """
 
-    whole: list[float]
-    cast: list[float]
-    reduced: list[float]
-    gradients: list[float]
-    last: list[float]
+    whole: float = 0.0
+    cast: float = 0.0
+    reduced: float = 0.0
+    last: float = 0.0
 
 
-def units_of(plan: Plan, profile: Profile, weights: Iterable[Weight]) -> Units:
+def units_of(plan: Plan, profile: Profile, weights: Iterable[Weight]) -> list[Unit]:
     """Return what FSDP moves around each unit of a profile for these weights."""
-    units = Units(*([0.0] * profile.units for _ in range(5)))
+    units = [Unit() for _ in range(profile.units)]
     for weight in weights:
-        number = weight.unit
+        unit = units[weight.unit]
         own = share(weight, plan)
-        units.whole[number] += own * plan.shards * weight.itemsize
-        if stored(weight, plan) != weight.itemsize:
-            units.cast[number] += own * weight.itemsize
+        whole = own * plan.shards
+        unit.whole += whole * weight.itemsize
+        if weight.stored != weight.itemsize:
+            unit.cast += own * weight.itemsize
         if weight.trains:
-            units.last[number] = own * plan.shards * weight.itemsize
-            units.gradients[number] += units.last[number]
-            units.reduced[number] += own * plan.shards * (FP32 if plan.low else weight.itemsize)
+            unit.last = whole * weight.itemsize
+            unit.reduced += whole * (FP32 if plan.low else weight.itemsize)
     return units
 
 
@@ -311,69 +323,54 @@ def fsdp2(plan: Plan, profile: Profile) -> Iterator[Sizes]:
     """
     units = units_of(plan, profile, profile.weights)
     tail = profile.units - 1
-    shares = [size / plan.shards for size in units.reduced]
+    shares = sum(unit.reduced for unit in units) / plan.shards
     sums = 0.0
     keeps_shares = not plan.offloads_optimizer
     if accumulates(plan) and keeps_shares:
-        sums = sum(shares)
+        sums = shares
         keeps_shares = plan.replicas > 1
     # A tail that has the embedding too is in use in the whole pass
-    flow = Flow(sums, {tail: units.whole[tail]} if profile.is_tied else {})
+    flow = Flow(sums, {tail: units[tail].whole} if profile.is_tied else {})
     for phase in profile.phases:
-        if not phase.is_backward:
-            yield from forward_of_fsdp2(flow, units, phase)
-            keeps_whole = phase.unit == tail or not plan.reshards
-            if not keeps_whole:
-                flow.whole.pop(phase.unit, None)
-            continue
-        flow.buffer = 0.0
-        yield from backward_of_fsdp2(flow, units, phase)
-        if profile.is_tied and phase.unit == tail:
-            continue  # It is in use until the embedding is done.
-        flow.whole.pop(phase.unit, None)
-        if units.reduced[phase.unit]:
-            yield from reduced_by_fsdp2(flow, units, phase, shares[phase.unit])
+        number = phase.unit
+        unit = units[number]
+        yield from gathered_by_fsdp2(flow, unit, phase)
+        if phase.is_backward and number > 0 and number - 1 not in flow.whole:
+            flow.ahead = units[number - 1].whole
+            yield flow.moment(phase.start, communication=units[number - 1].cast)
+        yield flow.moment(phase.high)
+        if number == tail and (profile.is_tied or not phase.is_backward):
+            continue  # It stays in use, if it has the embedding too until that is done.
+        if phase.is_backward or plan.reshards:
+            flow.whole.pop(number, None)
+        if phase.is_backward and unit.reduced:
+            own = unit.reduced / plan.shards
+            flow.reducing = unit.reduced
+            yield flow.moment(phase.end + phase.gradients)
+            yield flow.moment(phase.end + min(phase.gradients, unit.last), communication=own)
             if keeps_shares:
-                flow.gradients += shares[phase.unit]
-    if profile.is_tied and units.reduced[tail]:
+                flow.gradients += own
+    if profile.is_tied and units[tail].reduced:
         of_tail = sum(phase.gradients for phase in profile.phases if phase.unit in (0, tail))
-        flow.reducing = units.reduced[tail]
+        flow.reducing = units[tail].reduced
         yield flow.moment(of_tail)
     if not plan.offloads_optimizer:
-        yield step(plan, profile, {"gradients": sum(shares)})
+        yield step(plan, profile, {"gradients": shares})
 
 
-def reduced_by_fsdp2(flow: Flow, units: Units, phase: Phase, share: float) -> Iterator[Sizes]:
-    """Yield the moments in which the gradients of a unit are reduced to a rank's share."""
-    flow.reducing = units.reduced[phase.unit]
-    yield flow.moment(phase.end + phase.gradients)
-    last = min(phase.gradients, units.last[phase.unit])
-    yield flow.moment(phase.end + last, communication=share)
-
-
-def forward_of_fsdp2(flow: Flow, units: Units, phase: Phase) -> Iterator[Sizes]:
-    """Yield the moments of a unit's forward pass, before which it is gathered."""
-    size = units.whole[phase.unit]
+def gathered_by_fsdp2(flow: Flow, unit: Unit, phase: Phase) -> Iterator[Sizes]:
+    """Yield the moments in which a unit is gathered, if it is not whole."""
+    size = unit.whole
+    if phase.is_backward:
+        flow.buffer = 0.0
     if phase.unit not in flow.whole and size:
-        yield flow.moment(phase.start, communication=units.cast[phase.unit] + size)
-        yield flow.moment(phase.start, communication=size, unsharded=size)
-        flow.buffer = size
-        flow.whole[phase.unit] = size
-    yield flow.moment(phase.high)
-
-
-def backward_of_fsdp2(flow: Flow, units: Units, phase: Phase) -> Iterator[Sizes]:
-    """Yield the moments of a unit's backward pass, in which the one before it is gathered ahead."""
-    size = units.whole[phase.unit]
-    if phase.unit not in flow.whole and size:
+        if not phase.is_backward:
+            yield flow.moment(phase.start, communication=unit.cast + size)
         yield flow.moment(phase.start, communication=size - flow.ahead, unsharded=size)
         flow.whole[phase.unit] = size
+        if not phase.is_backward:
+            flow.buffer = size
     flow.ahead = 0.0
-    before = phase.unit - 1
-    if before >= 0 and before not in flow.whole:
-        flow.ahead = units.whole[before]
-        yield flow.moment(phase.start, communication=units.cast[before])
-    yield flow.moment(phase.high)
 
 
 def fsdp1(plan: Plan, profile: Profile) -> Iterator[Sizes]:
@@ -388,68 +385,54 @@ def fsdp1(plan: Plan, profile: Profile) -> Iterator[Sizes]:
     is_sharded = plan.shards > 1
     uses_peft = plan.args.use_peft
     root = (0, profile.units - 1)
-    base = units_of(plan, profile, [w for w in profile.weights if not (uses_peft and w.trains)])
-    added = units_of(plan, profile, [w for w in profile.weights if uses_peft and w.trains])
-    reduced = [one + other for one, other in zip(base.reduced, added.reduced, strict=True)]
+    base = [w for w in profile.weights if not (uses_peft and w.trains)]
+    of_root = [weight for weight in base if weight.unit in root]
+    others = [weight for weight in profile.weights if weight not in of_root]
     flow = Flow(0.0, {})
+    reduced = [unit.reduced for unit in units_of(plan, profile, profile.weights)]
     if accumulates(plan):
         flow.gradients = sum(reduced) / plan.shards
-    sizes, casts = around_units_of_fsdp1(plan, base, added)
+    units = [Unit()] * profile.units
     if is_sharded or plan.low is not None:
-        flow.root = sum(base.whole[unit] for unit in root)
+        flow.root = sum(unit.whole for unit in units_of(plan, profile, of_root))
+        units = units_of(plan, profile, others)
     waiting = 0.0  # gradients of the root
     for phase in profile.phases:
-        unit = phase.unit
-        if unit not in flow.whole:
-            flow.whole[unit] = sizes[unit]
-            yield flow.moment(phase.start, communication=casts[unit])
-        if phase.is_backward and plan.prefetches and is_before_layer(plan, profile, unit):
-            flow.whole.setdefault(unit - 1, sizes[unit - 1])
+        number = phase.unit
+        if number not in flow.whole:
+            flow.whole[number] = units[number].whole
+            cast = units[number].cast if is_sharded else 0
+            yield flow.moment(phase.start, communication=cast)
+        if phase.is_backward and gathers_ahead(plan, profile, number):
+            flow.whole.setdefault(number - 1, units[number - 1].whole)
         yield flow.moment(phase.high)
-        if phase.is_backward and phase.gradients and (uses_peft or unit not in root):
-            yield from reduce_flat(plan, flow, phase.end, phase.gradients, reduced[unit], unit)
+        if phase.is_backward and phase.gradients and (uses_peft or number not in root):
+            gradients = phase.gradients
+            yield from reduce_flat(plan, flow, phase.end, gradients, reduced[number], number)
         elif phase.is_backward and phase.gradients:
             waiting += phase.gradients
             flow.gradients += phase.gradients
             continue
         if phase.is_backward or plan.reshards or not is_sharded:
-            flow.whole.pop(unit, None)
+            flow.whole.pop(number, None)
     flow.whole = {}
     if waiting:
         flow.gradients -= waiting
-        of_root = sum(reduced[unit] for unit in root)
-        yield from reduce_flat(plan, flow, 0, waiting, of_root, None)
+        yield from reduce_flat(plan, flow, 0, waiting, reduced[0] + reduced[-1], None)
     yield step(plan, profile, {"gradients": sum(reduced) / plan.shards})
 
 
-def around_units_of_fsdp1(plan: Plan, base: Units, added: Units) -> tuple[list[float], list[float]]:
-    """Return the bytes that FSDP1 gathers around each unit but the root, and casts for that.
-
-    Args:
-        added: what peft has added, also to the root.
-    """
-    sizes = list(added.whole)
-    casts = list(added.cast)
-    for unit in range(1, len(sizes) - 1):
-        sizes[unit] += base.whole[unit]
-        casts[unit] += base.cast[unit]
-    nothing = [0.0] * len(sizes)
-    if plan.shards > 1:
-        return sizes, casts
-    if plan.low is not None:
-        return sizes, nothing
-    return nothing, nothing
-
-
-def is_before_layer(plan: Plan, profile: Profile, unit: int) -> bool:
-    """Return whether FSDP1 gathers a layer ahead of a unit's backward pass.
+def gathers_ahead(plan: Plan, profile: Profile, unit: int) -> bool:
+    """Return whether FSDP1 gathers the layer before a unit during the unit's backward pass.
 
     Under peft what comes next is an adapter or the copy of a norm, but before a plain tail.
     """
     tail = profile.units - 1
+    if not plan.prefetches:
+        return False
     if not plan.args.use_peft:
         return unit > 1
-    copies_norm = any(w.trains and w.unit == tail and w.rows == w.numel for w in profile.weights)
+    copies_norm = any(w.unit == tail and w.rows == w.numel for w in profile.trained)
     return unit == tail and not copies_norm
 
 
@@ -489,27 +472,24 @@ def zero(plan: Plan, profile: Profile) -> Iterator[Sizes]:
     in fp32 in stage 2 (reduce_in_fp32 of the recipes), but not with offload.
     """
     keeps_gradients = plan.stage < 2
-    bucket = BUCKET * plan.itemsize
-    if plan.stage == 0:
-        bucket = 0
-    held = gradients_of_zero(plan, profile)
+    bucket = BUCKET * plan.itemsize if plan.stage else 0
+    summed = gradients_of_zero(plan, profile)  # of earlier micro-batches
+    held = summed
     in_use = 0
-    has_begun = False
     for phase in profile.phases:
         before, after = phase.high, phase.late
-        if phase.is_backward and not keeps_gradients:
-            before, after = phase.lean, phase.lean_late
-        if phase.gradients and not has_begun:
+        if not keeps_gradients:
+            before, after = phase.lean, phase.late_lean
+        if phase.gradients and not in_use:
             before = phase.early
         yield {"activations": before, "gradients": held, "communication": in_use}
         if phase.gradients:
-            has_begun = True
             in_use = bucket
             yield {"activations": after, "gradients": held, "communication": in_use}
             if keeps_gradients and not accumulates(plan):
                 held += phase.gradients
-    if has_begun:  # not in an evaluation
-        yield from reduced_by_zero(plan, profile)
+    if profile.phases[-1].is_backward:  # not in an evaluation
+        yield from reduced_by_zero(plan, profile, summed)
 
 
 def gradients_of_zero(plan: Plan, profile: Profile) -> float:
@@ -517,22 +497,23 @@ def gradients_of_zero(plan: Plan, profile: Profile) -> float:
     if not accumulates(plan):
         return 0.0
     if plan.stage < 2:
-        return total(profile.weights, lambda weight: weight.numel) * plan.itemsize
+        return elements_trained(profile) * plan.itemsize
     if plan.offloads_optimizer:
         return 0.0
     if plan.low is not None:
-        return elements_updated(plan, profile.weights) * FP32
-    return elements_in_part(profile.weights, plan.ranks) * plan.itemsize
+        return elements_updated(plan, profile) * FP32
+    return elements_in_part(profile, plan.ranks) * plan.itemsize
 
 
-def reduced_by_zero(plan: Plan, profile: Profile) -> Iterator[Sizes]:
+def reduced_by_zero(plan: Plan, profile: Profile, summed: float) -> Iterator[Sizes]:
     """Yield the moments of ZeRO-0 to 2 after the backward pass, and of the step.
 
     A bucket is reduced through a flat copy and, under mixed precision, an fp32 copy of that.
+    `summed` are the bytes of gradients of earlier micro-batches.
     """
     item = plan.itemsize
-    elements = total(profile.weights, lambda weight: weight.numel)
-    own = elements_updated(plan, profile.weights)
+    elements = elements_trained(profile)
+    own = elements_updated(plan, profile)
     flat = min(elements, BUCKET) * item
     fp32_copies = 0
     if plan.low is not None:
@@ -546,34 +527,19 @@ def reduced_by_zero(plan: Plan, profile: Profile) -> Iterator[Sizes]:
     if plan.offloads_optimizer:
         yield {"communication": bucket + flat}
         return
-    norm = min(largest_trained(profile.weights), own) * NORM
+    norm = min(largest_trained(profile), own) * NORM
     if plan.stage == 2 and plan.low is not None:
         yield {"gradients": fp32_copies, "communication": bucket + flat}
         yield {"gradients": fp32_copies + norm}
         yield step(plan, profile, {"gradients": fp32_copies})
         return
-    part = elements_in_part(profile.weights, plan.ranks) * item
-    summed = 0.0
-    if plan.stage == 2:
-        summed = gradients_of_zero(plan, profile)
+    part = elements_in_part(profile, plan.ranks) * item
+    if plan.stage == 1:
+        summed = 0.0
     yield {"gradients": summed, "communication": bucket + flat}
     yield {"gradients": summed + part, "communication": bucket}
     yield {"gradients": part + norm}
     yield step(plan, profile, {"gradients": part + own * item + fp32_copies})
-
-
-@dataclass
-class Gathering:
-    """Units that ZeRO-3 gathers through one flat buffer.
-
-    Attributes:
-        waiting: those that have not been computed yet.
-        is_copied: whether their parameters have been copied out of the buffer.
-    """
-
-    units: list[int]
-    waiting: set[int]
-    is_copied: bool = False
 
 
 def zero3(plan: Plan, profile: Profile) -> Iterator[Sizes]:
@@ -583,15 +549,19 @@ def zero3(plan: Plan, profile: Profile) -> Iterator[Sizes]:
     MOST_LIVE in all: one in place, several through a flat buffer. They stay whole where they are
     used again within MOST_LIVE elements. Parameters up to PERSISTENT elements are always whole.
     """
-    size, elements, number = split_parameters(profile)
+    split = [w for w in profile.weights if w.numel > PERSISTENT and w.is_used]
+    by_unit = [[w for w in split if w.unit == unit] for unit in range(profile.units)]
+    size = [sum(w.numel * w.itemsize for w in weights) for weights in by_unit]
+    elements = [sum(w.numel for w in weights) for weights in by_unit]
     order = [phase.unit for phase in profile.phases]
     if profile.is_tied:
         order = [unit or profile.units - 1 for unit in order]
     whole: dict[int, float] = {}
-    flight: list[Gathering] = []
+    # Units that are gathered through one flat buffer, and those of them that are not computed yet
+    flight: list[tuple[list[int], set[int]]] = []
 
     def moment(activations: float, communication: float = 0) -> Sizes:
-        in_flight = sum(size[unit] for gathering in flight for unit in gathering.units)
+        in_flight = sum(size[unit] for units, _ in flight for unit in units)
         return {
             "activations": activations,
             "unsharded": sum(whole.values()),
@@ -599,44 +569,26 @@ def zero3(plan: Plan, profile: Profile) -> Iterator[Sizes]:
         }
 
     for place, (unit, phase) in enumerate(zip(order, profile.phases, strict=True)):
-        gathering = next((one for one in flight if unit in one.waiting), None)
-        if gathering is None:
-            whole.setdefault(unit, size[unit])
-        elif not gathering.is_copied:
-            gathering.is_copied = True
-            whole |= {member: size[member] for member in gathering.units}
-        there = set(whole).union(*(one.units for one in flight))
+        units, waiting = next((one for one in flight if unit in one[1]), ([unit], {unit}))
+        if len(waiting) == len(units):  # They are copied out of the buffer once.
+            whole |= {one: size[one] for one in units}
+        there = set(whole).union(*(units for units, _ in flight))
         wanted = gathered_ahead(order[place + 1 :], there, elements)
-        if sum(number[one] for one in wanted) == 1:
+        if sum(len(by_unit[one]) for one in wanted) == 1:
             whole[wanted[0]] = size[wanted[0]]
         elif wanted:
-            flight.append(Gathering(wanted, set(wanted)))
+            flight.append((wanted, set(wanted)))
         yield moment(phase.lean)
-        if gathering is not None:
-            gathering.waiting.discard(unit)
-        flight = [one for one in flight if one.waiting]
+        waiting.discard(unit)
+        flight = [one for one in flight if one[1]]
         soon = used_within(MOST_LIVE, order[place + 1 :], elements)
         whole = {one: kept for one, kept in whole.items() if one in soon}
-    own = elements_updated(plan, profile.weights)
-    trained = total(profile.weights, lambda weight: weight.numel)
-    yield moment(0, communication=min(trained, BUCKET) * FP32)
+    own = elements_updated(plan, profile)
+    yield moment(0, communication=min(elements_trained(profile), BUCKET) * FP32)
     if not plan.offloads_optimizer:
-        largest = math.ceil(largest_trained(profile.weights) / plan.ranks)
+        largest = math.ceil(largest_trained(profile) / plan.ranks)
         yield step(plan, profile, {"gradients": min(own, MOST_LIVE) * FP32})
         yield {"gradients": largest * NORM}
-
-
-def split_parameters(profile: Profile) -> tuple[list[float], list[int], list[int]]:
-    """Return bytes, elements and number of the parameters that ZeRO-3 splits, by unit."""
-    size = [0.0] * profile.units
-    elements = [0] * profile.units
-    number = [0] * profile.units
-    for weight in profile.weights:
-        if weight.numel > PERSISTENT and weight.is_used:
-            size[weight.unit] += weight.numel * weight.itemsize
-            elements[weight.unit] += weight.numel
-            number[weight.unit] += 1
-    return size, elements, number
 
 
 def gathered_ahead(order: list[int], there: set[int], elements: list[int]) -> list[int]:
@@ -665,45 +617,3 @@ def used_within(distance: int, order: list[int], elements: list[int]) -> set[int
         soon.add(unit)
         distance -= elements[unit]
     return soon
-
-
-# ---- Saving ----
-@dataclass(frozen=True)
-class Saving:
-    """The host memory of saving a checkpoint, in bytes, beside what a run trains with.
-
-    Each rank copies the boxes that it writes to the host. What several ranks have is shared out
-    between them, so that a rank writes about an equal part.
-
-    Attributes:
-        whole: all tensors of the checkpoint; `largest` is the largest one.
-        share: those of a rank.
-        host: what all ranks of a host need at most.
-    """
-
-    whole: int
-    share: int
-    largest: int
-    host: int
-
-    @property
-    def most(self) -> int:
-        """What a rank needs at most: its share and one tensor."""
-        return self.share + self.largest
-
-
-def saving_of(plan: Plan, weights: Iterable[Weight]) -> Saving:
-    """Return what the ranks of a plan keep while they save a checkpoint; DeepSpeed's are fp32."""
-    whole = 0.0
-    largest = 0.0
-    for weight in weights:
-        if not weight.trains:
-            continue
-        itemsize = FP32 if plan.engine == "zero" else stored(weight, plan)
-        state = state_bytes(weight, weight.whole, itemsize, plan.args.optim)
-        whole += weight.whole * itemsize + state + FP32  # and the number of the step
-        largest = max(largest, weight.whole * itemsize, state / 2)
-    share_of_rank = round(whole / plan.ranks)
-    per_host = plan.ranks // plan.machines
-    host = round(whole / plan.machines) + per_host * round(largest)
-    return Saving(round(whole), share_of_rank, round(largest), host)

@@ -2,7 +2,6 @@
 """A recipe's model and micro-batch as fake tensors, which have shapes but no bytes."""
 
 import contextlib
-import importlib
 import math
 import sys
 from collections.abc import Generator
@@ -14,18 +13,18 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.experimental import context_parallel
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from transformers import AutoConfig, PreTrainedModel, masking_utils
+from transformers.integrations import moe
 from transformers.quantizers.base import get_keys_to_not_convert
 
 from core.engine import Layout
 from core.loss import LossInHead
 from core.model import base_model_of
-from extras.mesh.workarounds import keep_gradients_split
 from rehearsal.cpu_patches import attend_by_a_ring
 
-from .plan import REHEARSE, Plan
-from .request import Batch, UnplannableError
+from .plan import Batch, Plan
 
 TRACED = 3  # layers, where all are alike
+FP32 = 4  # bytes
 # bitsandbytes' block sizes
 WEIGHTS_PER_SCALE = 64
 SCALES_PER_SCALE = 256  # in double quantization
@@ -33,133 +32,61 @@ SCALES_PER_SCALE = 256  # in double quantization
 
 # ---- What the recipe loads ----
 def load(plan: Plan, layout: Layout) -> tuple[PreTrainedModel, int]:
-    """Return the recipe's model, on the meta device, and how many of its layers are left out.
+    """Return the recipe's model without layers like others, and how many are left out.
 
-    The recipe's own `load_model` makes it, with the layout's `from_pretrained` replaced by one that
-    reads only the config.
+    The recipe's own `load_model` makes it, with the layout's `from_pretrained` replaced by what
+    reads only the config. Call it under FakeTensorMode.
 
     Args:
         layout: of the first rank.
     """
     left_out = 0
 
-    class FromConfig(Layout):
-        """Makes a model where another layout would read it."""
+    def from_config(self: Any, auto_class: Any, name: str, **options: Any) -> Any:
+        nonlocal left_out
+        config = AutoConfig.from_pretrained(name, revision=options["revision"])
+        attention = options["attn_implementation"]
+        if attention not in (None, "eager"):
+            attention = "sdpa"  # Kernels of GPUs refuse other devices; their weights are the same.
+        dtype = getattr(torch, options["dtype"])
+        model = auto_class.from_config(config, dtype=dtype, attn_implementation=attention)
+        layers = layers_of(model)
+        if len({facts_of(layer) for layer in layers}) == 1:
+            left_out = max(len(layers) - TRACED, 0)
+            del layers[TRACED - 1 : TRACED - 1 + left_out]
+        if options["quantization_config"] is not None:
+            quantize(model, options["quantization_config"])
+        if "distributed_config" in options:
+            untie(model)
+            config, _, mesh = model.prepare_distribute_model(options["distributed_config"])
+            model.maybe_distribute_model(model, config, mesh)
+            model.tie_weights()
+        return model, {"missing_keys": [], "mismatched_keys": []}
 
-        def from_pretrained(self, auto_class: Any, name: str, **options: Any) -> Any:
-            nonlocal left_out
-            # Kernels of GPUs refuse other devices; their weights are the same
-            attention = options["attn_implementation"]
-            if attention not in (None, "eager"):
-                attention = "sdpa"
-            model, left_out = make_skeleton(
-                auto_class, name, options["revision"], str(options["dtype"]), attention
-            )
-            if options["quantization_config"] is not None:
-                quantize(model, options["quantization_config"])
-            if "distributed_config" in options:
-                untie(model)
-                config, _, mesh = model.prepare_distribute_model(options["distributed_config"])
-                model.maybe_distribute_model(model, config, mesh)
-                model.tie_weights()
-            return model, {"missing_keys": [], "mismatched_keys": []}
-
-    # A layout of a mesh reaches FromConfig by super()
-    bases = (FromConfig,) if type(layout) is Layout else (type(layout), FromConfig)
-    own = type("Own", bases, {})(layout.accelerator, layout.sizes)
     recipe = sys.modules[type(plan.args).__module__]
-    with torch.device("meta"):
-        model = recipe.load_model(plan.args, own)
-    return model, left_out
+    # A layout of a mesh reaches this one by super()
+    reading = mock.patch.object(Layout, "from_pretrained", from_config)
+    # To draw weights takes longer than all else
+    drawing = mock.patch.object(PreTrainedModel, "init_weights", lambda one: one.tie_weights())
+    with reading, drawing:
+        return recipe.load_model(plan.args, layout), left_out
 
 
-def make_skeleton(
-    auto_class: Any, name: str, revision: str, dtype: str, attention: str | None
-) -> tuple[PreTrainedModel, int]:
-    """Return a model on the meta device, without layers like others, and how many are left out."""
-    config = AutoConfig.from_pretrained(name, revision=revision, trust_remote_code=False)
-    with mock.patch.object(PreTrainedModel, "init_weights", tie):
-        model = auto_class.from_config(
-            config, dtype=getattr(torch, dtype), attn_implementation=attention
-        )
-    layers = layers_of(model)
-    if len(layers) <= TRACED or len({str(facts_of(layer)) for layer in layers}) > 1:
-        return model, 0
-    left_out = len(layers) - TRACED
-    del layers[TRACED - 1 : -1]
-    return model, left_out
-
-
-def tie(model: PreTrainedModel) -> None:
-    """Tie weights without drawing them, which takes longer than all else."""
-    model.tie_weights()
-
-
-def facts_of(layer: torch.nn.Module) -> list[Any]:
+def facts_of(layer: torch.nn.Module) -> str:
     """Return what makes a layer differ from others: shapes of its weights, and its settings."""
     facts: list[Any] = []
-    for name, module in layer.named_modules():
-        facts.append((name, type(module)))
+    for module in layer.modules():
+        facts.append(type(module))
+        facts += [weight.shape for weight in module.parameters(recurse=False)]
         for key, value in vars(module).items():
             if key != "layer_idx" and isinstance(value, (int, float, str)):
                 facts.append((key, value))
-        for weight in module.parameters(recurse=False):
-            facts.append((weight.shape, weight.dtype))
-    return facts
+    return str(facts)
 
 
 def layers_of(model: Any) -> torch.nn.ModuleList:
-    """Return the decoder's layers: the first list of modules of a model without adapters.
-
-    Raises:
-        UnplannableError: if it has none.
-    """
-    for module in model.base_model.modules():
-        if isinstance(module, torch.nn.ModuleList):
-            return module
-    raise UnplannableError(
-        f"{type(model).__name__} has no list of layers at which to cut: {REHEARSE}"
-    )
-
-
-def make_fake(model: torch.nn.Module, plan: Plan) -> torch.nn.Module:
-    """Replace the meta tensors of a model with fake ones on the CPU, in the engine's precision.
-
-    Tied weights stay tied, and split ones split. Call it under FakeTensorMode.
-    """
-    made: dict[int, torch.nn.Parameter] = {}
-    for module in model.modules():
-        for name, weight in module._parameters.items():
-            if weight is None:
-                continue
-            if id(weight) not in made:
-                dtype = weight.dtype
-                if plan.low and plan.casts and dtype.is_floating_point:
-                    dtype = plan.low
-                fake = fake_of(weight, dtype)
-                made[id(weight)] = torch.nn.Parameter(fake, weight.requires_grad)
-            module._parameters[name] = made[id(weight)]
-        for name, buffer in module._buffers.items():
-            if buffer is not None:
-                module._buffers[name] = fake_of(buffer, buffer.dtype)
-    if plan.tp > 1:  # The new weights have no hooks.
-        trained = [weight for weight in model.parameters() if weight.requires_grad]
-        keep_gradients_split(torch.nn.ParameterList(trained))
-    return model
-
-
-def fake_of(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Return a fake tensor in the shape of one on the meta device."""
-    if not isinstance(tensor, DTensor):
-        return torch.empty(tensor.shape, dtype=dtype)
-    return DTensor.from_local(
-        fake_of(tensor._local_tensor, dtype),
-        tensor.device_mesh,
-        tensor.placements,
-        run_check=False,
-        shape=tensor.shape,
-        stride=tensor.stride(),
-    )
+    """Return the decoder's layers: the first list of modules of a model without adapters."""
+    return next(one for one in model.base_model.modules() if isinstance(one, torch.nn.ModuleList))
 
 
 def untie(model: PreTrainedModel) -> None:
@@ -172,30 +99,35 @@ def untie(model: PreTrainedModel) -> None:
 
 # ---- Quantized layers ----
 class Quantized(torch.nn.Linear):
-    """A linear layer as bitsandbytes stores it, frozen: packed weight, scales as buffers.
+    """A linear layer as bitsandbytes stores it, frozen.
 
     4-bit (arXiv 2305.14314): two weights per byte, in elements of the storage dtype, and an fp32
     scale for each block of 64. With double quantization a scale takes one byte, and 256 of those
     share an fp32 scale. int8 (arXiv 2208.07339): one byte per weight, an fp32 scale per row.
+
+    Attributes:
+        scale_bytes: bytes beside the weight.
     """
 
     def __init__(self, linear: torch.nn.Linear, how: Any) -> None:
         super().__init__(linear.in_features, linear.out_features, bias=False)
         self.bias = linear.bias
         self.in_4bit = how.load_in_4bit
-        weight = linear.weight
-        scales = [torch.empty(linear.out_features)]
-        packed = torch.empty(weight.shape, dtype=torch.int8)
+        packed = torch.empty(linear.weight.shape, dtype=torch.int8)
+        self.scale_bytes = FP32 * linear.out_features
         if self.in_4bit:
+            numel = packed.numel()
             dtype = how.bnb_4bit_quant_storage
-            packed = torch.empty(math.ceil(weight.numel() / 2 / dtype.itemsize), 1, dtype=dtype)
-            scales = scales_4bit(weight.numel(), how.bnb_4bit_use_double_quant)
+            packed = torch.empty(math.ceil(numel / 2 / dtype.itemsize), 1, dtype=dtype)
+            blocks = math.ceil(numel / WEIGHTS_PER_SCALE)
+            self.scale_bytes = FP32 * (16 + blocks)  # with the values that four bits stand for
+            if how.bnb_4bit_use_double_quant:
+                scales_of_scales = math.ceil(blocks / SCALES_PER_SCALE)
+                self.scale_bytes = FP32 * (16 + 256 + scales_of_scales) + blocks
         self.weight = torch.nn.Parameter(packed, requires_grad=False)
         if self.in_4bit:
             # pyrefly: ignore[missing-attribute]
             self.weight.quant_state = None  # by which the recipe recognizes bitsandbytes' weights
-        for number, scale in enumerate(scales):
-            self.register_buffer(f"scale_{number}", scale, persistent=False)
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         """Return a tensor of the shape of the product, with meaningless values."""
@@ -206,17 +138,6 @@ class Quantized(torch.nn.Linear):
             computes_in = torch.get_autocast_dtype(input.device.type)
         out = QuantizedProduct.apply(input.to(computes_in), self).to(input.dtype)
         return out.clone()  # as peft's 4-bit layer does
-
-
-def scales_4bit(numel: int, double_quant: bool) -> list[torch.Tensor]:
-    """Return empty tensors of what bitsandbytes keeps besides `numel` weights in 4 bits."""
-    code = torch.empty(16)  # the values that four bits stand for
-    blocks = math.ceil(numel / WEIGHTS_PER_SCALE)
-    if not double_quant:
-        return [torch.empty(blocks), code]
-    byte_scales = torch.empty(blocks, dtype=torch.uint8)
-    scales_of_scales = torch.empty(math.ceil(blocks / SCALES_PER_SCALE))
-    return [byte_scales, scales_of_scales, torch.empty(256), code]
 
 
 class QuantizedProduct(torch.autograd.Function):
@@ -240,8 +161,7 @@ class QuantizedProduct(torch.autograd.Function):
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None]:
         """Allocate what the backward pass allocates: the whole weight, dequantized."""
         (grad,) = gradients
-        layer = ctx.layer
-        dequantized = grad.new_empty(layer.out_features, layer.in_features)
+        dequantized = grad.new_empty(ctx.layer.out_features, ctx.layer.in_features)
         return grad.matmul(dequantized), None
 
 
@@ -256,60 +176,36 @@ def quantize(model: torch.nn.Module, how: Any) -> None:
         is_kept = any(name == key or name.endswith(f".{key}") for key in kept)
         if type(module) is torch.nn.Linear and not is_kept:
             model.set_submodule(name, Quantized(module, how))
-    for weight in model.parameters():
-        weight.requires_grad_(False)
+    model.requires_grad_(False)
 
 
 # ---- What the trace changes in other libraries ----
-class GroupedProduct(torch.autograd.Function):
-    """What torch's grouped product of matrices allocates: lines, sorted by expert, times experts.
-
-    It keeps the lines for experts that are trained, and the experts for lines that have gradients.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, lines: torch.Tensor, experts: torch.Tensor) -> torch.Tensor:
-        """Return an empty product, [lines, outputs], of [lines, inputs] and [experts, ..., ...]."""
-        of_lines, of_experts = ctx.needs_input_grad
-        ctx.layout = experts.shape, experts.stride()
-        ctx.save_for_backward(lines if of_experts else None, experts if of_lines else None)
-        return lines.new_empty(len(lines), experts.shape[-1])
-
-    @staticmethod
-    # pyrefly: ignore[bad-override]  # there is one output
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        """Return tensors of the shapes of the gradients, None for what is frozen."""
-        lines, experts = ctx.saved_tensors
-        of_lines = of_experts = None
-        if experts is not None:
-            of_lines = gradient.new_empty(len(gradient), experts.shape[1])
-        if lines is not None:
-            # As torch's product returns it. In another layout autograd would copy it.
-            of_experts = gradient.new_empty_strided(*ctx.layout)
-        return of_lines, of_experts
-
-
 @contextlib.contextmanager
-def libraries_that_take_fakes(plan: Plan, batch: Batch) -> Generator[None]:
+def libraries_that_take_fakes(plan: Plan, is_packed: bool) -> Generator[None]:
     """Have other libraries accept fake tensors, of which nobody can read a value.
 
     transformers reads from the values of positions whether rows share a line, and torch's grouped
-    product takes fake tensors only in bf16. sdpa is the kernel that GPUs choose, where it can be.
+    product takes fake tensors only in bf16. To cast weights torch would swap them, which it does
+    not with weak references to them. sdpa is the kernel that GPUs choose, where it can be.
     """
-    moe: Any = importlib.import_module("transformers.integrations.moe")
-    multiply = moe._grouped_mm
+    swap = torch.utils.swap_tensors
 
-    def multiply_in_any_precision(lines: Any, experts: Any, offs: Any) -> torch.Tensor:
-        if experts.dtype == torch.bfloat16:
-            return multiply(lines, experts, offs=offs)
-        return GroupedProduct.apply(lines.to(experts.dtype), experts)
+    def replace_data(weight: torch.Tensor, cast: torch.Tensor) -> None:
+        if isinstance(weight, DTensor):
+            swap(weight, cast)
+        else:
+            weight.data = cast.data
+
+    def can_multiply(lines: Any, experts: torch.Tensor, offs: Any) -> bool:
+        return experts.dtype == torch.bfloat16
 
     def find_packed(position_ids: torch.Tensor) -> torch.Tensor | None:
-        return torch.zeros_like(position_ids) if batch.is_packed else None
+        return torch.zeros_like(position_ids) if is_packed else None
 
     with contextlib.ExitStack() as stack:
         enter = stack.enter_context
-        enter(mock.patch.object(moe, "_grouped_mm", multiply_in_any_precision))
+        enter(mock.patch.object(torch.utils, "swap_tensors", replace_data))
+        enter(mock.patch.object(moe, "_can_use_grouped_mm", can_multiply))
         enter(mock.patch.object(masking_utils, "find_packed_sequence_indices", find_packed))
         enter(sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.MATH], set_priority=True))
         if plan.engine == "zero" and plan.stage == 3:

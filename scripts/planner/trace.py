@@ -10,32 +10,29 @@ alike, three are traced, and the middle one stands for all between the first and
 Bytes of a phase are those of all tensors but weights and buffers of the model.
 """
 
-import contextlib
-import io
-import logging
-import warnings
 import weakref
-from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
-import transformers
 from accelerate.big_modeling import _attach_context_parallel_hooks
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from common import first_line
+from core.exits import End, Exit
 from core.loss import LossInHead
 from core.model import base_model_of
 
-from .model import Quantized, layers_of, libraries_that_take_fakes, load, loss_of, make_fake
-from .plan import Plan, first_rank
-from .request import Batch, refusing_as_the_recipe
+from .model import FP32, Quantized, layers_of, libraries_that_take_fakes, load, loss_of
+from .plan import REHEARSE, Batch, Plan, first_rank
 
 WAIT = torch.ops._c10d_functional.wait_tensor.default
+MIDDLE = 2  # the unit of the middle one of three layers, which stands for those that are left out
 
 
 @dataclass(frozen=True)
@@ -44,34 +41,32 @@ class Weight:
 
     Attributes:
         numel: elements.
-        whole: elements on all ranks together.
         rows: its first dimension, by which FSDP2 shards it.
         itemsize: bytes per element in which the model computes with it.
-        loaded: bytes per element as the recipe loads it.
+        stored: bytes per element in which it is kept between steps.
         trains, is_embedding: whether it is trained, and whether it is an embedding's.
         unit: the phase's unit that computes with it.
         is_used: whether anything computes with it; not so the original of a copied module.
     """
 
     numel: int
-    whole: int
     rows: int
     itemsize: int
-    loaded: int
+    stored: int
     trains: bool
     is_embedding: bool
     unit: int
-    is_used: bool = True
+    is_used: bool
 
 
-@dataclass(frozen=True)
+@dataclass
 class Phase:
     """The forward or backward pass of a unit, in bytes.
 
     Attributes:
         start, end: held when it begins and ends, without the gradients that it finishes.
-        high: the most that is held, with these gradients; `lean` is without them.
-        early: the most before the first of them is finished; `late`, `lean_late`: after that.
+        early: the most before the first of them is finished.
+        late: the most after that, with them; `late_lean` is without them.
         gradients: of all gradients that it finishes.
     """
 
@@ -79,18 +74,26 @@ class Phase:
     is_backward: bool
     start: int
     end: int = 0
-    high: int = 0
-    lean: int = 0
     early: int = 0
     late: int = 0
-    lean_late: int = 0
+    late_lean: int = 0
     gradients: int = 0
 
-    def shifted(self, unit: int, shift: int) -> "Phase":
-        """Return the same phase of another unit, with `shift` more bytes held throughout."""
-        names = ["start", "end", "high", "lean", "early"]
-        names += ["late", "lean_late"] if self.gradients else []
-        return replace(self, unit=unit, **{name: getattr(self, name) + shift for name in names})
+    @property
+    def high(self) -> int:
+        """The most that is held, with the gradients that it finishes."""
+        return max(self.early, self.late)
+
+    @property
+    def lean(self) -> int:
+        """The most that is held without them."""
+        return max(self.early, self.late_lean)
+
+    def shifted(self, units: int, size: int) -> "Phase":
+        """Return the same phase of a later unit, with `size` more bytes held throughout."""
+        names = ("start", "end", "early", "late", "late_lean")
+        shifted = {name: getattr(self, name) + size for name in names}
+        return replace(self, unit=self.unit + units, **shifted)
 
 
 @dataclass(frozen=True)
@@ -108,6 +111,11 @@ class Profile:
     scales: int
     units: int
     is_tied: bool
+
+    @property
+    def trained(self) -> list[Weight]:
+        """The weights that are trained."""
+        return [weight for weight in self.weights if weight.trains]
 
 
 # ---- Live bytes ----
@@ -161,14 +169,14 @@ class Live(TorchDispatchMode):
 
 
 class Recorder:
-    """Cuts what runs within `recording` into phases.
+    """Cuts a micro-batch into phases, and those into passes.
 
     Args:
         model: on fake tensors.
     """
 
     def __init__(self, model: torch.nn.Module) -> None:
-        self.phases: list[Phase] = []
+        self.passes: list[list[Phase]] = []
         self.live = Live()
         self.parameters = list(model.parameters())
         for tensor in [*self.parameters, *model.buffers()]:
@@ -178,90 +186,75 @@ class Recorder:
                 weight.register_post_accumulate_grad_hook(self._arrived)
         base = base_model_of(model)
         base.get_input_embeddings().register_forward_pre_hook(self._embedding)
-        self.layers = list(layers_of(base))
-        for number, layer in enumerate(self.layers):
-            layer.register_forward_pre_hook(self._entering(number + 1), with_kwargs=True)
-        self.layers[-1].register_forward_hook(self._leaving)
+        layers = list(layers_of(base))
+        self.tail = len(layers) + 1
+        for unit, layer in enumerate(layers, 1):
+            layer.register_forward_pre_hook(partial(self._enter, unit), with_kwargs=True)
+        layers[-1].register_forward_hook(lambda _, args, out: self._enter(self.tail, None, out))
 
-    def run(self, micro_batch: AbstractContextManager[torch.Tensor], trains: bool) -> list[Phase]:
-        """Return the phases of a forward pass and, if it trains, its backward pass."""
+    @property
+    def phase(self) -> Phase:
+        """The current phase."""
+        return self.passes[-1][-1]
+
+    def run(
+        self, micro_batch: AbstractContextManager[torch.Tensor], trains: bool
+    ) -> list[list[Phase]]:
+        """Return the phases of each forward pass and, if it trains, of the backward pass."""
         with self.live, torch.set_grad_enabled(trains):
             self._begin(0, is_backward=False)
             with micro_batch as loss:
                 if trains:
-                    self._begin(len(self.layers) + 1, is_backward=True)
+                    self._begin(self.tail, is_backward=True)
                     loss.backward()
                 self._end()
-        return self.phases
+        return self.passes
 
-    # ---- Cuts ----
     def _begin(self, unit: int, is_backward: bool) -> None:
-        self._end()
-        self.phases.append(Phase(unit, is_backward, start=self.live.now))
+        if self.passes:
+            self._end()
+        if unit == (self.tail if is_backward else 0):
+            self.passes.append([])
+        self.passes[-1].append(Phase(unit, is_backward, start=self.live.now))
 
     def _end(self) -> None:
         """Close the current phase, and take the gradients that it has finished."""
-        if not self.phases:
-            return
-        self._lap()
-        gradients = self.phases[-1].gradients
+        phase = self.phase
+        if self.live.finished:
+            phase.late, phase.late_lean = self.live.lap()
+        else:
+            phase.early, _ = self.live.lap()
         for weight in self.parameters:
             if weight.grad is not None:
-                gradients += bytes_of(weight.grad)
+                phase.gradients += bytes_of(weight.grad)
                 weight.grad = None
         self.live.finished = 0
-        self.phases[-1] = replace(self.phases[-1], end=self.live.now, gradients=gradients)
+        phase.end = self.live.now
         self.live.lap()
-
-    def _lap(self) -> None:
-        """Note what was held since the last lap, before or after the first finished gradient."""
-        phase = self.phases[-1]
-        high, lean = self.live.lap()
-        changes: dict[str, Any] = {"high": max(phase.high, high), "lean": max(phase.lean, lean)}
-        if self.live.finished:
-            changes |= {"late": max(phase.late, high), "lean_late": max(phase.lean_late, lean)}
-        else:
-            changes["early"] = high
-        self.phases[-1] = replace(phase, **changes)
 
     def _arrived(self, weight: torch.nn.Parameter) -> None:
         """Called when the gradient of a weight is finished."""
         if not self.live.finished:
-            self._lap()
+            self.phase.early, _ = self.live.lap()
         assert weight.grad is not None
         self.live.finished += bytes_of(weight.grad)
 
     def _embedding(self, module: torch.nn.Module, args: Any) -> None:
         """Begin another forward pass, as that of a reference is."""
-        last = self.phases[-1]
-        if not last.is_backward and last.unit > 0:
+        if not self.phase.is_backward and self.phase.unit > 0:
             self._begin(0, is_backward=False)
 
-    def _entering(self, unit: int) -> Callable[..., None]:
-        """Return a hook that begins the forward pass of a layer, and marks its input.
+    def _enter(self, unit: int, module: Any, *inputs: Any) -> None:
+        """Begin the forward pass of a unit, and mark the first of its inputs: its hidden states.
 
-        When the gradient of the input is there, the backward pass of the unit before begins.
+        When their gradient is there, the backward pass of the unit before begins.
         """
-
-        def hook(module: torch.nn.Module, args: Any, kwargs: Any) -> None:
-            if self.phases[-1].is_backward:  # It is computed again.
-                return
-            self._begin(unit, is_backward=False)
-            hidden = first_tensor(args, kwargs)
-            if hidden.requires_grad:
-                hidden.register_hook(lambda gradient: self._begin(unit - 1, is_backward=True))
-
-        return hook
-
-    def _leaving(self, module: torch.nn.Module, args: Any, out: Any) -> None:
-        """Begin the tail once the last layer is computed."""
-        if self.phases[-1].is_backward:
+        if self.phase.is_backward:  # It is computed again.
             return
-        last = len(self.layers)
-        self._begin(last + 1, is_backward=False)
-        hidden = first_tensor([out], {})
+        self._begin(unit, is_backward=False)
+        hidden = next(leaf for leaf in tree_leaves(inputs) if isinstance(leaf, torch.Tensor))
         if hidden.requires_grad:
-            hidden.register_hook(lambda gradient: self._begin(last, is_backward=True))
+            hidden.register_hook(lambda gradient: self._begin(unit - 1, is_backward=True))
 
 
 def bytes_of(tensor: torch.Tensor) -> int:
@@ -269,80 +262,50 @@ def bytes_of(tensor: torch.Tensor) -> int:
     return getattr(tensor, "_local_tensor", tensor).untyped_storage().nbytes()
 
 
-def first_tensor(args: Any, kwargs: Any) -> torch.Tensor:
-    """Return the first tensor of a module's input or output: its hidden states."""
-    return next(leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor))
-
-
 # ---- A micro-batch ----
-def profile_of(plan: Plan, batch: Batch | None, trains: bool = True) -> Profile:
-    """Return the profile of a micro-batch on the first rank.
+class FakeTensors(FakeTensorMode):
+    """A FakeTensorMode that peft's copies of tensors, for --modules_to_save, share."""
 
-    Args:
-        batch: None leaves out the phases, which take most of the time.
-        trains: whether it is trained on, or only evaluated.
+    def __deepcopy__(self, memo: Any) -> "FakeTensors":
+        return self
 
-    Raises:
-        UnplannableError: for what the recipe refuses, and for a model that takes no fake tensors.
+
+def profile_of(plan: Plan, batch: Batch, trains: bool = True) -> Profile:
+    """Return the profile of a micro-batch on the first rank, which is trained on, or evaluated.
+
+    Raises End for what the recipe refuses, and for a model that takes no fake tensors.
     """
     torch.set_num_threads(1)
-    with refusing_as_the_recipe(), quiet(), first_rank(plan) as layout:
-        model, left_out = load(plan, layout)
-        layers = layers_of(base_model_of(model))
-        weights, is_tied = weights_of(model, plan)
-        scales = scales_of(model)
-        if left_out:
-            scales += left_out * scales_of(layers[1])
-        phases = []
-        if batch is not None:
-            part = batch.part(plan.sp)
-            with libraries_that_take_fakes(plan, part), FakeTensorMode():
-                phases = phases_of(plan, make_fake(model, plan), layout, part, trains)
-    return Profile(
-        stretched_phases(phases, left_out),
-        stretched_weights(weights, left_out),
-        scales,
-        len(layers) + left_out + 2,
-        is_tied,
-    )
+    batch = batch.part(plan.sp)
+    accepting = libraries_that_take_fakes(plan, batch.is_packed)
+    try:
+        with first_rank(plan) as layout, FakeTensors(), accepting:
+            model, left_out = load(plan, layout)
+            weights, is_tied = weights_of(model, plan, left_out)
+            layers = layers_of(base_model_of(model))
+            scales = scales_of(model) + left_out * scales_of(layers[MIDDLE - 1 : MIDDLE])
+            if plan.casts_to is not None:
+                floats = [one for one in model.parameters() if one.dtype.is_floating_point]
+                torch.nn.ParameterList(floats).to(plan.casts_to)
+            token_loss = LossInHead(model, plan.args.max_logits_mib, layout.device)
+            if plan.cp > 1:
+                _attach_context_parallel_hooks(model)
+            micro_batch = loss_of(plan, model.train(trains), token_loss, layout, batch)
+            phases = stretched(Recorder(model).run(micro_batch, trains), left_out)
+    except Exception as error:  # A model's own kernels may fail in any way on fake tensors
+        reason = f"{type(error).__name__}: {first_line(error)}"
+        raise End(Exit.USAGE, f"cannot be traced, so {REHEARSE}: {reason}") from None
+    return Profile(phases, weights, scales, len(layers) + left_out + 2, is_tied)
 
 
-def phases_of(plan: Plan, model: Any, layout: Any, batch: Batch, trains: bool) -> list[Phase]:
-    """Return the phases of a micro-batch. Call it under FakeTensorMode.
-
-    Args:
-        model: with what the recipe adds to it, on fake tensors.
-        layout: of the first rank.
-    """
-    token_loss = LossInHead(model, plan.args.max_logits_mib, layout.device)
-    if plan.cp > 1:
-        _attach_context_parallel_hooks(model)
-    model.train(trains)
-    micro_batch = loss_of(plan, model, token_loss, layout, batch)
-    return Recorder(model).run(micro_batch, trains)
-
-
-@contextlib.contextmanager
-def quiet() -> Generator[None]:
-    """Silence what libraries print and warn of, and what torch logs before it raises."""
-    level = transformers.logging.get_verbosity()
-    torch_level = logging.getLogger("torch").level
-    transformers.logging.set_verbosity_error()
-    logging.getLogger("torch").setLevel(logging.CRITICAL)
-    with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
-        warnings.simplefilter("ignore")
-        try:
-            yield
-        finally:
-            transformers.logging.set_verbosity(level)
-            logging.getLogger("torch").setLevel(torch_level)
-
-
-def weights_of(model: Any, plan: Plan) -> tuple[list[Weight], bool]:
+def weights_of(model: Any, plan: Plan, left_out: int) -> tuple[list[Weight], bool]:
     """Return the weights of a model as it is loaded, tied ones once, and whether its head is tied.
+
+    accelerate keeps what FSDP trains in mixed precision in fp32.
 
     Args:
         model: with what the recipe adds to it.
+        left_out: layers that it lacks, and that are as the middle one.
     """
     base = base_model_of(model)
     layers = layers_of(base)
@@ -365,76 +328,51 @@ def weights_of(model: Any, plan: Plan) -> tuple[list[Weight], bool]:
     weights = []
     for weight in model.parameters():
         own = getattr(weight, "_local_tensor", weight)
-        loaded = weight.element_size()
-        is_cast = plan.casts and weight.dtype.is_floating_point
-        weights.append(
-            Weight(
-                numel=own.numel(),
-                whole=weight.numel(),
-                rows=own.shape[0] if own.dim() else 1,
-                itemsize=plan.low.itemsize if is_cast and plan.low else loaded,
-                loaded=loaded,
-                trains=weight.requires_grad,
-                is_embedding=weight in of_embeddings,
-                unit=unit_of.get(weight, tail),
-                is_used=weight not in unused,
-            )
+        itemsize = stored = weight.element_size()
+        if plan.casts_to is not None and weight.dtype.is_floating_point:
+            itemsize = plan.casts_to.itemsize
+        if plan.engine == "zero":
+            stored = itemsize
+        elif plan.casts_to is not None and weight.requires_grad:
+            stored = FP32
+        unit = unit_of.get(weight, tail)
+        first = Weight(
+            numel=own.numel(),
+            rows=own.shape[0] if own.dim() else 1,
+            itemsize=itemsize,
+            stored=stored,
+            trains=weight.requires_grad,
+            is_embedding=weight in of_embeddings,
+            unit=unit + left_out if unit > MIDDLE else unit,
+            is_used=weight not in unused,
         )
+        number = left_out + 1 if unit == MIDDLE else 1
+        weights += [replace(first, unit=first.unit + place) for place in range(number)]
     return weights, is_tied
 
 
 def scales_of(module: torch.nn.Module) -> int:
     """Return the bytes that quantized weights in a module have besides themselves."""
-    quantized = [part for part in module.modules() if isinstance(part, Quantized)]
-    return sum(scale.nbytes for part in quantized for scale in part.buffers())
+    return sum(part.scale_bytes for part in module.modules() if isinstance(part, Quantized))
 
 
 # ---- All layers ----
-MIDDLE = 2  # the unit of the middle one of three layers, which stands for those that are left out
-
-
-def stretched_phases(traced: list[Phase], left_out: int) -> list[Phase]:
+def stretched(passes: list[list[Phase]], left_out: int) -> list[Phase]:
     """Return the phases of a model with all its layers, of which `left_out` were not traced.
 
     What a layer keeps is the difference between its input and that of the next one: in a forward
     pass autocast's copies of weights are part of it, which the backward pass no longer has.
     """
     phases: list[Phase] = []
-    for one_pass in passes_of(traced):
+    for one_pass in passes:
         starts = {phase.unit: phase.start for phase in one_pass}
         kept = starts[MIDDLE + 1] - starts[MIDDLE] if left_out else 0
         for phase in one_pass:
             if phase.unit < MIDDLE:
                 phases.append(phase)
             elif phase.unit > MIDDLE:
-                phases.append(phase.shifted(phase.unit + left_out, left_out * kept))
+                phases.append(phase.shifted(left_out, left_out * kept))
             else:
-                places = range(left_out + 1)
-                for place in reversed(places) if phase.is_backward else places:
-                    phases.append(phase.shifted(MIDDLE + place, place * kept))
+                copies = [phase.shifted(place, place * kept) for place in range(left_out + 1)]
+                phases += reversed(copies) if phase.is_backward else copies
     return phases
-
-
-def stretched_weights(traced: list[Weight], left_out: int) -> list[Weight]:
-    """Return the weights of a model with all its layers."""
-    weights = []
-    for weight in traced:
-        if weight.unit == MIDDLE:
-            weights += [replace(weight, unit=MIDDLE + place) for place in range(left_out + 1)]
-        else:
-            more = left_out if weight.unit > MIDDLE else 0
-            weights.append(replace(weight, unit=weight.unit + more))
-    return weights
-
-
-def passes_of(phases: list[Phase]) -> list[list[Phase]]:
-    """Return the phases of each forward pass, and of the backward pass."""
-    passes: list[list[Phase]] = []
-    was_backward = False
-    for phase in phases:
-        begins = phase.is_backward and not was_backward
-        if begins or (phase.unit == 0 and not phase.is_backward):
-            passes.append([])
-        passes[-1].append(phase)
-        was_backward = phase.is_backward
-    return passes

@@ -4,7 +4,7 @@
 from transformers import AutoConfig
 
 import planner_jobs
-from planner.choose import Profiles
+from planner.engines import Profiles
 
 
 def test_every_measured_peak_is_planned(tmp_path):

@@ -10,7 +10,7 @@ from core.engine import Layout
 from core.model import make_adamw
 from fakes import fake_accelerator
 from planner.engines import at_rest
-from planner.plan import Plan
+from planner.plan import Batch, Plan
 from planner.trace import profile_of
 from planner_jobs import training_arguments
 
@@ -70,7 +70,7 @@ def test_states_are_the_live_tensors_bytes(flags, tmp_path):
     AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
     args = training_arguments(tmp_path, flags)
     plan = Plan(args)
-    planned, _ = at_rest(plan, profile_of(plan, None))
+    planned = at_rest(plan, profile_of(plan, Batch(1, 16, 16))).device
     model = llama.load_model(args, Layout(fake_accelerator()))
     states = states_after_a_step(model, make_adamw(model, args))
     assert planned["parameters"] == live_bytes(model.parameters())

@@ -14,7 +14,7 @@ import plan_memory
 import rehearse
 from core.cli import parse
 from launching import REPO
-from planner.request import Request
+from planner.plan import Request
 
 PROGRAMS = [
     path
@@ -142,7 +142,7 @@ def test_the_command_is_accepted(command, monkeypatch):
             assert (REPO / args.config_file).is_file()
             parse_with(args.recipe, args.recipe_args, monkeypatch)
         if words[1] == "scripts/plan_memory.py":
-            Request(**plan_memory.parse_args()).check()
+            Request(**plan_memory.parse_args()[0])
     else:
         assert words[:2] == ["accelerate", "launch"]
         args = launch_command_parser().parse_args(words[2:])

@@ -3,7 +3,7 @@
 
 import pytest
 
-from planner.request import GIB, bytes_of_card, with_constants
+from planner.plan import GIB, bytes_of_card, with_constants
 
 SIZES = {
     "24GB": 24 * 10**9,

@@ -4,9 +4,9 @@
 import pytest
 
 from config_strategy import read
+from core.exits import End
 from launching import CONFIGS
 from planner.plan import plan_of
-from planner.request import UnplannableError
 from planner_jobs import BASE, config_of, training_arguments
 
 
@@ -28,14 +28,13 @@ REFUSED = [
 @pytest.mark.parametrize("name, flags", REFUSED)
 def test_what_the_recipe_refuses_under_a_mesh_is_not_planned(name, flags, model):
     config = read(CONFIGS / f"{name}.yaml")
-    with pytest.raises(UnplannableError, match=flags[0]):
+    with pytest.raises(End, match=flags[0]):
         plan_of(training_arguments(model, flags), config)
 
 
 UNPLANNED = {
     "fsdp_activation_checkpointing": True,
     "fsdp_transformer_layer_cls_to_wrap": "LlamaMLP",
-    "fsdp_use_orig_params": False,
 }
 
 
@@ -43,5 +42,5 @@ UNPLANNED = {
 def test_keys_that_change_memory_are_not_passed_over(key, model):
     fsdp = {"fsdp_version": 1, "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP"}
     content = {"distributed_type": "FSDP", "fsdp_config": fsdp | {key: UNPLANNED[key]}}
-    with pytest.raises(UnplannableError, match=key):
+    with pytest.raises(End, match=key):
         plan_of(training_arguments(model), content, 4)
