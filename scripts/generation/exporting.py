@@ -16,17 +16,8 @@ import torch
 from transformers import GenerationConfig
 
 from common import Exit, stop
-from generation.comparing import (
-    PLACES,
-    SIXTEEN_BITS,
-    Trained,
-    adds_bos,
-    differ,
-    judge,
-    new_folder,
-    read_trained,
-    tokens_of,
-)
+from generation import comparing
+from generation.comparing import Trained, differ
 from generation.loading import be_quiet, find_source
 from generation.ollama import find_turns, modelfile
 
@@ -44,12 +35,12 @@ F32_CACHE = 0  # GGML_TYPE_F32: keys and values that are not rounded, as in tran
 def run(args: argparse.Namespace) -> None:
     """Carry out a command line of export.py; exit with a code and one line if that fails."""
     be_quiet()
-    folder = new_folder(args.output)
+    folder = comparing.new_folder(args.output)
     source = find_source(args.model_name_or_path)
     if source.base is not None and args.to != "vllm":
         fix = f"merge them first: python scripts/merge.py {source.name} {args.output}-merged"
         stop(Exit.USAGE, f"{source.name}: adapters; {fix}")
-    trained = read_trained(source, args)
+    trained = comparing.read_trained(source, args)
     try:
         if args.to == "vllm":
             command = export_to_vllm(trained, args.output, folder)
@@ -90,7 +81,7 @@ def export_to_vllm(trained: Trained, output: Path, folder: Path) -> list[Any]:
             command += ["--tokenizer", run_folder]
     if source.settings:
         command += ["--default-chat-template-kwargs", json.dumps(source.settings)]
-    if trained.base_name != SIXTEEN_BITS:
+    if trained.base_name != comparing.SIXTEEN_BITS:
         print(
             f"note: the run was on a {trained.base_name} base, and vLLM serves the base as it is; "
             "scripts/merge.py compares both, and merges into the nearer one"
@@ -115,7 +106,7 @@ def export_to_gguf(trained: Trained, args: argparse.Namespace, folder: Path) -> 
     check_gguf(path, trained, ends)
     if importlib.util.find_spec("llama_cpp") is not None:
         logits = ask_llama_cpp(path, trained, ends)
-        judge("GGUF", folder, reference, logits, args.bound or BOUNDS[outtype])
+        comparing.judge("GGUF", folder, reference, logits, args.bound or BOUNDS[outtype])
     else:
         fix = "pip install -r requirements-llama-cpp.txt, and export again"
         print(f"note: llama.cpp did not run the GGUF, so its logits are not compared; {fix}")
@@ -157,7 +148,7 @@ def convert(
             for token in ends:
                 if token != tokenizer.eos_token_id:
                     writer.add_eot_token_id(token)
-            writer.add_add_bos_token(adds_bos(tokenizer))
+            writer.add_add_bos_token(comparing.adds_bos(tokenizer))
             if tokenizer.chat_template:
                 writer.add_chat_template(template_for_others(tokenizer))
             if gguf.Keys.Tokenizer.MERGES not in writer.kv_data[0] and pre_tokenizer is not None:
@@ -195,7 +186,7 @@ def check_gguf(path: Path, trained: Trained, ends: Sequence[int]) -> None:
     found = {fields.get(f"tokenizer.ggml.{key}_token_id") for key in ("eos", "eot", "eom")}
     if not found.issuperset(ends):
         differ(path.parent, f"one of the tokens {list(ends)} ends no answer in it")
-    if bool(fields.get("tokenizer.ggml.add_bos_token")) != adds_bos(tokenizer):
+    if bool(fields.get("tokenizer.ggml.add_bos_token")) != comparing.adds_bos(tokenizer):
         differ(path.parent, "its texts begin with another token")
 
 
@@ -207,7 +198,7 @@ def ask_llama_cpp(path: Path, trained: Trained, ends: Sequence[int]) -> list[tor
     import llama_cpp
 
     tokenizer = trained.tokenizer
-    longest = max(len(tokens_of(text, tokenizer)) for text in trained.prompts)
+    longest = max(len(comparing.tokens_of(text, tokenizer)) for text in trained.prompts)
     options = {"n_ctx": longest, "n_batch": longest, "type_k": F32_CACHE, "type_v": F32_CACHE}
     model = llama_cpp.Llama(str(path), logits_all=True, verbose=False, **options)
     vocabulary = llama_cpp.llama_model_get_vocab(model.model)
@@ -218,10 +209,10 @@ def ask_llama_cpp(path: Path, trained: Trained, ends: Sequence[int]) -> list[tor
     for text in trained.prompts:
         adds_special = not tokenizer.chat_template
         tokens = model.tokenize(text.encode(), add_bos=adds_special, special=True)
-        if tokens != tokens_of(text, tokenizer):
+        if tokens != comparing.tokens_of(text, tokenizer):
             differ(path.parent, f"llama.cpp makes other tokens of {text[-60:]!r}")
         model.reset()
         model.eval(tokens)
         scores = np.array(model.scores[: model.n_tokens], dtype=np.float32)
-        logits.append(torch.from_numpy(scores[-PLACES:]))
+        logits.append(torch.from_numpy(scores[-comparing.PLACES :]))
     return logits

@@ -17,30 +17,14 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from common import Exit, stop
+from core import checkpoint
 from core.chat import ChatTemplate
-from core.checkpoint import (
-    BOXES,
-    find_damage,
-    is_of_optimizer,
-    read_progress,
-    read_whole,
-    saved_tensors,
-)
 from core.export import list_stop_tokens, save_whole, saved_buffers
 from core.generation import listed_stop_tokens
 from core.model import load_tokenizer
 from core.weights import files_of_tensors, note_left_out
-from generation.comparing import (
-    ROUNDING,
-    SIXTEEN_BITS,
-    Trained,
-    differ,
-    judge,
-    largest_gap,
-    new_folder,
-    read_trained,
-    tokens_of,
-)
+from generation import comparing
+from generation.comparing import Trained, differ
 from generation.loading import MAIN, Source, add_adapters, be_quiet, find_source, load_weights
 
 # An int8 base also rounds activations to 8 bits, which no merged model does
@@ -54,9 +38,9 @@ BYTES_OF_A_FILE = 5 * 10**9  # of a joined folder, whose writing takes as much m
 def run(args: argparse.Namespace) -> None:
     """Carry out a command line of merge.py; exit with a code and one line if that fails."""
     be_quiet()
-    folder = new_folder(args.output)
+    folder = comparing.new_folder(args.output)
     try:
-        if Path(args.adapter, BOXES).is_file():
+        if Path(args.adapter, checkpoint.BOXES).is_file():
             join(Path(args.adapter), folder, args.dtype)
         else:
             merge_adapters(args, folder)
@@ -77,8 +61,8 @@ def merge_adapters(args: argparse.Namespace, folder: Path) -> None:
     task = json.loads(Path(args.adapter, "adapter_config.json").read_text())["task_type"]
     if task != "CAUSAL_LM":  # An encoder would be loaded with a head that nothing has trained
         stop(Exit.DATA, f"{args.adapter}: its task is {task}, and only CAUSAL_LM is merged")
-    trained = read_trained(source, args)
-    bases = list(dict.fromkeys([SIXTEEN_BITS, trained.base_name]))
+    trained = comparing.read_trained(source, args)
+    bases = list(dict.fromkeys([comparing.SIXTEEN_BITS, trained.base_name]))
     if args.base not in ("auto", *bases):
         stop(Exit.USAGE, f"--base {args.base}: the run was on the {bases[-1]} base, by run.json")
     model = trained.load()
@@ -95,13 +79,13 @@ def merge_adapters(args: argparse.Namespace, folder: Path) -> None:
     del merged
     reloaded = reload(folder, trained, ends)
     # Of rounding: what the trained model computes in, and the merged one
-    bounds = [ROUNDING[dtype], ROUNDING[reloaded.dtype]]
+    bounds = [comparing.ROUNDING[dtype], comparing.ROUNDING[reloaded.dtype]]
     if base != trained.base_name:
         bounds.append(OTHER_BASE)
     if trained.base_name == "8bit":
         bounds.append(INT8_ACTIVATIONS)
     logits = trained.ask(reloaded)
-    judge("merged model", folder, reference, logits, args.bound or max(bounds))
+    comparing.judge("merged model", folder, reference, logits, args.bound or max(bounds))
 
 
 def check_adapters(model: Any, folder: str) -> None:
@@ -124,7 +108,7 @@ def nearest_base(
         return bases[0]
     gaps = {}
     for name in bases:
-        gap = largest_gap(reference, trained.ask(merge(trained, name, dtype)))
+        gap = comparing.largest_gap(reference, trained.ask(merge(trained, name, dtype)))
         print(f"Merged into the {name} base, the largest logit gap is {gap:.2e}")
         gaps[name] = gap if math.isfinite(gap) else math.inf
     nearest = min(gaps, key=gaps.__getitem__)
@@ -140,7 +124,7 @@ def merge(trained: Trained, base_name: str, dtype: str) -> Any:
         dtype: of the merged weights; auto for that of the base's files.
     """
     wanted = getattr(torch, dtype, None) or trained.config.get_text_config().dtype
-    if base_name == SIXTEEN_BITS:
+    if base_name == comparing.SIXTEEN_BITS:
         base = trained.load_base(base_name, torch.float32 if dtype == "float32" else "auto")
     else:
         base = trained.load_base(base_name).dequantize()
@@ -188,7 +172,7 @@ def reload(folder: Path, trained: Trained, stop_tokens: Sequence[int]) -> Any:
     if tokenizer.chat_template != trained.tokenizer.chat_template:
         differ(folder, "it has another chat template")
     for prompt in trained.prompts:
-        if tokens_of(prompt, tokenizer) != tokens_of(prompt, trained.tokenizer):
+        if comparing.tokens_of(prompt, tokenizer) != comparing.tokens_of(prompt, trained.tokenizer):
             differ(folder, "its tokenizer makes other tokens")
     model, report = AutoModelForCausalLM.from_pretrained(
         folder,
@@ -210,7 +194,7 @@ def reload(folder: Path, trained: Trained, stop_tokens: Sequence[int]) -> Any:
 
 
 # ---- A checkpoint ----
-def join(checkpoint: Path, folder: Path, dtype: str) -> None:
+def join(state: Path, folder: Path, dtype: str) -> None:
     """Write the folder with which the run of a checkpoint would have ended there.
 
     It takes no more memory than a file of the folder, and twice its room on the disk.
@@ -218,14 +202,15 @@ def join(checkpoint: Path, folder: Path, dtype: str) -> None:
     Raises SystemExit with 65 if the checkpoint is damaged or has not all weights.
 
     Args:
+        state: the folder of the checkpoint.
         dtype: of the written weights; auto for that of the run.
     """
-    damage = find_damage(checkpoint)
+    damage = checkpoint.find_damage(state)
     if damage is not None:
-        stop(Exit.DATA, f"{checkpoint}: {damage}")
-    trained: Any = SimpleNamespace(**read_progress(checkpoint)["arguments"])
+        stop(Exit.DATA, f"{state}: {damage}")
+    trained: Any = SimpleNamespace(**checkpoint.read_progress(state)["arguments"])
     if trained.use_peft:
-        stop(Exit.USAGE, f"{checkpoint}: is of adapters: end its run, and merge the run's folder")
+        stop(Exit.USAGE, f"{state}: is of adapters: end its run, and merge the run's folder")
     wanted = getattr(torch, trained.dtype if dtype == "auto" else dtype)
     source = Source(trained.model_name_or_path, revision=trained.model_revision)
     model = load_weights(source, wanted, "meta", None)
@@ -235,15 +220,16 @@ def join(checkpoint: Path, folder: Path, dtype: str) -> None:
     parts = folder / "parts"
     parts.mkdir()
     weights = {}
-    names = [name for name in saved_tensors(checkpoint) if not is_of_optimizer(name)]
-    for number, (name, tensor) in enumerate(read_whole(checkpoint, names)):
+    saved = checkpoint.saved_tensors(state)
+    names = [name for name in saved if not checkpoint.is_of_optimizer(name)]
+    for number, (name, tensor) in enumerate(checkpoint.read_whole(state, names)):
         # Only this one is in memory: a tensor that is loaded from a file stays there
         path = parts / f"{number}.safetensors"
         save_file({name: tensor.to(places[name].dtype)}, path)
         weights |= load_file(path)
     lacking = {name for name, _ in model.named_parameters()} - weights.keys()
     if lacking:
-        stop(Exit.DATA, f"{checkpoint}: has no {min(lacking)}, which its run has not trained")
+        stop(Exit.DATA, f"{state}: has no {min(lacking)}, which its run has not trained")
     tokenizer = load_tokenizer(trained)
     stop_tokens = {tokenizer.eos_token_id} - {None}
     if hasattr(trained, "chat_template"):
