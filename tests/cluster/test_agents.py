@@ -190,3 +190,15 @@ def test_a_pod_that_is_evicted_saves_and_the_job_goes_on(words, whole, tmp_path)
     again = Agents("trainjob", agents.folder, words)
     assert again.end() == [0, 0], again.output()
     assert weights(again.folder) == weights(whole)
+
+
+@pytest.mark.parametrize("kind", ["trainjob", "skypilot"])
+@pytest.mark.parametrize("flag", [["--output_dir", "elsewhere"], ["--output-dir=elsewhere"]])
+def test_the_folder_of_the_run_is_named_by_its_variable_only(kind, flag, words, tmp_path):
+    agents = Agents(kind, tmp_path / "run", [*words, *flag])
+    assert agents.end() == [64, 64] and "OUTPUT_DIR" in agents.output()
+
+
+def test_skypilot_sees_the_exit_code_of_the_recipe(words, tmp_path):
+    agents = Agents("skypilot", tmp_path / "run", [*words, "--dataset_name", "missing.jsonl"])
+    assert agents.end() == [65, 65], agents.output()

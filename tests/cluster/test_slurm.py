@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """clusters/slurm.sbatch as it is shipped, in a Slurm cluster of two nodes on this machine.
 
-Every job trains llama under FSDP2, on CPU ranks (LAUNCHER is
+Every job trains a shipped recipe under a shipped YAML, on CPU ranks (LAUNCHER is
 scripts/rehearse.py). What interrupts a run must not change it: its weights equal, bit for bit,
 those of a job that nothing interrupted.
 """
@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -73,18 +74,25 @@ class Job:
 
 @pytest.fixture
 def submit(cluster, tiny_of, tmp_path):
-    """A function that submits the template for the job of `STEPS` steps, or of other flags."""
+    """A function that submits the template for the job of `STEPS` steps, or another one."""
     jobs = []
 
-    def submit(folder=tmp_path / "run", flags=("--max_steps", STEPS), sbatch=("--nodes=2",)):
+    def submit(
+        folder=tmp_path / "run",
+        flags=("--max_steps", STEPS),
+        sbatch=("--nodes=2",),
+        recipe="llama",
+        config="fsdp",
+        launcher=LAUNCHER,
+    ):
         variables = {
-            "LAUNCHER": LAUNCHER,
-            "RECIPE": "recipes/llama.py",
-            "CONFIG": str(CONFIGS / "fsdp.yaml"),
+            "LAUNCHER": launcher,
+            "RECIPE": f"recipes/{recipe}.py",
+            "CONFIG": str(CONFIGS / f"{config}.yaml"),
             "OUTPUT_DIR": str(folder),
         }
         words = ["sbatch", "--parsable", "--gpus-per-node=1", f"--output={folder.parent}/%j.out"]
-        words += [*sbatch, "clusters/slurm.sbatch", *data_of(tiny_of("llama"))]
+        words += [*sbatch, "clusters/slurm.sbatch", *data_of(tiny_of(recipe))]
         words += ["--logging_steps", "1", *flags]
         job = Job(cluster, cluster.run(*words, cwd=REPO, environment=variables), folder)
         jobs.append(job)
@@ -186,6 +194,25 @@ def kill_all_on(process):
                 os.kill(int(entry.name), signal.SIGKILL)
 
 
+def test_an_array_is_three_runs(cluster, submit, tmp_path):
+    run = partial(submit, folder=tmp_path / "%a", config="single")
+    job = run(flags=("--max_steps", 3, "--seed", "%a"), sbatch=("--nodes=1", "--array=1-3"))
+    cluster.wait_until(lambda: cluster.run("squeue", "--noheader") == "", "the array", PATIENCE)
+    seeds = [
+        read_json(tmp_path / str(task) / "run.json")["arguments"]["seed"] for task in (1, 2, 3)
+    ]
+    assert seeds == [1, 2, 3], job.output()
+    assert len({weights(tmp_path / str(task)) for task in (1, 2, 3)}) == 3
+
+
+def test_a_job_that_fails_in_the_folder_of_a_finished_one_is_not_taken_for_it(submit):
+    first = submit(flags=("--max_steps", 2), sbatch=("--nodes=1",), config="single")
+    assert first.end() == "COMPLETED", first.output()
+    second = submit(first.folder, launcher="false")
+    assert second.end() == "FAILED"
+    assert second.cluster.job(second.number)["ExitCode"] == "1:0"
+
+
 def test_a_folder_that_only_one_node_has_is_found_before_any_rank_starts(cluster, submit, tmp_path):
     folder = tmp_path / "only on n0"
     folder.mkdir()
@@ -201,3 +228,18 @@ def test_a_folder_that_only_one_node_has_is_found_before_any_rank_starts(cluster
         f"n1 cannot write to OUTPUT_DIR={job.folder} of n0: choose a folder that all nodes share"
     )
     assert job.output().splitlines()[-1] == f"error: {refusal}"
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "message"),
+    [
+        ({"flags": ("--no_such_flag", 1)}, 1, "--no_such_flag"),  # the launcher's code
+        ({"flags": ("--output_dir", "elsewhere")}, 64, "OUTPUT_DIR names the folder of the run"),
+        ({"config": "missing"}, 64, "CONFIG is the YAML"),
+    ],
+)
+def test_a_wrong_call_fails_once_with_one_line(options, code, message, submit):
+    job = submit(**options)
+    assert job.end() == "FAILED"
+    assert job.cluster.job(job.number)["ExitCode"] == f"{code}:0"
+    assert job.attempts == 0 and message in job.output()

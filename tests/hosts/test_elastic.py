@@ -1,9 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""clusters/torchrun_elastic.sh over two hosts: one is lost, and comes back, in one run."""
+"""clusters/torchrun_elastic.sh over two hosts: one is lost, and comes back, in one run.
+
+They may be started in any order.
+"""
 
 import json
 import os
 import sys
+import time
 
 import pytest
 
@@ -16,9 +20,10 @@ SAVED_EACH = 5
 LOST_IN = 8
 WAIT = 5  # seconds for which that step waits for the loss
 COMES_BACK_IN = 16
+LONGER_THAN_TORCH_WAITS = 65  # seconds: its read_timeout is 60
 
 
-def start(host, first, tiny, folder, faults=()):
+def start(host, first, tiny, folder, faults=(), hosts="1:2"):
     """Start the script on a host; `first` is the one where the hosts meet."""
     variables = {
         "LAUNCHER": "accelerate launch --quiet --mixed_precision no",
@@ -29,7 +34,7 @@ def start(host, first, tiny, folder, faults=()):
         "GPUS": "1",
         "OUTPUT_DIR": str(folder / "run"),
         "MEETING": f"{first.address}:{PORT}",
-        "HOSTS": "1:2",
+        "HOSTS": hosts,
         "ROWS_PER_STEP": str(ROWS),
         "BATCH": str(ROWS // 2),
         # Enough for the second agent, which starts when the first one has the store
@@ -106,3 +111,16 @@ def test_a_host_is_lost_and_comes_back_and_each_row_is_trained_on_once(hosts, ti
     trained = [row for step in here for row in here[step]]
     trained += [row for step in both for row in there[step]]
     assert sorted(trained) == list(range(1, STEPS * ROWS + 1))
+
+
+def test_a_host_that_is_started_first_waits_for_the_host_of_the_meeting(hosts, tiny, tmp_path):
+    first, second = hosts
+    write_rows(2, tiny, tmp_path)
+    early = start(second, first, tiny, tmp_path, hosts="2")
+    time.sleep(LONGER_THAN_TORCH_WAITS)
+    waits = f"waiting up to 600 s for the same command on {first.address}, which does not answer"
+    assert early.output == f"{waits} at {first.address}:{PORT} yet\n"
+    agent = start(first, first, tiny, tmp_path, hosts="2")
+    assert agent.end() == 0, agent.output[-3000:]
+    assert early.end() == 0, early.output[-3000:]
+    assert [line["step"] for line in read_metrics(tmp_path / "run")[0]] == [1, 2]

@@ -62,6 +62,8 @@ QUANTIZED = [
     Cell(weights="nf4"),
     Cell(weights="int8"),
     Cell("fsdp1_full_shard", weights="nf4", ranks=2),
+    Cell("fsdp2_full_shard", weights="nf4", ranks=2),
+    Cell("deepspeed_zero3", weights="nf4", ranks=2),
     Cell("deepspeed_zero2", weights="int8", ranks=2),
 ]
 
@@ -111,6 +113,7 @@ OF_DPO = ("--modules_to_save", "lm_head")
 OWN += [
     Cell(weights="LoRA", flags=COPIES),
     Cell("ddp", weights="LoRA", flags=COPIES, ranks=2, riding=PIECES),
+    Cell("deepspeed_zero3", weights="LoRA", flags=COPIES, ranks=2),
     Cell("tp", weights="LoRA", flags=COPIES, ranks=2, sharing=2),
     Cell(recipe="llama_dpo", weights="LoRA", flags=OF_DPO),
     Cell("fsdp1_full_shard", recipe="llama_dpo", weights="LoRA", flags=OF_DPO, ranks=2),
