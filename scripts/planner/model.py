@@ -44,7 +44,8 @@ def load(plan: Plan, layout: Layout) -> tuple[PreTrainedModel, int]:
 
     def from_config(self: Any, auto_class: Any, name: str, **options: Any) -> Any:
         nonlocal left_out
-        config = AutoConfig.from_pretrained(name, revision=options["revision"])
+        revision = options["revision"]
+        config = AutoConfig.from_pretrained(name, revision=revision, trust_remote_code=False)
         attention = options["attn_implementation"]
         if attention not in (None, "eager"):
             attention = "sdpa"  # Kernels of GPUs refuse other devices; their weights are the same.
