@@ -13,6 +13,8 @@ import faulthandler
 import json
 import os
 import signal
+import socket
+import threading
 import time
 from pathlib import Path
 from types import FrameType
@@ -111,27 +113,39 @@ class Watch:
         # On a GPU: the answer of the previous vote, which needs no waiting, and its event
         self._last_vote: tuple[torch.Tensor, torch.Event] | None = None
         for number in SIGNALS:
-            signal.signal(number, self._on_signal)
+            signal.signal(number, self._request_stop)
+        # Python calls that between its own instructions only, and a rank may wait for others in C++
+        received, self._sender = socket.socketpair()
+        self._sender.setblocking(False)
+        signal.set_wakeup_fd(self._sender.fileno())
+        end = threading.Thread(target=self._end_before_training, args=(received,), daemon=True)
+        end.start()
         # Processes that load or prepare data must not take these signals for requests
         os.register_at_fork(after_in_child=leave_signals_to_parent)
         if "TORCHELASTIC_RUN_ID" in os.environ:
             # A signal to stop if the launcher is killed, which could not pass one on any more
             ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
-    def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        """Request a stop after the current step; end at once if no step has begun."""
+    def _request_stop(self, number: int, frame: FrameType | None) -> None:
+        """Request a stop after the current step."""
         self.stop_requested = True
-        if self.is_training:
-            return
-        name = signal.Signals(number).name
-        why = f"Stopped by {name} before the first step: run the same command again"
-        if self._status.end(End(Exit.STOPPED, why, is_alone=True)):
-            print(why, flush=True)
-        os._exit(Exit.STOPPED)
+
+    def _end_before_training(self, received: socket.socket) -> None:
+        """End this process at once at a signal, until the loop begins. A thread runs this."""
+        while True:
+            number = received.recv(1)[0]
+            if number not in SIGNALS or self.is_training:
+                continue
+            name = signal.Signals(number).name
+            why = f"Stopped by {name} before the first step: run the same command again"
+            if self._status.end(End(Exit.STOPPED, why, is_alone=True)):
+                print(why, flush=True)
+            os._exit(Exit.STOPPED)
 
     def begin(self) -> None:
         """The loop begins."""
         self.is_training = True
+        signal.set_wakeup_fd(-1)
         self.show_life()
 
     def show_life(self, more_seconds: float = 0) -> None:
