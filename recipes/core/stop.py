@@ -18,7 +18,7 @@ import threading
 import time
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from accelerate import Accelerator
@@ -113,29 +113,35 @@ class Watch:
         # On a GPU: the answer of the previous vote, which needs no waiting, and its event
         self._last_vote: tuple[torch.Tensor, torch.Event] | None = None
         for number in SIGNALS:
-            signal.signal(number, self._request_stop)
+            signal.signal(number, self._on_signal)
         # Python calls that between its own instructions only, and a rank may wait for others in C++
         received, self._sender = socket.socketpair()
         self._sender.setblocking(False)
         signal.set_wakeup_fd(self._sender.fileno())
-        end = threading.Thread(target=self._end_before_training, args=(received,), daemon=True)
-        end.start()
+        self._ending = threading.RLock()
+        threading.Thread(target=self._wait_for_signals, args=(received,), daemon=True).start()
         # Processes that load or prepare data must not take these signals for requests
         os.register_at_fork(after_in_child=leave_signals_to_parent)
         if "TORCHELASTIC_RUN_ID" in os.environ:
             # A signal to stop if the launcher is killed, which could not pass one on any more
             ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
-    def _request_stop(self, number: int, frame: FrameType | None) -> None:
-        """Request a stop after the current step."""
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        """Request a stop after the current step; end at once if no step has begun."""
         self.stop_requested = True
+        if not self.is_training:
+            self._end(number)
 
-    def _end_before_training(self, received: socket.socket) -> None:
-        """End this process at once at a signal, until the loop begins. A thread runs this."""
+    def _wait_for_signals(self, received: socket.socket) -> None:
+        """Do the same while the rank is in C++. A thread runs this."""
         while True:
             number = received.recv(1)[0]
-            if number not in SIGNALS or self.is_training:
-                continue
+            if number in SIGNALS and not self.is_training:
+                self._end(number)
+
+    def _end(self, number: int) -> NoReturn:
+        """End this process, and say why if no other rank has done so."""
+        with self._ending:  # Both may come here, the first of which is to print
             name = signal.Signals(number).name
             why = f"Stopped by {name} before the first step: run the same command again"
             if self._status.end(End(Exit.STOPPED, why, is_alone=True)):
