@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from common import is_path
-from core.export import has_result
 
 ADAPTERS = "adapter_config.json"
 CARD = "README.md"
@@ -55,6 +54,8 @@ def select(source: Path) -> tuple[list[str], list[str]]:
 
 def find_problem(source: Path) -> str | None:
     """Return why a folder is not pushed, or None."""
+    from core.export import has_result  # imports torch, for seconds
+
     if source.name.endswith(".unfinished"):
         return f"{source}: was not finished: run its command again"
     status = source / "status.json"
