@@ -21,7 +21,7 @@ from accelerate.utils.other import extract_model_from_parallel
 
 from core import workarounds
 from core.boxes import LocalBox, boxes_of, clean_name
-from core.checkpoint import copied, flush, gather, let_others_read, make_patient_group
+from core.checkpoint import flush, gather, let_others_read, make_patient_group
 from core.exits import End, Exit
 from core.state import free_whole_weights, fsdp1_slices
 from core.weights import read_left_out
@@ -124,28 +124,29 @@ def collect(boxes: Sequence[LocalBox], group: Any) -> dict[str, torch.Tensor]:
     Each box is sent by the first rank that has it, one after another.
     """
     rank = 0 if group is None else dist.get_rank(group)
-    own = {(box.name, box.start): box for box in boxes}
+    own = {(box.name, box.start): box.part for box in boxes}
+    facts = {(box.name, box.start): (box.shape, box.part.shape, box.part.dtype) for box in boxes}
     whole: dict[str, torch.Tensor] = {}
     known = set()
-    for sender, found in enumerate(gather([*own], group)):
-        for key in found:
+    for sender, found in enumerate(gather(facts, group)):
+        for key, (shape, sizes, dtype) in found.items():
             if key in known:
                 continue
             known.add(key)
             if rank == sender > 0:
-                dist.send_object_list([copied(own[key])], 0, group=group)
+                dist.send(own[key].cpu().contiguous(), 0, group=group)
             if rank > 0:
                 continue
-            received: list[Any] = [own.get(key)]
+            part = own[key].cpu() if sender == 0 else torch.empty(sizes, dtype=dtype)
             if sender > 0:
-                dist.recv_object_list(received, sender, group=group)
-            (box,) = received
-            if box.part.shape == box.shape:
-                whole[box.name] = box.part.cpu()
+                dist.recv(part, sender, group=group)
+            name, start = key
+            if part.shape == shape:
+                whole[name] = part
                 continue
-            target = whole.setdefault(box.name, torch.empty(box.shape, dtype=box.part.dtype))
-            place = zip(box.start, box.part.shape, strict=True)
-            target[tuple(slice(first, first + size) for first, size in place)] = box.part
+            target = whole.setdefault(name, torch.empty(shape, dtype=dtype))
+            place = zip(start, sizes, strict=True)
+            target[tuple(slice(first, first + size) for first, size in place)] = part
     return whole
 
 
