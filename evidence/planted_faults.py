@@ -373,8 +373,8 @@ FAULTS = [
     fault(
         "the result has only what rank 0 holds",
         f"{CORE}/export.py",
-        "enumerate(gather([*own], group)):",
-        "enumerate(gather([*own], group)[:1]):",
+        "enumerate(gather(facts, group)):",
+        "enumerate(gather(facts, group)[:1]):",
         test="test_cells.py -k fsdp2_full_shard-llama-full",
     ),
     fault(
