@@ -11,10 +11,13 @@ import numpy as np
 import pytest
 import torch
 from datasets import Dataset
+from peft import LoraConfig, get_peft_model
 from transformers import (
     AutoModelForCausalLM,
+    CohereConfig,
     Gemma2Config,
     GPT2Config,
+    GraniteConfig,
     LlamaConfig,
     ModernBertDecoderConfig,
     PhiConfig,
@@ -22,7 +25,7 @@ from transformers import (
 
 from core.batches import TokenCollator
 from core.data import IGNORED
-from core.loss import LossInHead, LossInPieces
+from core.loss import LossInHead, LossInPieces, changes_logits_after_head
 
 CPU = torch.device("cpu")
 SHAPE = {
@@ -142,6 +145,43 @@ def test_the_loss_is_that_of_the_rows_one_by_one(layout, one_by_one):
         assert ("after its head" in str(token_loss)) == is_capped
         assert ours.dtype == torch.float32 and ours.item() == pytest.approx(loss.item(), rel=1e-6)
         assert norm_after(ours, model) == pytest.approx(norm, rel=1e-5)
+
+
+CAP_OR_SCALE_IT = {
+    "gemma2": Gemma2Config(**SHAPE, final_logit_softcapping=2.0),
+    "granite": GraniteConfig(**SHAPE, logits_scaling=8.0),
+    "cohere": CohereConfig(**SHAPE),
+}
+
+
+@pytest.mark.parametrize("name", ["llama", *CAP_OR_SCALE_IT])
+def test_models_that_change_their_logits_after_the_head_are_found(name):
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config((MODELS | CAP_OR_SCALE_IT)[name])
+    changes = name in CAP_OR_SCALE_IT
+    assert changes_logits_after_head(model) == changes
+    adapted = get_peft_model(model, LoraConfig(target_modules="all-linear"))
+    assert changes_logits_after_head(adapted) == changes
+
+
+def test_adapters_on_the_head_get_the_gradient_of_all_logits():
+    batch = LAYOUTS["padded"]
+    gradients = []
+    for mib in (None, 256, 0.02):
+        model = model_of("llama")
+        config = LoraConfig(target_modules=["q_proj", "lm_head"], init_lora_weights=False)
+        model = get_peft_model(model, config)
+        if mib is None:
+            logits = model(**batch["inputs"]).logits.flatten(0, 1)[batch["positions"]]
+            targets = batch["targets"]
+            loss = torch.nn.functional.cross_entropy(logits, targets, reduction="sum")
+        else:
+            loss = LossInHead(model, mib, CPU)(model, batch)
+        loss.backward()
+        gradients.append([weight.grad for weight in model.parameters() if weight.requires_grad])
+    for plain, *ours in zip(*gradients, strict=True):
+        for gradient in ours:
+            torch.testing.assert_close(gradient, plain, rtol=1e-4, atol=1e-4)
 
 
 def test_a_weight_that_was_multiplied_without_gradients_still_gets_them():
