@@ -86,6 +86,7 @@ class Typist:
         words = [str(word) for word in (INTERPRETER, CHAT, *arguments)]
         self.process, self.terminal = pty.fork()
         if self.process == 0:
+            signal.signal(signal.SIGINT, signal.SIG_DFL)  # What runs in the background ignores it
             os.execve(INTERPRETER, words, environment())
         self.shown = ""
 
