@@ -13,6 +13,7 @@ refuses has the reason as its row.
 
 import dataclasses
 import json
+import re
 from dataclasses import replace
 
 import pytest
@@ -134,8 +135,13 @@ def all_runs() -> list[Run]:
     """Return every run, those of a group in the order of its table."""
     names = configs()
     on_four = [name for name in names if ranks_of(name, 2) == 2]
-    runs = [on("strategies", name, weights=kind) for name in names for kind in WEIGHTS]
-    runs += [on("strategies", name, 4, weights=kind) for name in on_four for kind in WEIGHTS]
+    runs = []
+    for wanted, under in ((2, names), (4, on_four)):
+        runs += [
+            on("strategies", name, wanted, weights=kind)
+            for name in under
+            for kind in (("full",) if name == "fsdp1_no_shard" else WEIGHTS)  # DDP holds the same
+        ]
     for ranks, cuts in OTHER_CUTS.items():
         under = ["single"] if ranks == 1 else ["ddp", "fsdp2_full_shard", "deepspeed_zero2"]
         runs += [Run("cuts", name, ranks, *cut) for cut in cuts for name in under]
@@ -217,11 +223,9 @@ def reference_of(run: Run) -> Run:
 
 
 def is_refused(run: Run) -> bool:
-    """Return whether the recipe must refuse a run, since its strategy does not take its weights."""
+    """Return whether a run must end in an error, since its strategy does not take its weights."""
     if run.weights == "full":
         return False
-    if run.config == "fsdp1_no_shard":
-        return True
     if run.config.endswith("tp") and run.weights != "LoRA":  # A quantized base is not split.
         return True
     if run.weights == "int8 LoRA":
@@ -298,9 +302,9 @@ def test_parity(run, measured, record):
     folder, code, output = measured(run)
     record(**dataclasses.asdict(run), exit_code=code)
     if is_refused(run):
-        errors = [line for line in output.splitlines() if line.startswith("error: ")]
-        assert code == 64 and errors, output[-3000:]
-        record(verdict="refused", reason=errors[0].removeprefix("error: "))
+        error = re.search(r"(?:Error|error): (.*)", output)  # of the recipe or of the library
+        assert code and error and "Trained in" not in output, output[-3000:]
+        record(verdict="refused", reason=error[1])
         return
     assert code == 0, output[-3000:]
     reference, *_ = measured(reference_of(run))
