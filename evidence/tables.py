@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Write the tables of README.md and docs/ from results/*.json.
+"""Write the tables of README.md and docs/ from results/.
 
     python evidence/tables.py            # after a measurement
     python evidence/tables.py --check    # write nothing, exit with 1 if a table differs
@@ -7,38 +7,59 @@
 A table is between `<!-- NAME -->` and `<!-- end of NAME -->`; BLOCKS has the function of each NAME.
 """
 
+import functools
+import json
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import statistics
+from collections.abc import Callable, Iterable, Sequence
 from decimal import Decimal
+from typing import Any
 
 import rooms  # noqa: F401  before what it makes importable
-import tables_speed
 from common import Parser, run_command
 from paths import ROOT
-from tables_speed import Row, table
 
+RESULTS = ROOT / "results"
 MARKED = re.compile(r"(^<!-- (\w+) -->\n).*?(?=\n<!-- end of \2 -->$)", re.DOTALL | re.MULTILINE)
 # The order of the YAMLs in each table, by how their names begin
 ORDER = ("single", "ddp", "tp", "ep", "pp", "fsdp2", "hsdp", "fsdp1", "deepspeed")
+MB, GIB = 10**6, 2**30
+
+Row = dict[str, Any]  # facts of one measurement, as `record` keeps them
 
 
 # ---- What all tables are made of ----
 
 
-def rows_of(name: str, key: str = "versions") -> list[Row]:
-    """Return the rows of results/NAME.json, one for each test that recorded, which have a key."""
-    return [row for row in tables_speed.rows_of(name) if key in row]
+@functools.cache
+def read(name: str) -> list[Row]:
+    """Return the rows of results/NAME.json in the order of the file."""
+    return list(json.loads((RESULTS / f"{name}.json").read_text()).values())
 
 
-def decimal(number: float) -> str:
-    """Return a number with one significant digit and without an exponent, such as 0.0000002."""
-    return f"{Decimal(f'{number:.0e}'):f}"
+def rows_of(name: str, key: str) -> list[Row]:
+    """Return the rows of results/NAME.json that have a key."""
+    return [row for row in read(name) if key in row]
 
 
 def yaml_of(row: Row) -> str:
     """Return the name of a row's YAML as code."""
     return f"`{row['config']}.yaml`"
+
+
+def table(header: Sequence[str], lines: Iterable[Sequence[Any]]) -> str:
+    """Return an aligned Markdown table. Every line has as many cells as the header."""
+    rows = [list(map(str, line)) for line in (header, *lines)]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    rows.insert(1, ["-" * width for width in widths])
+    padded = [" | ".join(map(str.ljust, cells, widths)) for cells in rows]
+    return "\n".join(f"| {line} |" for line in padded)
+
+
+def decimal(number: float) -> str:
+    """Return a number with one significant digit and without an exponent, such as 0.0000002."""
+    return f"{Decimal(f'{number:.0e}'):f}"
 
 
 def place_of(row: Row) -> tuple[int, str]:
@@ -70,7 +91,6 @@ GROUPS = {
 }
 # Groups in which the run of one process is what the others are compared with
 REFERENCED = ("strategies", "others", "quantized", "meshes")
-MOST_NAMES = 3  # YAMLs that are named one by one when a bound is explained
 
 
 def group_of(run: Row) -> str:
@@ -81,67 +101,37 @@ def group_of(run: Row) -> str:
 def compared_runs() -> list[Row]:
     """Return the runs that were compared with another one, without those that were refused."""
     runs = []
-    for run in rows_of("parity"):
+    for run in read("parity"):
         is_reference = run["config"] == "single" and group_of(run) in REFERENCED
-        if run["verdict"] == "ok" and not is_reference:
+        if run.get("verdict") == "ok" and not is_reference:
             runs.append(run)
     return runs
 
 
-def usual_bounds() -> dict[str, float]:
-    """Return the bounds of a run without a reason for wider ones: those of DDP."""
-    return next(run["bounds"] for run in compared_runs() if run["config"] == "ddp")
-
-
 def parity() -> str:
-    """Return the largest differences from one process, by kind of run, weights and bound."""
-    usual = usual_bounds()
-    places = list(GROUPS)
-    weights = list(dict.fromkeys(run["weights"] for run in compared_runs()))
-    found: dict[tuple[int, int, bool], list[Row]] = {}
+    """Return the largest differences from one process by kind of run and weights, and bounds."""
+    found: dict[tuple[str, str], list[Row]] = {}
+    bounds: dict[str, None] = {}
     for run in compared_runs():
-        bound = run["bounds"]["grad_norm"]
-        sharded = run["precision"] == "no" and bound not in (None, usual["grad_norm"])
-        place = (places.index(group_of(run)), weights.index(run["weights"]), sharded)
-        found.setdefault(place, []).append(run)
+        found.setdefault((group_of(run), run["weights"]), []).append(run)
+        words = [f"{NUMBERS[name]} {size:g}" for name, size in run["bounds"].items() if size]
+        bounds[f"- {run['why'] or 'All others'}: {', '.join(words)}."] = None
     rows = []
-    for (place, weight, sharded), runs in sorted(found.items()):
-        what = GROUPS[places[place]]
-        if sharded:
-            what += ", sharded"
-        cells = [with_bound(runs, number) for number in NUMBERS]
-        rows.append([what, weights[weight], len(runs), *cells])
-    columns = ["what was compared", "weights", "runs"]
-    columns += [f"{name} (bound)" for name in NUMBERS.values()]
-    return f"{table(columns, rows)}\n\n{reasons(usual)}"
+    for group, what in GROUPS.items():
+        for weights in dict.fromkeys(run["weights"] for run in compared_runs()):
+            if runs := found.get((group, weights)):
+                rows.append([what, weights, len(runs), *largest_differences(runs)])
+    columns = ["what was compared", "weights", "runs", *NUMBERS.values()]
+    return "\n".join([table(columns, rows), "", "Bounds:", "", *bounds])
 
 
-def with_bound(runs: Iterable[Row], number: str) -> str:
-    """Return the largest difference of some runs in one number, with its bound in brackets."""
-    reported = [run for run in runs if run["bounds"][number] is not None]
-    difference = max(run["differences"][number] for run in reported)
-    return f"{decimal(difference)} ({decimal(reported[0]['bounds'][number])})"
-
-
-def reasons(usual: Mapping[str, float]) -> str:
-    """Return a line for each reason for bounds other than the usual ones, and where it applies."""
-    places: dict[str, dict[str, None]] = {}
-    for run in compared_runs():
-        if run["precision"] != "no":
-            words = [f"{NUMBERS[name]} {size:.0e}" for name, size in run["bounds"].items() if size]
-            reason = f"bounds are {', '.join(words)}. {run['why']}"
-            places.setdefault(reason, {})[run["precision"]] = None
-            continue
-        for name, bound in run["bounds"].items():
-            if bound != usual[name]:
-                what = "not reported" if bound is None else f"within {bound:.0e}"
-                reason = f"{NUMBERS[name]} {what}. {run['why']}"
-                places.setdefault(reason, {})[yaml_of(run)] = None
-    lines = []
-    for reason, names in places.items():
-        where = ", ".join(names) if len(names) <= MOST_NAMES else "full weights, sharded"
-        lines.append(f"- {where}: {reason}.")
-    return "\n".join(lines)
+def largest_differences(runs: Sequence[Row]) -> list[str]:
+    """Return the largest difference of some runs in each of NUMBERS, where it is reported."""
+    cells = []
+    for name in NUMBERS:
+        found = [run["differences"][name] for run in runs]
+        cells.append(decimal(max(number for number in found if number is not None)))
+    return cells
 
 
 # ---- Sharding ----
@@ -151,64 +141,48 @@ CLASSES = ("parameters", "gradients", "optimizer")
 
 def shares() -> str:
     """Return the share of each class that the fullest rank has; one row for YAMLs that agree."""
-    fullest: dict[tuple[str, int, str], int] = {}  # bytes by YAML, ranks and class
-    yamls = {}
-    for run in rows_of("parity"):
-        if run["group"] == "strategies" and run["weights"] == "full" and "held" in run:
-            yamls[run["config"]] = run
-            for kind, held in run["held"].items():
-                most = max(size for size, _ in held["ranks"])
-                fullest[run["config"], run["ranks"], kind] = most
-    del yamls["single"]
+    fullest: dict[str, dict[int, dict[str, int]]] = {}  # bytes by YAML, ranks and class
+    for run in sorted(rows_of("parity", "held"), key=place_of):
+        if run["group"] == "strategies" and run["weights"] == "full":
+            most = {}
+            for kind in CLASSES:
+                most[kind] = max(size for size, _ in run["held"][kind]["ranks"])
+            fullest.setdefault(run["config"], {})[run["ranks"]] = most
+    whole = fullest.pop("single")[1]
     named: dict[tuple[str, ...], list[str]] = {}
-    for run in sorted(yamls.values(), key=place_of):
+    for config, by_ranks in fullest.items():
         cells = []
         for ranks in (2, 4):
-            for kind in CLASSES:
-                size = fullest.get((run["config"], ranks, kind))
-                cells.append(share_text(size, fullest["single", 1, kind]))
-        named.setdefault(tuple(cells), []).append(yaml_of(run))
+            held = by_ranks.get(ranks, {})
+            cells += [f"{held[kind] / whole[kind]:.2f}" if held else "" for kind in CLASSES]
+        named.setdefault(tuple(cells), []).append(f"`{config}.yaml`")
     columns = [f"{kind}, {ranks} processes" for ranks in (2, 4) for kind in CLASSES]
     return table(["YAML", *columns], [[", ".join(names), *cells] for cells, names in named.items()])
 
 
-def share_text(size: int | None, whole: int) -> str:
-    """Return a share as a fraction if it is within 1% of one, "" for what was not measured."""
-    if size is None:
-        return ""
-    share = size / whole
-    for parts, text in {1: "1", 2: "1/2", 4: "1/4"}.items():
-        if abs(share * parts - 1) < 0.01:
-            return text
-    return f"{share:.2f}"
-
-
 # ---- The planner ----
 
-# {kind of jobs: what their plans are compared with}
-COMPARED = {
-    "one thing": "one CPU process, one setting changed at a time",
-    "drawn": "one CPU process, random settings",
-    "DDP, FSDP2, ZeRO-0 to 2": "2 and 4 CPU processes, each with rows of its own",
-    "FSDP1": "the same",
-    "ZeRO-3": "the same",
-    "TP": "2 to 8 CPU processes that share rows",
-    "CP": "the same",
-    "SP": "the same",
+# {kind of jobs: what the table calls it}
+PLANNED = {
+    "one thing": "one process, one setting changed at a time",
+    "drawn": "one process, random settings",
+    "DDP, FSDP2, ZeRO-0 to 2": "DDP, FSDP2, ZeRO-0 to 2, 2 and 4 processes with rows of their own",
+    "FSDP1": "FSDP1, the same",
+    "ZeRO-3": "ZeRO-3, the same",
+    "TP": "TP, 2 to 8 processes that share rows",
+    "CP": "CP, the same",
+    "SP": "SP, the same",
 }
 
 
 def planner() -> str:
     """Return the errors of the planned peak, by what it is compared with."""
-    jobs = rows_of("planner", "kind") + tracked_jobs()
     rows = []
-    for kind, text in COMPARED.items():
-        errors = [job["error"] for job in jobs if job["kind"] == kind]
-        if errors:
-            sizes = (mean_size(errors), max(*errors, 0), abs(min(*errors, 0)))
-            name = "one process" if kind in ("one thing", "drawn") else kind
-            rows.append([name, text, len(errors), *(f"{size:.2%}" for size in sizes)])
-    columns = ["planned", "compared with", "jobs", "mean error", "most above", "most below"]
+    for kind, text in PLANNED.items():
+        errors = [job["error"] for job in read("planner") if kind_of(job) == kind]
+        sizes = (mean_size(errors), max(*errors, 0), abs(min(*errors, 0)))
+        rows.append([text, len(errors), *(f"{size:.2%}" for size in sizes)])
+    columns = ["planned and measured on CPUs", "jobs", "mean error", "most above", "most below"]
     return table(columns, rows)
 
 
@@ -217,27 +191,21 @@ def mean_size(errors: Sequence[float]) -> float:
     return sum(map(abs, errors)) / len(errors)
 
 
-def tracked_jobs() -> list[Row]:
-    """Return the jobs on CPU ranks with their kinds."""
-    jobs = []
-    for row in rows_of("planner", "config"):
-        config = row["config"]
-        kind = "DDP, FSDP2, ZeRO-0 to 2"
-        if config.endswith(("tp", "cp")):
-            kind = config[-2:].upper()
-        elif config == "deepspeed_ulysses":
-            kind = "SP"
-        elif config.startswith("fsdp1"):
-            kind = "FSDP1"
-        elif "zero3" in config:
-            kind = "ZeRO-3"
-        jobs.append(row | {"kind": kind})
-    return jobs
+def kind_of(job: Row) -> str:
+    """Return the key of PLANNED of a job, which has a YAML if it is on ranks."""
+    config = job.get("config", "")
+    if not config:
+        return job["kind"]
+    if config.endswith(("tp", "cp")):
+        return config[-2:].upper()
+    if config == "deepspeed_ulysses":
+        return "SP"
+    if config.startswith("fsdp1"):
+        return "FSDP1"
+    return "ZeRO-3" if "zero3" in config else "DDP, FSDP2, ZeRO-0 to 2"
 
 
 # ---- Memory of hosts ----
-
-MB = 10**6
 
 
 def host_memory() -> str:
@@ -303,7 +271,7 @@ def measured_families() -> list[Row]:
     "first": of a run's first loss and the model's own; "loaded": of what a run wrote and trained.
     """
     rows = []
-    for row in rows_of("families"):
+    for row in read("families"):
         runs = [row[kind] for kind in ("full", "LoRA", "FSDP")]
         first = [abs(run["losses"][0] - row["own_loss"]) / row["own_loss"] for run in runs]
         loaded = [abs(run["loaded"] - run["trained"]) / run["trained"] for run in runs]
@@ -331,12 +299,12 @@ def proof() -> str:
     configs = {run["config"] for run in runs} - {"single"}
     recipes = {run["recipe"] for run in runs}
     difference = decimal(max(run["differences"]["loss"] for run in runs))
-    finished = [run for run in rows_of("parity") if run["verdict"] == "ok"]
+    finished = [run for run in read("parity") if run.get("verdict") == "ok"]
     interrupted, _ = trials_of(*INTERRUPTED)
     kills, lost = trials_of("random kills")
     beside_saves, lost_there = trials_of("random kills, --async_save")
     tracked = rows_of("planner", "config")
-    drawn = [job["error"] for job in rows_of("planner", "kind") if job["kind"] == "drawn"]
+    drawn = [job["error"] for job in read("planner") if kind_of(job) == "drawn"]
     errors = [job["error"] for job in tracked]
     on_ranks = errors_text(errors, "jobs, every YAML but EP's and PP's on two to eight ranks")
     tiny = measured_families()
@@ -346,7 +314,7 @@ def proof() -> str:
             f"Every strategy gives the same loss: {len(runs)} runs, {len(recipes)} recipes, "
             f"{len(configs)} multi-GPU YAMLs",
             f"largest relative difference from a single-process run: {difference}",
-            decimal(usual_bounds()["loss"]),
+            decimal(max(run["bounds"]["loss"] for run in runs)),
             "`pytest evidence/test_parity.py --all`",
         ),
         (
@@ -381,7 +349,7 @@ def proof() -> str:
 
 def trials_of(*groups: str) -> tuple[int, int]:
     """Return how many attempts there were, all as promised, and the largest figure of all."""
-    trials = [trial for trial in rows_of("faults") if trial["group"] in groups]
+    trials = [trial for trial in read("faults") if trial["group"] in groups]
     tried = sum(trial["count"] for trial in trials)
     return tried, math.ceil(max(trial["figure"] for trial in trials))
 
@@ -391,8 +359,6 @@ def errors_text(errors: Sequence[float], kind: str) -> str:
     worst = max(map(abs, errors))
     return f"{len(errors)} {kind}: mean error {mean_size(errors):.2%}, largest {worst:.2%}"
 
-
-# ---- The documents ----
 
 DIFFERENCES = "differences from an uninterrupted run: {}"
 LOSS = "largest relative difference in loss: {}"
@@ -418,13 +384,177 @@ def faults() -> str:
     """Return a row for each kind of fault: how many trials, and the worst outcome of them."""
     lines = []
     for group, (what, outcome) in GROUPS_OF_FAULTS.items():
-        trials = [row for row in rows_of("faults") if row["group"] == group]
-        if trials:
-            worst = Decimal(f"{max(row['figure'] for row in trials):.2g}")
-            tried = sum(row["count"] for row in trials)
-            lines.append([what, f"{tried:,}", outcome.format(f"{worst:f}")])
+        trials = [row for row in read("faults") if row["group"] == group]
+        worst = Decimal(f"{max(row['figure'] for row in trials):.2g}")
+        tried = sum(row["count"] for row in trials)
+        lines.append([what, f"{tried:,}", outcome.format(f"{worst:f}")])
     return table(["what was done", "trials, all as promised", "worst outcome"], lines)
 
+
+# ---- Speed on a CPU, and quickstarts ----
+
+NAMES = {
+    "floor": "plain PyTorch loop",
+    "lean": "plain loop without unneeded logits",
+    "ours": "this recipe",
+    "trainer": "Trainer",
+    "trl": "SFTTrainer",
+}
+# Each with its own defaults
+SHIPPED = {
+    "floor": "plain PyTorch loop",
+    "ours": "this recipe, --packing",
+    "trainer": "Trainer",
+    "trl": "SFTTrainer",
+    "trl packed": "SFTTrainer, --packing",
+}
+
+
+def repeats_of(job: str, label: str, key: str) -> dict[int, float]:
+    """Return a number of each run of a contestant that is not void, by repeat."""
+    (cell,) = [row for row in read("speed") if row["cell"] == job]
+    found = {}
+    for run in cell["runs"]:
+        if run["contestant"] == label and not run["void"]:
+            found[run["repeat"]] = run[key]
+    return found
+
+
+def ratios(job: str, label: str, other: str, key: str) -> list[float]:
+    """Return how many times the number of `other` that of `label` is, in each repeat.
+
+    A ratio is of processes that ran one after the other: that of two means would be distorted by
+    one slow minute of the machine.
+    """
+    ours = repeats_of(job, label, key)
+    theirs = repeats_of(job, other, key)
+    return [ours[repeat] / theirs[repeat] for repeat in sorted(ours.keys() & theirs.keys())]
+
+
+def spread(numbers: Iterable[float], form: str) -> str:
+    """Return the median of some numbers and their range, as text; "" without numbers."""
+    found = sorted(numbers)
+    if not found:
+        return ""
+    middle = form.format(statistics.median(found))
+    low, high = form.format(found[0]), form.format(found[-1])
+    return middle if low == high else f"{middle} ({low} to {high})"
+
+
+def speed() -> str:
+    """Return the tables of the same batches, and of each tool's own defaults."""
+    lines = []
+    for label, name in NAMES.items():
+        relative = ratios("matched, medium", label, "floor", "seconds_per_step")
+        smallest = repeats_of("matched, near zero", label, "seconds_per_step").values()
+        line = [name, spread(relative, "{:.3f}"), spread((1e3 * n for n in smallest), "{:.2f}")]
+        for cache in ("cold", "warm"):
+            seconds = repeats_of(f"start, {cache} cache", label, "seconds_to_first_step")
+            line.append(spread(seconds.values(), "{:.1f}"))
+        lines.append(line)
+    header = ["same batches, same losses", "36M parameters: time of a step, relative"]
+    header += [
+        "almost no compute: ms per step",
+        "seconds until the first step ends, cold data cache",
+    ]
+    matched = table([*header, "the same, warm data cache"], lines)
+
+    job = "shipped, medium"
+    lines = []
+    for label, name in SHIPPED.items():
+        tokens = repeats_of(job, label, "tokens_per_second").values()
+        lead = ratios(job, "ours", label, "tokens_per_second")
+        losses = repeats_of(job, label, "held_out_loss").values()
+        memory = [each["resident"] for each in repeats_of(job, label, "memory_mib").values()]
+        line = [name, spread(tokens, "{:,.0f}"), spread(lead, "{:.2f}")]
+        lines.append([*line, f"{statistics.median(memory):,.0f}", spread(losses, "{:.3f}")])
+    header = ["own defaults", "tokens/s without padding", "this recipe is faster by a factor of"]
+    header += ["peak memory, MiB", "held-out loss"]
+    return f"{matched}\n\n{table(header, lines)}"
+
+
+def quickstarts() -> str:
+    """Return the table of quickstarts: a number of held-out rows before and after, and seconds."""
+    lines = []
+    for row in read("quickstarts"):
+        command = f"`make quickstart RECIPE={row['recipe']}`"
+        figures = [f"{row['before']:.3g}", f"{row['after']:.3g}", f"{row['seconds']:.0f}"]
+        lines.append([command, row["shown"], *figures])
+    seconds = f"seconds, {read('quickstarts')[0]['cores']} CPU cores"
+    return table(["quickstart", "on held-out rows", "before", "after", seconds], lines)
+
+
+# ---- On a GPU ----
+
+GPU_JOBS = {
+    "speed.8b_lora": "8B LoRA, 2 rows of 4,096 tokens",
+    "speed.8b_full": "8B full, 4 rows of 4,096 tokens",
+    "speed.8b_qlora": "8B QLoRA, 2 rows of 2,048 tokens",
+}
+GPU_FIGURES = {
+    "tokens/s": "{:,}",
+    "allocated, GiB": "{:.2f}",
+    "planned, GiB": "{:.2f}",
+    "MFU": "{:.1%}",
+}
+HOLDS = {True: "yes", False: "**no**", None: "measured", "no time": "**no time**"}
+
+
+def gpu_cells() -> list[Row]:
+    """Return the rows of results/gpu/ by the names of their cells."""
+    rows = [row for path in RESULTS.glob("gpu/*.json") for row in read(f"gpu/{path.stem}")]
+    return sorted(rows, key=lambda row: row["cell"])
+
+
+def gpu() -> str:
+    """Return each claim about a GPU with its bound and whether it holds, and the machines."""
+    machines: dict[str, None] = {}
+    lines = []
+    for row in gpu_cells():
+        versions = [f"{name} {version}" for name, version in row["versions"].items() if version]
+        machines[", ".join([row["device"], f"driver {row['driver']}", *versions])] = None
+        lines.append([f"`{row['cell']}`", row["proves"], row["bound"], HOLDS[row["holds"]]])
+    commits = sorted({row["commit"] for row in gpu_cells()})
+    text = f"Measured on {'; and on '.join(machines)}, at {' and '.join(commits)}."
+    return f"{text}\n\n{table(['cell', 'claim', 'bound', 'holds'], lines)}"
+
+
+def gpu_speed() -> str:
+    """Return the table of speed and of tensors at the peak beside other programs."""
+    lines = []
+    for cell in gpu_cells():
+        for row in cell["rows"]:
+            if cell["cell"] in GPU_JOBS and "tokens/s" in row:
+                figures = [
+                    form.format(row[name]) if name in row else ""
+                    for name, form in GPU_FIGURES.items()
+                ]
+                lines.append([GPU_JOBS[cell["cell"]], row["what"], *figures])
+    header = ["job", "program", "tokens/s", "peak, GiB", "planned, GiB", "MFU"]
+    return table(header, lines)
+
+
+def gpu_plan() -> str:
+    """Return the table of planned and measured tensors at the peak of each run."""
+    lines = []
+    for cell in gpu_cells():
+        for row in cell["rows"]:
+            if "planned, GiB" in row and "allocated, GiB" in row:
+                run = GPU_JOBS[cell["cell"]]
+                planned = row["planned, GiB"]
+                measured = row["allocated, GiB"]
+            elif "planned tensors" in row and "allocated" in row:
+                run = f"`{row['run']}`"
+                planned = row["planned tensors"] / GIB
+                measured = row["allocated"] / GIB
+            else:
+                continue
+            error = round(planned / measured - 1, 3) + 0.0  # so that it is never -0.0
+            lines.append([run, f"{planned:.2f}", f"{measured:.2f}", f"{error:+.1%}"])
+    return table(["run", "planned, GiB", "measured, GiB", "error"], lines)
+
+
+# ---- The documents ----
 
 BLOCKS: dict[str, Callable[[], str]] = {
     "parity": parity,
@@ -435,7 +565,11 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "host_memory": host_memory,
     "checkpoint_memory": checkpoint_memory,
     "families": families,
-    **tables_speed.BLOCKS,
+    "speed": speed,
+    "quickstarts": quickstarts,
+    "gpu": gpu,
+    "gpu_speed": gpu_speed,
+    "gpu_plan": gpu_plan,
 }
 
 

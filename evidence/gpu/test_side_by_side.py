@@ -14,7 +14,7 @@ import pytest
 import contestants
 from contestants import Job
 from gpu.runs import REPO
-from tables_speed import NAMES
+from tables import NAMES
 from test_speed import MATCHED, verdict
 
 PEAK_FLOPS = 989e12  # of an H100 and H200 in dense bf16 (NVIDIA's data sheets)
