@@ -410,8 +410,8 @@ SHIPPED = {
 }
 
 
-def repeats_of(job: str, label: str, key: str) -> dict[int, float]:
-    """Return a number of each run of a contestant that is not void, by repeat."""
+def repeats_of(job: str, label: str, key: str) -> dict[int, Any]:
+    """Return a fact of each run of a contestant that is not void, by repeat."""
     (cell,) = [row for row in read("speed") if row["cell"] == job]
     found = {}
     for run in cell["runs"]:
