@@ -6,7 +6,8 @@
 
 The numbers of `memory` come from the planner, the names of `house` from recipes/. The text of
 `quickstart_terminal` is results/quickstart.txt, which `make quickstart OUT=runs/quickstart >
-results/quickstart.txt 2>&1` writes. Drawn again from the same numbers, a file is the same byte for byte.
+results/quickstart.txt 2>&1` writes. Drawn again from the same numbers, a file is the same byte for
+byte.
 """
 
 import io
