@@ -21,9 +21,11 @@ import datasets  # noqa: F401
 import peft  # noqa: F401
 from accelerate import Accelerator
 from torch.nn import Module
+from torch.optim import Optimizer
 
 from core import export, run
 from rehearsal.step_hooks import when_prepared
+from rehearsal.whole_tensors import find_pipeline
 
 SAMPLE_SECONDS = 0.002
 
@@ -105,11 +107,13 @@ def track(path: Path) -> None:
         recorder.begin()
 
     def end_and_prepare(self: Accelerator, *arguments: Any, **options: Any) -> Any:
-        if any(isinstance(item, Module) for item in arguments):
+        if any(isinstance(item, Module | Optimizer) for item in arguments):
             recorder.end("loading")
         return prepare(self, *arguments, **options)
 
     def begin_to_resume(model: Module, *_: Any) -> None:
+        if find_pipeline() is not None:  # It calls its stages and not the model
+            return
         recorder.begin()
 
         def end_resuming(*_: Any) -> None:
