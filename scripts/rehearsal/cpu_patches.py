@@ -119,14 +119,9 @@ def sync_fsdp1_states() -> None:
         loads_once = requested[LOADS_ONCE].lower() == "true"
         self.cpu_ram_efficient_loading = loads_once
         self.sync_module_states = loads_once or requested[SYNCS_STATES].lower() == "true"
-        self.param_init_fn = put_on_cpu
+        self.param_init_fn = lambda module: module.to_empty(device="cpu", recurse=False)
 
     FullyShardedDataParallelPlugin.__post_init__ = post_init
-
-
-def put_on_cpu(module: torch.nn.Module) -> None:
-    """Allocate storage on the CPU for a module that has none yet."""
-    module.to_empty(device="cpu", recurse=False)
 
 
 def simulate_nodes(ranks_per_node: int) -> None:
@@ -179,13 +174,13 @@ def attend_by_a_ring() -> None:
         mesh = args[0].device_mesh
         settings = dict(zip(("dropout_p", "is_causal"), args[3:], strict=False)) | options
         outputs = attention._templated_ring_attention(
-            mesh.get_group(), 2, forward, *map(local_part, args[:3]), **settings
+            mesh.get_group(), 2, forward, *map(DTensor.to_local, args[:3]), **settings
         )
         return tuple(split_by_tokens(output, mesh) for output in outputs)
 
     def ring_backward(operation: Any, args: tuple, options: dict) -> tuple:
         mesh = args[0].device_mesh
-        gradient, *others = map(local_part, args[:6])
+        gradient, *others = map(DTensor.to_local, args[:6])
         settings = {"dropout_p": args[6], "is_causal": args[7]} | options
         outputs = attention._templated_ring_attention_backward(
             mesh.get_group(), 2, backward, gradient, "grad_out", *others, **settings
@@ -194,11 +189,6 @@ def attend_by_a_ring() -> None:
 
     attention.custom_ops[forward] = ring_forward
     attention.custom_ops[backward] = ring_backward
-
-
-def local_part(tensor: Any) -> torch.Tensor:
-    """Return this rank's part of a tensor of the ring."""
-    return tensor.to_local()
 
 
 def split_by_tokens(part: torch.Tensor, mesh: Any) -> DTensor:

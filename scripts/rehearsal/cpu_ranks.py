@@ -4,7 +4,7 @@
 It is not meant to be called by hand. `scripts/rehearse.py` lets `accelerate launch` start this file
 in every rank, followed by the recipe and its arguments. Accelerate is made to treat gloo CPU ranks
 as it treats GPUs, and the rank is measured; then the recipe runs as `python RECIPE ...` would run
-it, and the rank ends with the code on which all agree.
+it, and the code with which it ends is recorded.
 """
 
 import functools
@@ -43,14 +43,13 @@ def main() -> None:
 def prepare() -> Callable[[int], int]:
     """Patch the libraries for CPU ranks, install the measurements, and return how the rank ends.
 
-    That is a function from the recipe's exit code to the rank's. With REHEARSAL_DEVICE=cuda nothing
-    is patched.
+    That is a function from the recipe's exit code to the launcher's. With REHEARSAL_DEVICE=cuda
+    nothing is patched.
     """
-    from rehearsal.ranks import agree
+    from rehearsal.ranks import record
 
     folder = Path(os.environ["REHEARSAL_FOLDER"])
     rank = int(os.environ.get("RANK", 0))
-    ranks_here = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
     (folder / f"pid.{rank}").write_text(str(os.getpid()))  # where rehearse.py sends signals
     # These imports take seconds, during which a signal must already find this process.
     from rehearsal import cpu_patches, live_tensors
@@ -62,7 +61,7 @@ def prepare() -> Callable[[int], int]:
         # FILE:FOLDER, a program that measures in each rank and the folder of what it finds
         program, _, results = os.environ["REHEARSAL_PROBE"].rpartition(":")
         runpy.run_path(program)["track"](Path(results, str(rank)))
-    end = functools.partial(agree, folder=folder, rank=rank, ranks_here=ranks_here)
+    end = functools.partial(record, path=folder / f"exit.{rank}")
     record_hard_exits(end)
     return end
 

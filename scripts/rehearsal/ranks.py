@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How rehearse.py starts its ranks, forwards signals to them, and agrees with them on an exit code.
+"""How rehearse.py starts its ranks, passes signals on to them, and finds their exit code.
 
 A launcher turns every failure into 1 and a traceback. Each rank therefore records its code in a
-file of a shared folder. If all ranks agree on a code that is not a crash, they end with 0 for the
-launcher, and the rehearsal ends with that code. A rank that fails in another way ends with its real
-code, which makes the launcher stop the other ranks.
+file of a shared folder. A rank that ends with a code of the recipes ends with 0 for the launcher,
+which waits for the others; one that fails in another way ends with its real code, for which the
+launcher stops them.
 """
 
 import contextlib
@@ -22,32 +22,15 @@ CLEAN_EXITS = (0, 64, 65, 69, 70, 73, 75, 76)
 REFUSALS = (64, 65, 69)  # usage, data, no hub: one rank's word is enough
 FAILED = 1
 NOT_AS_PROMISED = 78  # EX_CONFIG of sysexits.h: no recipe ends with it
-# Seconds for the other ranks to reach the same end: after a success, and after anything else
-PATIENCE = 20
-PATIENCE_AFTER_FAILURE = 2
 POLL = 0.1  # seconds
 MESSAGE_TIME = 0.5  # seconds that the message of a rank that refuses may take to be printed
 
 
-def agree(code: int, folder: Path, rank: int, ranks_here: int) -> int:
-    """Record how a rank ends, and return the code to end it with.
-
-    Args:
-        folder: in which the ranks of this machine leave their process ids and exit codes.
-        ranks_here: their number.
-    """
-    if not folder.is_dir():  # The rehearsal has ended before its ranks.
-        return code
-    (folder / f"exit.{rank}").write_text(str(code))
-    if code not in CLEAN_EXITS:
-        return code
-    patience = PATIENCE_AFTER_FAILURE if code else PATIENCE
-    deadline = time.monotonic() + patience
-    codes = recorded_codes(folder)
-    while len(codes) < ranks_here and time.monotonic() < deadline:
-        time.sleep(0.05)
-        codes = recorded_codes(folder)
-    return 0 if codes == [code] * ranks_here else code
+def record(code: int, path: Path) -> int:
+    """Record how a rank ends in a file, and return the code that the launcher gets."""
+    if path.parent.is_dir():  # Otherwise the rehearsal has ended before its ranks
+        path.write_text(str(code))
+    return 0 if code in CLEAN_EXITS else code
 
 
 def recorded_codes(folder: Path) -> list[int]:

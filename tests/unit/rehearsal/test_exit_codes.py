@@ -3,25 +3,12 @@
 
 import pytest
 
-from rehearsal import ranks
-from rehearsal.ranks import agree, code_of_all
+from rehearsal.ranks import code_of_all, record
 
 
-@pytest.fixture(autouse=True)
-def without_patience(monkeypatch):
-    monkeypatch.setattr(ranks, "PATIENCE", 0.05)
-    monkeypatch.setattr(ranks, "PATIENCE_AFTER_FAILURE", 0.05)
-
-
-def record(folder, *codes):
-    for rank, code in enumerate(codes):
-        (folder / f"exit.{rank}").write_text(str(code))
-
-
-@pytest.mark.parametrize("others", [[75], [""], []], ids=["another code", "half written", "none"])
-def test_a_rank_with_which_the_others_do_not_agree_ends_with_its_own_code(others, tmp_path):
-    record(tmp_path, *others)
-    assert agree(70, tmp_path, len(others), 2) == 70
+def test_a_launcher_is_told_of_a_crash_only(tmp_path):
+    assert [record(code, tmp_path / "exit.0") for code in (0, 75, 1)] == [0, 0, 1]
+    assert (tmp_path / "exit.0").read_text() == "1"
 
 
 @pytest.mark.parametrize(
@@ -41,5 +28,6 @@ def test_a_rank_with_which_the_others_do_not_agree_ends_with_its_own_code(others
 def test_a_rehearsal_ends_with_what_all_recorded_or_with_a_refusal_of_one(
     codes, launcher_code, code, tmp_path
 ):
-    record(tmp_path, *codes)
+    for rank, recorded in enumerate(codes):
+        record(recorded, tmp_path / f"exit.{rank}")
     assert code_of_all(launcher_code, tmp_path, 2) == code
