@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a run has written is read as it is, and refused with its place if it is none."""
 
-from plotting.runs import read_run
+from plot_loss import read_run
 from recorded_runs import write_run
 
 

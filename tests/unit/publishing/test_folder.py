@@ -5,13 +5,13 @@ import json
 
 import pytest
 
-from publishing import folder
+import push
 
 
 def made_of(path, run, base=None):
     """Return {name: text} of what is pushed in place of files."""
     (path / "run.json").write_text(json.dumps(run))
-    return {name: content.decode() for name, content in folder.make_copies(path, base).items()}
+    return {name: content.decode() for name, content in push.make_copies(path, base).items()}
 
 
 def test_the_record_of_a_whole_model_keeps_the_hub_id_of_its_base(tmp_path):
@@ -57,4 +57,4 @@ def test_the_card_of_a_run_says_what_it_recorded_and_no_path(tmp_path, monkeypat
 @pytest.mark.parametrize("content", ["", "[]", "{}", '{"state": "failed"}'])
 def test_a_run_that_is_not_known_to_be_done_is_refused(content, tmp_path):
     (tmp_path / "status.json").write_text(content)
-    assert "not done" in folder.find_problem(tmp_path)
+    assert "not done" in push.find_problem(tmp_path)
