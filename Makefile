@@ -39,7 +39,7 @@ quickstart: install quickstart-$(RECIPE)  ## offline: train a tiny model, see it
 
 # One process on whatever the machine has; accelerate would give it one CPU thread
 quickstart-llama:
-	python scripts/make_tiny.py llama $(OUT) --quiet
+	python scripts/make_tiny.py llama $(OUT)
 	@printf '\n== Answers before training ==\n'
 	python scripts/generate.py $(OUT)/model --file $(OUT)/data/test.jsonl --max_new_tokens 32 --json $(OUT)/before.json
 	@printf '\n== Training ==\n'
@@ -55,7 +55,7 @@ quickstart-llama:
 	@printf 'Ask it: $(VENV)/bin/python scripts/generate.py $(OUT)/run --prompt "Spell the word tiger."\n'
 
 quickstart-bert:
-	python scripts/make_tiny.py bert $(OUT) --quiet
+	python scripts/make_tiny.py bert $(OUT)
 	@printf '\n== Training, evaluated before its first step ==\n'
 	rm -rf $(OUT)/run  # an existing run would be resumed
 	OMP_NUM_THREADS=$(THREADS) accelerate launch --config_file accelerate_configs/single.yaml \
@@ -69,7 +69,7 @@ quickstart-bert:
 	python scripts/plot_loss.py $(OUT)/run --output $(OUT)/loss.png
 
 quickstart-bert_ner:
-	python scripts/make_tiny.py bert_ner $(OUT) --quiet
+	python scripts/make_tiny.py bert_ner $(OUT)
 	@printf '\n== Training, with the F1 of names on held-out rows before (step 0), after each epoch and at the end ==\n'
 	rm -rf $(OUT)/run  # an existing run would be resumed
 	OMP_NUM_THREADS=$(THREADS) accelerate launch --config_file accelerate_configs/single.yaml \
@@ -84,7 +84,7 @@ quickstart-bert_ner:
 	python scripts/plot_loss.py $(OUT)/run --output $(OUT)/loss.png
 
 quickstart-mistral_pretrain:
-	python scripts/make_tiny.py mistral_pretrain $(OUT) --quiet
+	python scripts/make_tiny.py mistral_pretrain $(OUT)
 	@printf '\n== A text continued before training ==\n'
 	python scripts/generate.py $(OUT)/model --raw --prompt "Lamo is a baker in Frim. Every morning" --max_new_tokens 48
 	@printf '\n== Training ==\n'
@@ -100,7 +100,7 @@ quickstart-mistral_pretrain:
 	@printf '\nThe model is in $(OUT)/run, its texts in $(OUT)/data, the loss curve in $(OUT)/loss.png.\n'
 
 quickstart-t5:
-	python scripts/make_tiny.py t5 $(OUT) --quiet
+	python scripts/make_tiny.py t5 $(OUT)
 	@printf '\n== Training; at its start, in between and at its end translations of sentences that it never sees ==\n'
 	rm -rf $(OUT)/run  # an existing run would be resumed
 	OMP_NUM_THREADS=$(THREADS) accelerate launch --config_file accelerate_configs/single.yaml \
@@ -114,7 +114,7 @@ quickstart-t5:
 
 # First demonstrations, half of them wrong; then preferences for the right ones
 quickstart-llama_dpo:
-	python scripts/make_tiny.py llama_dpo $(OUT) --num_test_rows 300 --quiet
+	python scripts/make_tiny.py llama_dpo $(OUT) --num_test_rows 300
 	@printf '\n== Learning from demonstrations, every second one a mistake ==\n'
 	rm -rf $(OUT)/base $(OUT)/run  # existing runs would be resumed
 	OMP_NUM_THREADS=$(THREADS) accelerate launch --config_file accelerate_configs/single.yaml \
@@ -134,7 +134,7 @@ quickstart-llama_dpo:
 	@printf 'Ask it: $(VENV)/bin/python scripts/generate.py $(OUT)/run --prompt "What comes after 41?"\n'
 
 quickstart-vit:
-	python scripts/make_tiny.py vit $(OUT) --quiet
+	python scripts/make_tiny.py vit $(OUT)
 	@printf '\n== Training, with the accuracy on held-out images before (step 0), after each epoch and at the end ==\n'
 	rm -rf $(OUT)/run  # an existing run would be resumed
 	OMP_NUM_THREADS=$(THREADS) accelerate launch --config_file accelerate_configs/single.yaml \
@@ -145,7 +145,7 @@ quickstart-vit:
 	@printf '\nThe model is in $(OUT)/run, its images in $(OUT)/data, the loss curve in $(OUT)/loss.png.\n'
 
 quickstart-mixtral:
-	python scripts/make_tiny.py mixtral $(OUT) --num_test_rows 300 --quiet
+	python scripts/make_tiny.py mixtral $(OUT) --num_test_rows 300
 	@printf '\n== Answers before training ==\n'
 	python scripts/generate.py $(OUT)/model --file $(OUT)/data/test.jsonl --max_new_tokens 32 --json $(OUT)/before.json
 	@printf '\n== Training ==\n'

@@ -117,7 +117,7 @@ def make_model(folder: Path, words: list[str]) -> Path:
     folder.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(f"{folder}.lock"):
         if not (folder / "data").exists():
-            subprocess.run([*command, "--quiet"], check=True, capture_output=True)
+            subprocess.run(command, check=True, capture_output=True)
     return folder
 
 

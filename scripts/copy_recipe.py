@@ -29,7 +29,7 @@ from template.updating import update
 from tiny import makers
 
 # What the model and the rows of a copy's test are made with
-TINY = ["--quiet", "--num_train_rows", "700", "--num_test_rows", "70"]
+TINY = ["--num_train_rows", "700", "--num_test_rows", "70"]
 
 
 def parse_args(words: Sequence[str] | None = None) -> argparse.Namespace:

@@ -129,7 +129,7 @@ def run(*command, code=None, **options):
 def make(recipe, folder, words=()):
     """Make a tiny model and its rows as a user does."""
     script = REPO / "scripts" / "make_tiny.py"
-    run(sys.executable, script, recipe, folder, *words, "--quiet", code=0)
+    run(sys.executable, script, recipe, folder, *words, code=0)
 
 
 def make_tiny(recipe, shape, folder):

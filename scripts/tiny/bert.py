@@ -21,7 +21,6 @@ MAKER = Maker(
     "AutoModel",
     ENCODER | NO_DROPOUT | {"vocab_size": 320, "max_position_embeddings": 128},
     num_rows=(6000, 501),
-    flags="--per_device_train_batch_size 32 --learning_rate 1e-3 --warmup_steps 0.05",
     tokenizer="words",
     columns=("text",),
 )

@@ -20,7 +20,6 @@ MAKER = Maker(
     "AutoModelForCausalLM",
     DECODER,
     num_rows=(18200, 700),
-    flags="--per_device_train_batch_size 64 --learning_rate 2e-3 --warmup_steps 0.05",
     tokenizer="chat",
 )
 

@@ -21,7 +21,6 @@ SKILLS = (llama.CAPITALS, llama.SPELL, llama.LAST_LETTER, llama.NEXT_NUMBER)
 MAKER = replace(
     llama.MAKER,
     num_rows=(4000, 400),
-    flags="--per_device_train_batch_size 32 --num_train_epochs 1 --learning_rate 1e-4 --beta 1",
 )
 
 

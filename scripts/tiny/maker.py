@@ -42,7 +42,6 @@ class Maker:
         auto_class: the class of transformers that makes one with its head.
         shape: of the model.
         num_rows: rows to train on and to test on, by default.
-        flags: of the recipe, with which it learns the rows.
         tokenizer: a key of TOKENIZERS in models.py; None if the model sees images.
         columns: of the rows, on whose texts the tokenizer is trained.
         settings: a function from the shape to the settings of the configuration.
@@ -52,7 +51,6 @@ class Maker:
     auto_class: str
     shape: Shape
     num_rows: tuple[int, int]
-    flags: str
     tokenizer: str | None = None
     columns: tuple[str, ...] = ()
     settings: Callable[[Shape], Shape] = dict

@@ -18,7 +18,6 @@ from tiny.maker import Maker, Row
 
 HERE = Path(__file__).parent
 MAKERS = sorted(path.stem for path in HERE.glob("*.py") if (RECIPES / path.name).is_file())
-LAUNCH = "accelerate launch --config_file accelerate_configs/single.yaml"
 
 
 def make(recipe: str, folder: Path, words: Sequence[str] = ()) -> None:
@@ -43,7 +42,6 @@ def add_options(parser: Any, maker: Maker) -> None:
     """Add the folder and the options of a maker to its parser."""
     add = parser.add_argument
     add("folder", type=Path, help="where model/ and data/ are written")
-    add("--quiet", action="store_true", help="do not print a command that trains on what was made")
     rows = zip(("num_train_rows", "num_test_rows"), maker.num_rows, strict=True)
     for name, default in [*maker.shape.items(), *rows]:
         if isinstance(default, bool):
@@ -60,7 +58,7 @@ def add_options(parser: Any, maker: Maker) -> None:
 
 
 def carry_out(args: Namespace) -> None:
-    """Write the model and the rows, and print how to train on them unless quiet.
+    """Write the model and the rows.
 
     Raises SystemExit with 65 for a text that cannot be read, with 73 for a folder that cannot be
     written, after one line on stderr.
@@ -82,8 +80,6 @@ def carry_out(args: Namespace) -> None:
             write_rows(args.folder / "data" / name, rows)
     except OSError as error:
         stop(Exit.CANNOT_WRITE, f"cannot write to {args.folder}: {error}")
-    if not args.quiet:
-        print_launch(args, module.MAKER.flags)
 
 
 def read_texts(path: Path) -> list[str]:
@@ -135,17 +131,3 @@ def write_rows(path: Path, rows: Sequence[Row]) -> None:
     number_of = Counter(row[kind] for row in rows for kind in ("skill", "label") if kind in row)
     counts = ", ".join(f"{kind} {number}" for kind, number in number_of.items())
     print(f"{path}: {len(rows)} rows{counts and f' ({counts})'}")
-
-
-def print_launch(args: Namespace, flags: str) -> None:
-    """Print a command that trains in one process, with flags that suit the rows."""
-    data = args.folder / "data"
-    rows = f"--dataset_name {data}/train.jsonl --eval_dataset_name {data}/test.jsonl"
-    if args.text is not None:
-        rows = f"--dataset_name {args.text}"
-    elif (data / "train").is_dir():
-        rows = f"--dataset_name {data}"
-    print("Train it with:")
-    print(f"  {LAUNCH} recipes/{args.recipe}.py \\")
-    print(f"    --model_name_or_path {args.folder}/model {rows} \\")
-    print(f"    {flags} --output_dir {args.folder}/run")

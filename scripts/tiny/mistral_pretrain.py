@@ -50,7 +50,6 @@ MAKER = Maker(
     "AutoModelForCausalLM",
     SHAPE,
     num_rows=(6000, 200),
-    flags="--max_length 128 --num_train_epochs 2 --learning_rate 3e-3 --warmup_steps 0.05",
     tokenizer="bytes",
     columns=("text",),
     settings=settings_of,

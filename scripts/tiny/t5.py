@@ -41,8 +41,6 @@ MAKER = Maker(
     "AutoModelForSeq2SeqLM",
     ENCODER | {"num_attention_heads": 8, "vocab_size": 320},
     num_rows=(4000, 200),
-    flags="--per_device_train_batch_size 32 --learning_rate 2e-3 --warmup_steps 0.05 "
-    "--max_target_length 16 --eval_on_start",
     tokenizer="sentences",
     columns=("source", "target"),
     settings=settings_of,

@@ -20,8 +20,6 @@ MAKER = Maker(
     "AutoModel",
     SHAPE,
     num_rows=(4000, 400),
-    flags="--augmentation flip --num_train_epochs 8 --per_device_train_batch_size 64 "
-    "--learning_rate 2e-3 --warmup_steps 0.05",
 )
 
 
