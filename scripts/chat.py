@@ -20,7 +20,6 @@ Exit codes: 0 done, 64 usage, 65 data, 69 hub.
 import argparse
 import importlib.util
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 from common import (
@@ -64,21 +63,10 @@ def parse_args() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def find_problems(args: argparse.Namespace) -> Iterator[str]:
-    """Yield everything that is wrong with the command line."""
-    if args.save_to is not None and args.save_to.suffix != ".jsonl":
-        yield f"--save_to {args.save_to}: the name of the file must end in .jsonl"
-    if len(set(args.model_name_or_path)) < len(args.model_name_or_path):
-        yield "a model is named twice"
-    if args.web and importlib.util.find_spec("gradio") is None:
-        yield "--web needs gradio: pip install -r requirements-chat.txt"
-
-
 def main() -> None:
     args = parse_args()
-    problems = list(find_problems(args))
-    if problems:
-        stop(Exit.USAGE, "; ".join(problems))
+    if args.web and importlib.util.find_spec("gradio") is None:
+        stop(Exit.USAGE, "--web needs gradio: pip install -r requirements-chat.txt")
     # Imported here since it takes seconds: a wrong flag and --help are answered at once
     from chatting.conversation import History
     from chatting.speakers import load_speakers

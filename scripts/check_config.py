@@ -29,7 +29,6 @@ from common import Exit, Parser, run_command
 
 
 def parse_args() -> tuple[Parser, argparse.Namespace]:
-    """Return the parser and the arguments of the command line."""
     parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
         "files", nargs="+", metavar="FILE", help="a YAML for accelerate, or a DeepSpeed JSON"
@@ -72,7 +71,6 @@ def find_faults(path: str, num_processes: int | None, for_recipes: bool) -> list
 
 
 def main() -> None:
-    """Check the files, and exit with 65 if one of them has an error."""
     parser, args = parse_args()
     reports = []
     severities = set()

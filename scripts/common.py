@@ -43,13 +43,10 @@ def run_command(main: Callable[[], int | None]) -> NoReturn:
     """
     print_without_failing()
     try:
-        code: Any
         try:
             code = main()
-        except SystemExit as ended:
-            code = ended.code
-        # Here, since the interpreter would print a traceback if it failed at its end
-        sys.stdout.flush()
+        finally:  # Here, since the interpreter would print a traceback if it failed at its end
+            sys.stdout.flush()
     except BrokenPipeError:
         # What is still in the buffer goes nowhere, and not into the closed pipe
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -29,14 +29,8 @@ def parse_args() -> argparse.Namespace:
     add("--with_base", action="store_true", help="evaluate the base of each run before it")
     add("--rows", type=Path, help="your rows: .jsonl, .json, .csv or .parquet")
     add("--answer_pattern", help="regular expression; its group 1 is compared, not the whole text")
-    add(
-        "--max_new_tokens",
-        type=at_least_1,
-        default=128,
-        help="longest answer [%(default)s]",
-    )
+    add("--max_new_tokens", type=at_least_1, default=128, help="longest answer [%(default)s]")
     add("--tasks", help="lm-eval's tasks, groups or tags, or YAML files, separated by commas")
-    add("--include_path", type=Path, help="folder with more task files, by whose names they go")
     add("--num_fewshot", type=int, help="examples in the prompts of --tasks [as each task says]")
     add(
         "--apply_chat_template",
@@ -48,18 +42,8 @@ def parse_args() -> argparse.Namespace:
     )
     add("--limit", type=at_least_1, help="evaluate only the first rows of each task, this many")
     add("--batch_size", type=at_least_1, default=32, help="rows at a time [%(default)s]")
-    add(
-        "--seed",
-        type=int,
-        default=1234,
-        help="seed of few-shot examples and sampling [%(default)s]",
-    )
     add("--log_samples", action="store_true", help="write the answers to --tasks too")
-    add(
-        "--output_dir",
-        type=Path,
-        help="folder of the results [evaluations/ and the time]",
-    )
+    add("--output_dir", type=Path, help="folder of the results [evaluations/ and the time]")
     add_loading_options(parser)
     add(
         "--confirm_run_unsafe_code",

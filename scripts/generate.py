@@ -32,8 +32,10 @@ def parse_args() -> argparse.Namespace:
     parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
     add("model_name_or_path", help="folder of a model or of adapters, or a hub id")
-    add("--prompt", action="append", help="answer this prompt; may be repeated")
-    add("--file", type=Path, help="answer and score its rows: .jsonl, .json, .csv or .parquet")
+    asked = parser.add_mutually_exclusive_group(required=True)
+    asked.add_argument("--prompt", action="append", help="answer this prompt; may be repeated")
+    rows = ".jsonl, .json, .csv or .parquet"
+    asked.add_argument("--file", type=Path, help=f"answer and score its rows: {rows}")
     add("--limit", type=at_least_1, help="answer only the first rows of --file, this many")
     add("--output", type=Path, help="write prompts, answers and references here, as JSON lines")
     add("--json", type=Path, help="write the score here, as JSON")

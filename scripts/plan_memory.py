@@ -30,9 +30,6 @@ from typing import Any
 
 from common import Exit, Parser, at_least_1, run_command, stop
 
-# Sizes of a mesh, which `accelerate launch` takes as --parallelism_config_KEY
-SIZES = ("dp_replicate_size", "dp_shard_size", "tp_size", "cp_size", "sp_size")
-
 
 def parse_args() -> tuple[dict[str, Any], str | None]:
     """Return the fields of the request (planner/plan.py), and where to write the plan.
@@ -54,8 +51,8 @@ def parse_args() -> tuple[dict[str, Any], str | None]:
     launch = launcher.parse_args(words)
     request = vars(options)
     path = request.pop("json")
-    sizes = {key: request.pop(f"parallelism_config_{key}") for key in SIZES}
-    request["sizes"] = {key: size for key, size in sizes.items() if size is not None}
+    mesh = [name for name in launch.nondefault if name.startswith("parallelism_config_")]
+    request["mesh"] = {name: getattr(launch, name) for name in mesh}
     request["model"] = launch.training_script
     request["words"] = launch.training_script_args
     return request, path
@@ -73,8 +70,6 @@ def make_parser() -> Parser:
     add("--config_file", help="the YAML to plan for [none: with --gpu, try all that may fit]")
     add("--num_processes", "--num_gpus", type=at_least_1, help="ranks, one per GPU [the YAML's]")
     add("--num_machines", type=at_least_1, help="hosts, each with as many GPUs [the YAML's]")
-    for key in SIZES:
-        add(f"--parallelism_config_{key}", type=at_least_1, help=argparse.SUPPRESS)
     add("--mixed_precision", choices=["no", "bf16", "fp16"], help="[the YAML's]")
     add(
         "--gpu",

@@ -45,7 +45,6 @@ MEETING = (
 
 
 def parse_args() -> tuple[Parser, argparse.Namespace]:
-    """Return the parser, for errors that are found later, and the command line."""
     parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
     add("--config_file", required=True, help="a YAML of accelerate_configs/")
@@ -120,7 +119,6 @@ def report(folder: Path, rehearsal: Rehearsal) -> tuple[list[dict], str]:
 
 
 def main() -> int:
-    """Rehearse, report, and return the recipe's exit code."""
     parser, args = parse_args()
     for path in (args.config_file, args.recipe):
         if not Path(path).is_file():

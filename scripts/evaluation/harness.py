@@ -29,7 +29,7 @@ NOT_METRICS = ("name", "alias", "sample_len", "sample_count")
 
 
 def prepare(args: argparse.Namespace) -> dict[str, Any]:
-    """Return what lm-eval has to be given of --tasks and --include_path.
+    """Return what lm-eval has to be given of --tasks.
 
     Metrics that are code on the hub are not fetched unless the command line allows it.
 
@@ -45,7 +45,7 @@ def prepare(args: argparse.Namespace) -> dict[str, Any]:
 
     for name in LOGGERS:
         logging.getLogger(name).setLevel(logging.ERROR)
-    manager = TaskManager(include_path=args.include_path)
+    manager = TaskManager()
     tasks = []
     for name in args.tasks.split(","):
         found = [name] if name.endswith((".yaml", ".yml")) else manager.match_tasks([name])
@@ -72,10 +72,6 @@ def measure_tasks(
         bootstrap_iters=BOOTSTRAPS,
         apply_chat_template=is_chat,
         fewshot_as_multiturn=is_chat,
-        random_seed=args.seed,
-        numpy_random_seed=args.seed,
-        torch_random_seed=args.seed,
-        fewshot_random_seed=args.seed,
         confirm_run_unsafe_code=args.confirm_run_unsafe_code,
     )
     found = {}

@@ -21,14 +21,11 @@ def find_problems(args: argparse.Namespace) -> Iterator[str]:
     """Yield everything that is wrong with the command line."""
     if args.rows is None and args.tasks is None:
         yield "give --rows, --tasks or both"
-    for name in ("include_path", "num_fewshot"):
-        if getattr(args, name) is not None and args.tasks is None:
-            yield f"--{name} needs --tasks"
+    if args.num_fewshot is not None and args.tasks is None:
+        yield "--num_fewshot needs --tasks"
     if args.answer_pattern is not None and args.rows is None:
         yield "--answer_pattern needs --rows"
     yield from find_pattern_problem(args.answer_pattern)
-    if len(set(args.models)) < len(args.models):
-        yield "the same model is given twice"
 
 
 def run(args: argparse.Namespace) -> None:

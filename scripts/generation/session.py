@@ -25,8 +25,6 @@ from generation.loading import be_quiet, find_source, load_model, load_tokenizer
 
 def find_problems(args: argparse.Namespace) -> Iterator[str]:
     """Yield everything that is wrong with the command line."""
-    if bool(args.prompt) == (args.file is not None):
-        yield "give either --prompt or --file; to converse with the model: scripts/chat.py"
     for name in ("limit", "output", "json", "answer_pattern", "server"):
         if getattr(args, name) is not None and args.file is None:
             yield f"--{name} needs --file"

@@ -90,7 +90,7 @@ class Request:
     model: str = ""  # recipes/llama.py, or in its place a hub id, a folder or a config.json
     words: list[str] = field(default_factory=list)  # the recipe's own arguments
     config_file: str | None = None  # none: choose among the shipped ones
-    sizes: dict[str, int] = field(default_factory=dict)  # those that replace the mesh of the config
+    mesh: dict[str, Any] = field(default_factory=dict)  # keys that replace those of the config
     num_processes: int | None = None
     num_machines: int | None = None
     mixed_precision: str | None = None

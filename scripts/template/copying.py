@@ -80,12 +80,8 @@ class Wish:
 
 
 def find_recipes(root: Path) -> dict[str, Path]:
-    """Return the recipes of a repository by name: the files in recipes/ that are programs."""
-    recipes = {}
-    for path in sorted((root / "recipes").glob("*.py")):
-        if '__name__ == "__main__"' in path.read_text(encoding="utf-8"):
-            recipes[path.stem] = path
-    return recipes
+    """Return the recipes of a repository by name."""
+    return {path.stem: path for path in sorted((root / "recipes").glob("*.py"))}
 
 
 def files_of_copy(root: Path, wish: Wish) -> dict[str, str]:

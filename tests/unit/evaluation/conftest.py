@@ -14,7 +14,7 @@ from evaluation import harness
 # lm-eval needs Hugging Face's package of this name, tests of all commands need scripts/evaluate.py
 COMMAND = sys.modules.pop("evaluate", None)
 before = list(sys.path)
-harness.prepare(Namespace(tasks="own.yaml", include_path=None, confirm_run_unsafe_code=False))
+harness.prepare(Namespace(tasks="own.yaml", confirm_run_unsafe_code=False))
 importlib.import_module("lm_eval.models.huggingface")
 sys.path[:] = before
 sys.modules.pop("evaluate", None)

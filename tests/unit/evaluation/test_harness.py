@@ -10,7 +10,7 @@ from launching import REPO
 PROGRAM = """
 from argparse import Namespace
 from evaluation import harness
-harness.prepare(Namespace(tasks="own.yaml", include_path=None, confirm_run_unsafe_code=False))
+harness.prepare(Namespace(tasks="own.yaml", confirm_run_unsafe_code=False))
 import evaluate
 try:
     evaluate.load("squad_v2")

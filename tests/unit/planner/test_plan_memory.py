@@ -22,7 +22,7 @@ REFUSED = {
     "{model} --config_file {ddp} --max_lenght 3": "did you mean --max_length?",
     "{model}": "--gpu",
     "{tied} --config_file {ddp} --use_peft --modules_to_save lm_head": "share their numbers",
-    "{model} --config_file {tp} --parallelism_config_tp_size 3": "rehearse it",
+    "--parallelism_config_tp_size 3 {model} --config_file {tp}": "rehearse it",
     f"--config_file {{ep}} --num_processes 2 {MIXTRAL} --ep_size 2": "rehearse it",
     f"--config_file {{fsdp2_cp}} {MIXTRAL}": "rehearse it",
     f"--config_file {{ddp}} {DENSE}": "num_experts_per_tok",
