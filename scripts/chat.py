@@ -22,15 +22,7 @@ import importlib.util
 import sys
 from pathlib import Path
 
-from common import (
-    Exit,
-    Parser,
-    add_loading_options,
-    at_least_1,
-    run_command,
-    stop,
-    temperature,
-)
+from common import Exit, Parser, add_loading_options, at_least_1, run_command, stop, temperature
 from core.cli import read_json_object
 
 ROWS = "saved_rows.jsonl"  # in the folder of the first model
@@ -67,7 +59,6 @@ def main() -> None:
     args = parse_args()
     if args.web and importlib.util.find_spec("gradio") is None:
         stop(Exit.USAGE, "--web needs gradio: pip install -r requirements-chat.txt")
-    # Imported here since it takes seconds: a wrong flag and --help are answered at once
     from chatting.conversation import History
     from chatting.speakers import load_speakers
     from chatting.terminal import Terminal

@@ -38,6 +38,8 @@ def first_line(error: BaseException) -> str:
 def run_command(main: Callable[[], int | None]) -> NoReturn:
     """Run the main function of a command, and end the process with the exit code that it returns.
 
+    That imports what takes seconds: a wrong flag and --help are answered at once.
+
     If the reader of its output has closed the pipe, the code is that of a program which the signal
     SIGPIPE ended, as a shell has it.
     """

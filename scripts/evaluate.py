@@ -55,7 +55,6 @@ def parse_args() -> argparse.Namespace:
 
 def main() -> None:
     args = parse_args()
-    # Imported here since it takes seconds: a wrong flag and --help are answered at once
     from evaluation.session import run
 
     run(args)

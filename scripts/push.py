@@ -274,10 +274,7 @@ def push(args: argparse.Namespace, contents: Mapping[str, Any]) -> None:
     try:
         repo = api.create_repo(args.repo_id, private=not args.public, exist_ok=True)
         api.create_commit(
-            repo.repo_id,
-            operations,
-            commit_message=args.commit_message,
-            revision=args.revision,
+            repo.repo_id, operations, commit_message=args.commit_message, revision=args.revision
         )
     except (httpx2.HTTPError, OSError, RuntimeError, ValueError) as error:
         cause = error.__cause__ or error  # That of an upload is the cause of a RuntimeError

@@ -172,9 +172,7 @@ def printable(text: str) -> str:
 
 
 def print_answer(
-    answerer: Answerer,
-    conversation: Conversation,
-    turn: AbstractContextManager[None] | None = None,
+    answerer: Answerer, conversation: Conversation, turn: AbstractContextManager[None] | None = None
 ) -> Reply:
     """Print an answer while it is generated, and return it. Ctrl-C stops it.
 

@@ -170,13 +170,12 @@ def bytes_of_card(card: str | None) -> int | None:
     return int(float(size[1]) * unit)
 
 
-def with_constants(device: Mapping[str, float], ranks: int) -> dict[str, int]:
+def with_constants(device: Mapping[str, int], ranks: int) -> dict[str, int]:
     """Return what a device holds, {category: bytes}, with "constants" for all but tensors."""
     constants = CONTEXT + ROUNDING * sum(device.values())
     if ranks > 1:
         constants += COMMUNICATOR
-    held = {**device, "constants": constants}
-    return {category: round(size) for category, size in held.items()}
+    return {**device, "constants": round(constants)}
 
 
 # ---- The plan ----

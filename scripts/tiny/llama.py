@@ -15,13 +15,7 @@ from tiny.maker import DECODER, Maker, Row, different_words
 
 NUMBERS = range(1, 1000)
 NUM_WORDS = 8000
-MAKER = Maker(
-    "llama",
-    "AutoModelForCausalLM",
-    DECODER,
-    num_rows=(18200, 700),
-    tokenizer="chat",
-)
+MAKER = Maker("llama", "AutoModelForCausalLM", DECODER, num_rows=(18200, 700), tokenizer="chat")
 
 
 @dataclass(frozen=True)

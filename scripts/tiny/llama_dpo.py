@@ -18,10 +18,7 @@ from tiny.maker import Row, different_words
 NUM_WORDS = 4000
 NUM_DEMONSTRATIONS = 12000
 SKILLS = (llama.CAPITALS, llama.SPELL, llama.LAST_LETTER, llama.NEXT_NUMBER)
-MAKER = replace(
-    llama.MAKER,
-    num_rows=(4000, 400),
-)
+MAKER = replace(llama.MAKER, num_rows=(4000, 400))
 
 
 def make_rows(num_train_rows: int, num_test_rows: int, seed: int) -> dict[str, list[Row]]:

@@ -129,9 +129,7 @@ def sentence_bpe(texts: Iterable[str], vocab_size: int) -> PreTrainedTokenizerFa
         special_tokens=[(end, backend.token_to_id(end))],
     )
     return PreTrainedTokenizerFast(
-        tokenizer_object=backend,
-        model_input_names=["input_ids", "attention_mask"],
-        **T5_TOKENS,
+        tokenizer_object=backend, model_input_names=["input_ids", "attention_mask"], **T5_TOKENS
     )
 
 

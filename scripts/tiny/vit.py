@@ -15,12 +15,7 @@ from tiny.maker import ENCODER, NO_DROPOUT, Maker, Row
 
 SIZE = 32  # pixels
 SHAPE = ENCODER | NO_DROPOUT | {"image_size": SIZE, "patch_size": 8}
-MAKER = Maker(
-    "vit",
-    "AutoModel",
-    SHAPE,
-    num_rows=(4000, 400),
-)
+MAKER = Maker("vit", "AutoModel", SHAPE, num_rows=(4000, 400))
 
 
 def polygon(num_corners: int) -> np.ndarray:
