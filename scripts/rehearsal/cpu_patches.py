@@ -110,6 +110,9 @@ def sync_fsdp1_states() -> None:
     _init_utils._check_module_states_for_sync_module_states = lambda module_states: None
     original = FullyShardedDataParallelPlugin.__post_init__
 
+    def put_on_cpu(module: torch.nn.Module) -> None:
+        module.to_empty(device="cpu", recurse=False)
+
     def post_init(self: FullyShardedDataParallelPlugin) -> None:
         requested = {}
         for name in (LOADS_ONCE, SYNCS_STATES):
@@ -119,7 +122,7 @@ def sync_fsdp1_states() -> None:
         loads_once = requested[LOADS_ONCE].lower() == "true"
         self.cpu_ram_efficient_loading = loads_once
         self.sync_module_states = loads_once or requested[SYNCS_STATES].lower() == "true"
-        self.param_init_fn = lambda module: module.to_empty(device="cpu", recurse=False)
+        self.param_init_fn = put_on_cpu
 
     FullyShardedDataParallelPlugin.__post_init__ = post_init
 
