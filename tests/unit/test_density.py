@@ -5,7 +5,7 @@ tests/density.py has the rules, their bounds, and what those projects have. test
 them yet: some of its files have tables of cases that are to be rewritten.
 """
 
-from density import RULES, read_code
+from density import findings
 from launching import REPO
 
 
@@ -13,12 +13,10 @@ def test_recipes_and_scripts_keep_to_each_rule():
     found = []
     for folder in ("recipes", "scripts"):
         for path in sorted((REPO / folder).rglob("*.py")):
-            code = read_code(str(path.relative_to(REPO)), path.read_text())
-            for rule in RULES:
-                found += rule(code)
+            found += findings(str(path.relative_to(REPO)), path.read_text())
     assert found == []
 
 
 def test_a_rule_finds_what_is_planted():
-    code = read_code("planted.py", "x = 1 if a else 2 if b else 3\nx or stop()\ny = 3 * (a > b)\n")
-    assert len([line for rule in RULES for line in rule(code)]) == 3
+    text = "x = 1 if a else 2 if b else 3\nx or stop()\ny = 3 * (a > b)\n"
+    assert len(list(findings("planted.py", text))) == 3
