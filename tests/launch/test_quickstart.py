@@ -13,6 +13,7 @@ def test_llama_learns_its_skills_and_answers(tmp_path):
     assert set(re.findall(r"[\x00-\x1f\x7f-\x9f]", output)) <= {"\n", "\r", "\t"}
     before, after = (read_json(tmp_path / f"{name}.json") for name in ("before", "after"))
     assert before["exact_match"] < 0.2 and after["exact_match"] >= 0.9
+    assert len(after["skills"]) == 7
     steps, evaluations = read_metrics(tmp_path / "run")
     assert len(evaluations) == 2 and evaluations[-1]["eval_loss"] < 0.1
     assert (tmp_path / "loss.png").read_bytes().startswith(b"\x89PNG")

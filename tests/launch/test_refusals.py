@@ -50,14 +50,12 @@ CALLS = [  # recipe, words, exit code, word
     ("vit", "--dataset_name {tmp}/images", 65, "00001.png"),
     # Flags: tests/unit/core/test_cli.py has more of them
     ("llama", "--learning_rat 1", 64, "--learning_rate"),
-    ("llama", "--optim adam", 64, "adamw_torch_fused"),
     ("llama", "--attn_implementation flash_attention_2", 64, "package"),
     ("llama", "--use_peft --lora_target_modules q_prj", 64, "none of this name"),
     ("llama", BEST, 64, "--eval_split"),
     ("mistral_pretrain", f"--dataset_name {{tmp}}/text.txt {BEST}", 64, "--num_eval_documents"),
     ("llama", ANSWERS, 64, "--predict_with_generate"),
     ("llama", f"{ROWS} --eval_split 10 {ANSWERS} --no_completion_only_loss", 64, "prompt"),
-    ("llama_dpo", "--beta 0", 64, "--beta"),
     # Models
     ("llama", "--model_name_or_path {tmp}/none", 64, "none"),
     ("llama", "--model_name_or_path {tmp}/model", 64, "tokenizer"),

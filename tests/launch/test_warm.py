@@ -47,21 +47,6 @@ def test_it_has_what_its_caller_has_and_the_libraries_and_no_file_of_this_projec
     assert (out, told) == (expected, "told\n")
 
 
-ENDS = {
-    "import sys\nsys.exit(75)": (75, ""),
-    "import os\nos.kill(os.getpid(), 9)": (-9, ""),
-    "1 / 0": (1, "ZeroDivisionError"),
-    "import atexit, sys\natexit.register(print, 'last', file=sys.stderr)": (0, "last\n"),
-}
-
-
-@pytest.mark.parametrize("text", ENDS)
-def test_it_ends_as_the_interpreter_would(text, start):
-    process = start(text)
-    _, error = process.communicate()
-    assert process.returncode == ENDS[text][0] and ENDS[text][1] in error
-
-
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 75), (signal.SIGKILL, -9)])
 def test_a_signal_reaches_it_and_what_is_killed_is_gone(number, code, start):
     text = "import os, signal, sys\nsignal.signal(15, lambda *_: sys.exit(75))\n"

@@ -12,30 +12,16 @@ from llama import row_to_conversation
 
 @pytest.fixture
 def history():
-    return History(
-        "Be brief.",
-        [
-            Turn("one?", {0: Reply("first of 0"), 1: Reply("first of 1")}),
-            Turn("two?", {0: Reply("second of 0")}),
-        ],
-    )
-
-
-def contents(messages):
-    return [message["content"] for message in messages]
+    first = Turn("one?", {0: Reply("first of 0"), 1: Reply("first of 1")})
+    return History("Be brief.", [first, Turn("two?", {0: Reply("second of 0")})])
 
 
 def test_a_prompt_follows_the_system_prompt_and_the_answers_of_the_chosen_model(history):
     conversation = history.asking("three?")
     roles = [message["role"] for message in conversation.messages]
     assert roles == ["system", "user", "assistant", "user", "assistant", "user"]
-    assert contents(conversation.messages)[1:] == [
-        "one?",
-        "first of 0",
-        "two?",
-        "second of 0",
-        "three?",
-    ]
+    said = [message["content"] for message in conversation.messages[1:]]
+    assert said == ["one?", "first of 0", "two?", "second of 0", "three?"]
     assert not conversation.tools
 
 

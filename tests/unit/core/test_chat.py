@@ -24,10 +24,6 @@ TURNS = {
     ],
     "a question last": [("user", "a"), ("assistant", "one"), ("user", "b")],
 }
-OPEN_ENDED = (
-    "{% for turn in messages %}{{ turn['role'] + ': ' + turn['content'] + '\n' }}{% endfor %}"
-    "{{ 'assistant: ' if add_generation_prompt }}"
-)
 
 
 @pytest.fixture(scope="module")
@@ -73,15 +69,6 @@ def test_the_last_answer_can_be_the_only_one(weight, tokenizer):
     messages[-1]["weight"] = weight
     learned = trained_text(tokenize_messages(messages, tokenizer, learn="last"), tokenizer)
     assert learned == ("two" if weight else "one") + "<|end_of_turn|>"
-
-
-# ---- Templates ----
-
-
-def test_a_template_that_leaves_the_turn_open_gets_an_end(tokenizer):
-    tokenizer.chat_template = OPEN_ENDED
-    text = trained_text(tokenize("one answer", tokenizer), tokenizer)
-    assert text.endswith(tokenizer.eos_token) and ANSWER in text
 
 
 def test_a_conversation_that_ends_with_a_question_teaches_no_end_after_it(tokenizer):

@@ -8,8 +8,6 @@ import json
 import pytest
 
 from core import cli
-from core.cli import find_conflicts
-from jobs import RECIPES
 
 
 def parse(*words, recipe="llama"):
@@ -90,11 +88,6 @@ def test_a_wrong_config_is_one_line(name, content, word, tmp_path, capsys):
     assert "none.yaml" in line
 
 
-@pytest.mark.parametrize("recipe", RECIPES)
-def test_the_defaults_are_within_their_bounds_and_contradict_nothing(recipe):
-    assert list(find_conflicts(parse(recipe=recipe))) == []
-
-
 # ---- Flags that contradict each other ----
 CONFLICTS = [
     ("llama", "--packing --padding_free", "choose one"),
@@ -103,6 +96,8 @@ CONFLICTS = [
     ("llama", "--lora_r 8", "--use_peft"),
     ("llama", "--lora_r 16 --lora_target_modules all-linear", ""),
     ("llama", "--dtype float16", "fp32"),
+    ("llama", "--optim adam", "adamw_torch_fused"),
+    ("llama_dpo", "--beta 0", "--beta"),
     ("llama", "--learn last --no_assistant_only_loss", "--learn"),
     ("llama", "--metric_for_best_model accuracy", "--load_best_model_at_end"),
     ("llama", "--resume_from_checkpoint newest", "newest"),

@@ -21,12 +21,3 @@ def test_no_test_row_of_skills_asks_about_what_is_trained_on():
     held_out = {subject(row) for row in files["test"]}
     assert len(held_out) == 20  # ten words, ten numbers
     assert not held_out & {subject(row) for row in files["train"]}
-
-
-def test_the_rows_are_those_that_results_were_measured_on():
-    rows = llama.make_rows(7, 7, seed=0)["test"]
-    assert rows[0] == {
-        "prompt": "Spell the word kuk.",
-        "completion": "k-u-k",
-        "skill": "spell",
-    }
