@@ -8,6 +8,7 @@ import sys
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -65,6 +66,22 @@ def golden(request):
 def tiny(tiny_of):
     """The folder of the tiny language model that recipes/llama.py trains."""
     return tiny_of("llama")
+
+
+@pytest.fixture
+def in_process(monkeypatch, capsys):
+    """A function that runs a command of scripts/ in this process, and returns how it ended."""
+
+    def call(command, *words):
+        monkeypatch.setattr(sys, "argv", [f"{command.__name__}.py", *map(str, words)])
+        try:
+            code = command.main() or 0
+        except SystemExit as end:
+            code = end.code or 0
+        said = capsys.readouterr()
+        return SimpleNamespace(code=code, out=said.out, err=said.err)
+
+    return call
 
 
 def pytest_addoption(parser):

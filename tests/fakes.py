@@ -27,6 +27,14 @@ def fake_accelerator(**settings):
     return SimpleNamespace(**plain | settings)
 
 
+def small_llama(**changes):
+    """The config of a Llama of two layers."""
+    from transformers import LlamaConfig
+
+    sizes = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}
+    return LlamaConfig(**sizes | {"num_attention_heads": 2} | changes)
+
+
 def mixture_of_two():
     """The config of a Mixtral of one layer with two experts."""
     from transformers import MixtralConfig
@@ -58,9 +66,11 @@ def under(engine, ranks=2, deepspeed_config=None, **settings):
             fsdp_version=int(engine[4]),
             sharding_strategy=SimpleNamespace(name=engine[6:]),
             reshard_after_forward=engine.endswith("FULL_SHARD"),
+            cpu_ram_efficient_loading=False,
             use_orig_params=True,
         )
     if engine.startswith("ZeRO"):
+        kind = DistributedType.DEEPSPEED
         state.deepspeed_plugin = SimpleNamespace(
             zero_stage=int(engine[5]), deepspeed_config=deepspeed_config or {}
         )

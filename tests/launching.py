@@ -85,6 +85,22 @@ def write_rows(path, rows):
     return path
 
 
+def edit_json(path, **values):
+    """Change values of a JSON file, which may not be there."""
+    content = read_json(path) if path.exists() else {}
+    path.write_text(json.dumps(content | values))
+
+
+def tensors_of(folder, pattern="model*.safetensors"):
+    """{name: tensor} of the files of a folder."""
+    from safetensors.torch import load_file
+
+    tensors = {}
+    for path in Path(folder).glob(pattern):
+        tensors |= load_file(path)
+    return tensors
+
+
 def read_rows(path):
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 

@@ -23,7 +23,6 @@ REPO = Path(__file__).resolve().parents[1]
 CONFIGS = REPO / "accelerate_configs"
 
 # ---- In one process ----
-
 CHECKPOINTED = ["--gradient_checkpointing"]
 EAGER = ["--attn_implementation", "eager"]
 PACKED = ["--packing"]
@@ -157,8 +156,6 @@ def training_arguments(model, flags=()):
 
 
 # ---- On ranks ----
-
-
 class Mesh(NamedTuple):
     """A shipped YAML on a number of ranks."""
 

@@ -138,11 +138,6 @@ def words_of(tiny_of):
 
 
 @pytest.fixture
-def words(words_of):
-    return words_of("llama")
-
-
-@pytest.fixture
 def whole_of(once, words_of):
     """A function from recipe and YAML to the folder of the same run on two ranks of one machine."""
 
@@ -154,11 +149,6 @@ def whole_of(once, words_of):
         return once(f"on_one_machine_{recipe}_{config}", train)
 
     return whole_of
-
-
-@pytest.fixture
-def whole(whole_of):
-    return whole_of("llama", "fsdp")
 
 
 def weights(folder):
@@ -181,7 +171,8 @@ def test_the_command_of_the_file_trains_as_one_machine_does(
     assert weights(agents.folder) == weights(whole_of(recipe, config))
 
 
-def test_a_pod_that_is_evicted_saves_and_the_job_goes_on(words, whole, tmp_path):
+def test_a_pod_that_is_evicted_saves_and_the_job_goes_on(words_of, whole_of, tmp_path):
+    words = words_of("llama")
     agents = Agents("trainjob", tmp_path / "run", words)
     agents.wait_for_step(3)
     agents.processes[1].send_signal(signal.SIGTERM)  # as a kubelet sends it, to the first process
@@ -189,16 +180,17 @@ def test_a_pod_that_is_evicted_saves_and_the_job_goes_on(words, whole, tmp_path)
     assert read_json(agents.folder / "status.json")["exit_code"] == 75, agents.output()
     again = Agents("trainjob", agents.folder, words)
     assert again.end() == [0, 0], again.output()
-    assert weights(again.folder) == weights(whole)
+    assert weights(again.folder) == weights(whole_of("llama", "fsdp"))
 
 
 @pytest.mark.parametrize("kind", ["trainjob", "skypilot"])
 @pytest.mark.parametrize("flag", [["--output_dir", "elsewhere"], ["--output-dir=elsewhere"]])
-def test_the_folder_of_the_run_is_named_by_its_variable_only(kind, flag, words, tmp_path):
-    agents = Agents(kind, tmp_path / "run", [*words, *flag])
+def test_the_folder_of_the_run_is_named_by_its_variable_only(kind, flag, words_of, tmp_path):
+    agents = Agents(kind, tmp_path / "run", [*words_of("llama"), *flag])
     assert agents.end() == [64, 64] and "OUTPUT_DIR" in agents.output()
 
 
-def test_skypilot_sees_the_exit_code_of_the_recipe(words, tmp_path):
-    agents = Agents("skypilot", tmp_path / "run", [*words, "--dataset_name", "missing.jsonl"])
+def test_skypilot_sees_the_exit_code_of_the_recipe(words_of, tmp_path):
+    words = [*words_of("llama"), "--dataset_name", "missing.jsonl"]
+    agents = Agents("skypilot", tmp_path / "run", words)
     assert agents.end() == [65, 65], agents.output()

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The page of scripts/chat.py, used in a headless Chromium as a person uses it."""
 
-import json
+import contextlib
+import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -20,7 +22,7 @@ from chatting_runs import (
     make_endless,
     train_runs,
 )
-from launching import INTERPRETER, REPO, read_rows
+from launching import INTERPRETER, REPO, edit_json, read_rows
 from ranks import free_port
 
 CHAT = REPO / "scripts" / "chat.py"
@@ -72,21 +74,24 @@ def runs(once):
     return once("chat_runs", train_runs)
 
 
-@pytest.fixture(scope="module")
-def server(runs, once, tmp_path_factory):
-    endless = once("chat_endless", make_endless) / "model"
-    rows = tmp_path_factory.mktemp("rows") / "rows.jsonl"
-    # Adapters, an untrained model, and the base of both: a model without a run has none
-    link = tmp_path_factory.mktemp("endless") / "endless"
-    link.mkdir()
-    for path in endless.iterdir():
-        (link / path.name).symlink_to(path)
-    arguments = {"arguments": {"model_name_or_path": str(runs / "base")}}
-    (link / "run.json").write_text(json.dumps(arguments))
-    found = Server(rows, runs / "first", link)
+@contextlib.contextmanager
+def serving(*arguments, **options):
+    found = Server(*arguments, **options)
     yield found
     code, printed = found.end()
     assert code == 0 and "Traceback" not in printed, printed
+
+
+@pytest.fixture(scope="module")
+def server(runs, once, tmp_path_factory):
+    """The page of adapters, an untrained model, and the base of both."""
+    endless = once("chat_endless", make_endless) / "model"
+    folder = tmp_path_factory.mktemp("server")
+    link = shutil.copytree(endless, folder / "endless", copy_function=os.symlink)
+    # A model without a run has no base
+    edit_json(link / "run.json", arguments={"model_name_or_path": str(runs / "base")})
+    with serving(folder / "rows.jsonl", runs / "first", link) as found:
+        yield found
 
 
 @pytest.fixture(scope="module")
@@ -135,10 +140,8 @@ def patient(once, tmp_path_factory):
     """The page of a model that answers for minutes, which ends in the middle of an answer."""
     endless = once("chat_endless", make_endless) / "model"
     rows = tmp_path_factory.mktemp("rows") / "rows.jsonl"
-    found = Server(rows, endless, with_base=False, longest=MANY)
-    yield found
-    code, printed = found.end()
-    assert code == 0 and "Traceback" not in printed, printed
+    with serving(rows, endless, with_base=False, longest=MANY) as found:
+        yield found
 
 
 @pytest.fixture

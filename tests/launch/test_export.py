@@ -1,13 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """scripts/export.py makes what llama.cpp, Ollama and vLLM read of what the recipes train."""
 
-import json
 import shutil
 from functools import partial
 
 import pytest
 
-from launching import data_of, errors_of, read_json, recipe, script
+from launching import data_of, edit_json, errors_of, read_json, recipe, script
 
 STEPS = ("--max_steps", "2", "--learning_rate", "2e-2", "--logging_steps", "1")
 FEW = ("--num_prompts", "8")
@@ -31,8 +30,7 @@ def trained(tiny, once):
 def base_without_the_end(tiny, tmp_path_factory):
     """The tiny model, whose generation config lists only the end of a text, and its rows."""
     folder = shutil.copytree(tiny, tmp_path_factory.mktemp("base") / "tiny")
-    path = folder / "model" / "generation_config.json"
-    path.write_text(json.dumps(read_json(path) | {"eos_token_id": 2}))
+    edit_json(folder / "model" / "generation_config.json", eos_token_id=2)
     return folder
 
 

@@ -1,9 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """merge.py writes what peft merges, bit for bit, and finds faults planted before and after that."""
 
-import json
 import shutil
-import sys
 
 import pytest
 import torch
@@ -14,6 +12,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, Glm4MoeConfig
 import merge as command
 from adapter_folders import EXPERTS, make_base, write_adapters
 from generation import merging
+from launching import data_of, edit_json, rehearse, script, tensors_of
 
 FEW = ("--num_prompts", "3", "--device", "cpu")
 HEAD = "lm_head.weight"
@@ -40,27 +39,14 @@ def base_of(once):
 
 
 @pytest.fixture
-def merge(monkeypatch, capsys):
+def merge(in_process):
     """A function from words of a command line to (exit code, what was printed)."""
 
     def call(*words):
-        monkeypatch.setattr(sys, "argv", ["merge.py", *FEW, *map(str, words)])
-        code = 0
-        try:
-            merging.run(command.parse_args())
-        except SystemExit as end:
-            code = end.code
-        printed = capsys.readouterr()
-        return code, printed.out + printed.err
+        done = in_process(command, *FEW, *words)
+        return done.code, done.out + done.err
 
     return call
-
-
-def tensors_of(folder):
-    found = {}
-    for path in folder.glob("model*.safetensors"):
-        found |= load_file(path)
-    return found
 
 
 def merge_by_peft(base, adapters):
@@ -98,6 +84,20 @@ def test_the_tensors_are_those_of_peft_under_the_names_of_the_base(
     assert (model.lm_head.weight is model.model.embed_tokens.weight) == (HEAD not in after)
 
 
+def test_a_checkpoint_becomes_the_folder_that_its_run_ends_with(tiny, tmp_path):
+    out, joined = tmp_path / "run", tmp_path / "joined"
+    words = ["--max_steps", 2, "--save_steps", 2, "--eval_strategy", "no", "--output_dir", out]
+    rehearse("fsdp2_full_shard", *data_of(tiny), *words, code=0)
+    script("merge", out / "checkpoint-2", joined, code=0)
+    weights, expected = tensors_of(joined), tensors_of(out)
+    assert weights.keys() == expected.keys()
+    assert all(torch.equal(weights[name], expected[name]) for name in expected)
+    others = {path.name for path in out.glob("*.json*")} - {"run.json", "status.json"}
+    for name in others - {"metrics.jsonl", "report.json"}:
+        assert (joined / name).read_bytes() == (out / name).read_bytes(), name
+    AutoModelForCausalLM.from_pretrained(joined)
+
+
 def test_buffers_in_the_files_of_the_base_are_kept(base_of, merge, tmp_path):
     base = shutil.copytree(base_of("llama"), tmp_path / "base")
     config = Glm4MoeConfig(
@@ -125,10 +125,6 @@ def test_buffers_in_the_files_of_the_base_are_kept(base_of, merge, tmp_path):
 
 
 # ---- Faults: of the adapters and their base, and of what was written ----
-def edit_json(path, **changes):
-    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
-
-
 def edit_tensors(path, change):
     """Call a function with {name: tensor} of a file, and write what it makes of them."""
     tensors = load_file(path)

@@ -4,7 +4,6 @@
 import json
 import re
 import shlex
-import sys
 
 from accelerate.commands.launch import launch_command_parser
 
@@ -54,9 +53,7 @@ def settings_of(command):
     return settings
 
 
-def test_the_readme_plans_rehearses_and_trains_with_the_same_settings(
-    tmp_path, monkeypatch, capsys
-):
+def test_the_readme_plans_rehearses_and_trains_with_the_same_settings(tmp_path, in_process):
     text = (REPO / "README.md").read_text().replace("\\\n", " ")
     commands = re.findall(r"^(?:python|accelerate) .*", text, re.MULTILINE)
     (plan,) = [command for command in commands if "plan_memory.py" in command]
@@ -65,9 +62,9 @@ def test_the_readme_plans_rehearses_and_trains_with_the_same_settings(
     # The same shapes from a file, since the hub is out of reach
     (tmp_path / "config.json").write_text(json.dumps(LLAMA_3_1_8B))
     words = plan.replace("meta-llama/Llama-3.1-8B-Instruct", str(tmp_path / "config.json"))
-    monkeypatch.setattr(sys, "argv", shlex.split(words)[1:])
-    assert plan_memory.main() == 0
-    planned = capsys.readouterr().out.partition("Number 1:")[2].strip().split("\n\n")[0]
+    done = in_process(plan_memory, *shlex.split(words)[2:])
+    assert done.code == 0
+    planned = done.out.partition("Number 1:")[2].strip().split("\n\n")[0]
     settings = settings_of(planned.replace("\\\n", " "))
     assert settings == settings_of(train) and settings["--max_length"] == "2048"
     del settings["--num_processes"], settings["--max_length"]  # two processes, and a small model

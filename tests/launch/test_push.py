@@ -7,18 +7,17 @@ import re
 import shutil
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from huggingface_hub import constants
 from huggingface_hub.utils import disable_progress_bars
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from transformers import GPT2Tokenizer, T5Tokenizer, tokenization_utils_base, utils
 
 import net
 import push as command
 from hub_stand_in import CUT, Hub
-from launching import read_json, read_rows, script
+from launching import edit_json, read_rows, script, tensors_of
 
 CARD = "---\nlibrary_name: peft\n---\n\n# A card\n"
 PUSHED = ("README.md", "adapter_config.json", "adapter_model.safetensors", "tokenizer.json")
@@ -59,7 +58,7 @@ def result(tmp_path):
 
 
 @pytest.fixture
-def push(hub, result, tmp_path, monkeypatch, capsys):
+def push(hub, result, tmp_path, monkeypatch, in_process):
     """A function from words to how push.py ended on the result or another folder, in process."""
     # For the libraries, which read them when they are imported, the stand-in is the hub
     monkeypatch.setattr(constants, "ENDPOINT", hub.url)
@@ -70,16 +69,9 @@ def push(hub, result, tmp_path, monkeypatch, capsys):
     disable_progress_bars()
 
     def call(*words, token="hf_stand_in", repo="owner/name", folder=result):
-        code = 0
         with monkeypatch.context() as patch:
             patch.setenv("HF_TOKEN", token)
-            patch.setattr(sys, "argv", ["push.py", str(folder), repo, *words])
-            try:
-                command.main()
-            except SystemExit as end:
-                code = end.code
-        said = capsys.readouterr()
-        return SimpleNamespace(returncode=code, stdout=said.out, stderr=said.err)
+            return in_process(command, folder, repo, *words)
 
     return call
 
@@ -92,17 +84,17 @@ def assert_whole(hub, result):
 
 def refused(process, code, word):
     """Assert that a process ended with a code after one line that has this word."""
-    assert process.returncode == code and word in process.stderr, process.stderr
-    assert "Traceback" not in process.stderr and len(process.stderr.splitlines()) == 1
+    assert process.code == code and word in process.err, process.err
+    assert "Traceback" not in process.err and len(process.err.splitlines()) == 1
 
 
 def test_what_arrives_is_what_was_shown_in_a_private_repository(hub, result, push):
     shown = push()
-    assert shown.returncode == 0 and hub.requests == []  # Without --yes
+    assert shown.code == 0 and hub.requests == []  # Without --yes
     for words in (*PUSHED, "stays here: checkpoint-3, ", "private", "# A card", "--yes"):
-        assert words in shown.stdout
+        assert words in shown.out
     process = push("--yes", "--commit_message", "First")
-    assert process.returncode == 0, process.stderr
+    assert process.code == 0, process.err
     assert_whole(hub, result)
     assert hub.created[0]["visibility"] == "private" and hub.commits[0]["summary"] == "First"
     public = json.loads(hub.files["run_public.json"])  # It has no path and no name
@@ -114,7 +106,7 @@ def test_a_path_of_the_base_is_refused_and_replaced_in_the_pushed_copy_only(hub,
     config.write_text(json.dumps({"base_model_name_or_path": "/somewhere/base", "r": 8}))
     before = config.read_bytes()
     refused(push("--yes"), 64, "--base_model ID")
-    assert push("--yes", "--base_model", "owner/base", "--public").returncode == 0
+    assert push("--yes", "--base_model", "owner/base", "--public").code == 0
     assert hub.created[0]["visibility"] == "public"
     pushed = json.loads(hub.files["adapter_config.json"])
     assert pushed == {"base_model_name_or_path": "owner/base", "r": 8}
@@ -125,6 +117,7 @@ def test_a_path_of_the_base_is_refused_and_replaced_in_the_pushed_copy_only(hub,
     ("name", "text", "word"),
     [
         ("status.json", '{"state": "stopped"}', "not done"),
+        ("status.json", "", "not done"),
         ("README.md", "hf_" + "a" * 30, "secret"),
         ("tokenizer.json", "-----BEGIN PRIVATE KEY-----", "secret"),
     ],
@@ -147,7 +140,7 @@ def test_an_error_of_the_hub_is_one_line_and_a_second_call_goes_through(hub, res
         refused(push("--yes"), 69, word)
     assert hub.files == {}
     hub.errors.clear()
-    assert push("--yes").returncode == 0
+    assert push("--yes").code == 0
     assert_whole(hub, result)
 
 
@@ -160,7 +153,7 @@ def test_adapters_that_were_pushed_and_fetched_refuse_another_base(hub, push, ne
     trained = net.launch(cell, tiny, tmp_path / "trained").expect(0)
     assert list(trained.folder.glob("predictions-*"))
     process = push("--yes", "--base_model", "owner/base", folder=trained.folder)
-    assert process.returncode == 0, process.stderr
+    assert process.code == 0, process.err
     # Nothing of this machine and no row: what is pushed is named
     row = read_rows(tiny / "data" / "test.jsonl")[0]["messages"][0]["content"]
     for name, content in hub.files.items():
@@ -169,12 +162,10 @@ def test_adapters_that_were_pushed_and_fetched_refuse_another_base(hub, push, ne
     fetched.mkdir()
     for name, content in hub.files.items():
         (fetched / name).write_bytes(content)
-    config = read_json(fetched / "adapter_config.json")
-    config["base_model_name_or_path"] = str(tiny / "model")
-    (fetched / "adapter_config.json").write_text(json.dumps(config))
+    edit_json(fetched / "adapter_config.json", base_model_name_or_path=str(tiny / "model"))
     words = [fetched, "--prompt", "Hello", "--max_new_tokens", 2]
     script("generate", *words, code=0)
-    weights = load_file(tiny / "model" / "model.safetensors")
+    weights = tensors_of(tiny / "model")
     weights["lm_head.weight"].add_(1)
     save_file(weights, tiny / "model" / "model.safetensors", {"format": "pt"})
     assert "trained on" in script("generate", *words, code=65).output
@@ -220,7 +211,7 @@ def test_all_that_loads_a_result_is_pushed_and_all_else_is_named_as_staying(push
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(texts.get(name, f"{name}\n"))
-    shown = push(folder=folder).stdout
+    shown = push(folder=folder).out
     pushed = re.findall(r"^ +[\d,]+  (?!bytes in)(\S+)", shown, re.MULTILINE)
     (stays,) = re.findall(r"^stays here: (.*)$", shown, re.MULTILINE)
     assert sorted(pushed) == sorted(LOADED)

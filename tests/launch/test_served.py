@@ -2,7 +2,6 @@
 """scripts/generate.py --server holds a real `transformers serve` against what was trained."""
 
 import contextlib
-import json
 import shutil
 import subprocess
 import time
@@ -12,9 +11,9 @@ from urllib.error import URLError
 from urllib.request import urlopen
 
 import pytest
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 
-from launching import INTERPRETER, REPO, read_json, read_rows, recipe, script
+from launching import INTERPRETER, REPO, edit_json, read_rows, recipe, script, tensors_of
 from net import data_of
 from ranks import free_port
 
@@ -86,15 +85,14 @@ def test_a_served_model_says_what_was_trained(whole, url, compare, tmp_path):
 
 
 def other_model(folder):
-    weights = load_file(folder / "model.safetensors")
+    weights = tensors_of(folder)
     weights["lm_head.weight"].mul_(-1)
     save_file(weights, folder / "model.safetensors", {"format": "pt"})
 
 
 def other_end(folder):
-    path = folder / "generation_config.json"
     # The end of a text, but no longer that of a turn
-    path.write_text(json.dumps(read_json(path) | {"eos_token_id": [2]}))
+    edit_json(folder / "generation_config.json", eos_token_id=[2])
 
 
 @pytest.mark.parametrize("change", [other_model, other_end])

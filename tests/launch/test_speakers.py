@@ -1,11 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Models side by side: which were asked for, and that they share their base without sharing
-answers."""
+"""Models side by side share their base without sharing answers."""
 
 from argparse import Namespace
 from threading import Event
 
-import pytest
 from peft import PeftModel
 from transformers import AutoModelForCausalLM
 
@@ -15,61 +13,37 @@ from core.chat import Conversation
 
 OPTIONS = {"dtype": "float32", "device": "cpu", "load_in_4bit": False, "temperature": 0.0}
 OPTIONS |= {"max_new_tokens": 12, "chat_template_kwargs": {}}
+# Two of LoRA, DoRA, and one with a whole module
+KINDS = ({}, {}, {"use_dora": True}, {"modules_to_save": ["lm_head"]})
 
 
-@pytest.fixture(scope="module")
-def base(once):
-    """A folder with model/ and data/."""
-    return once("chatting_base", make_base)
+def load(*folders, with_base=False):
+    names = [str(folder) for folder in folders]
+    return load_speakers(Namespace(**OPTIONS, model_name_or_path=names, with_base=with_base))
 
 
-@pytest.fixture(scope="module")
-def adapters(base, once):
-    """Four folders of adapters on the same base: two of LoRA, DoRA, and one with a whole module."""
-
-    def fill(folder):
-        kinds = ({}, {}, {"use_dora": True}, {"modules_to_save": ["lm_head"]})
-        for seed, options in enumerate(kinds):
-            write_adapters(folder / str(seed), base, seed=seed, scale=0.5, **options)
-
-    folder = once("chatting_adapters", fill)
-    return [folder / str(seed) for seed in range(4)]
-
-
-def load(names, with_base=False):
-    args = Namespace(**OPTIONS, model_name_or_path=names, with_base=with_base)
-    return load_speakers(args)
-
-
-def answer(speaker, prompt="Spell the word lamp."):
-    conversation = Conversation([{"role": "user", "content": prompt}])
+def answer(speaker):
+    conversation = Conversation([{"role": "user", "content": "Spell the word lamp."}])
     _, whole = speaker.answerer.start(conversation, Event(), speaker.taking_turn())
     return whole.result().text
 
 
-def answer_loaded_on_its_own(folder):
-    (speaker,) = load([str(folder)])
-    return answer(speaker)
-
-
-@pytest.fixture
-def loaded(monkeypatch):
-    """The folders whose weights were loaded as whole models, one entry for each time."""
-    calls = []
+def test_adapters_and_their_base_are_one_loaded_model_with_answers_of_their_own(
+    once, tmp_path, monkeypatch
+):
+    base = once("chatting_base", make_base)
+    adapters = []
+    for seed, options in enumerate(KINDS):
+        adapters.append(write_adapters(tmp_path / str(seed), base, seed=seed, scale=0.5, **options))
+    loaded = []
     load_model = AutoModelForCausalLM.from_pretrained
 
     def count(name, **options):
-        calls.append(name)
+        loaded.append(name)
         return load_model(name, **options)
 
     monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", count)
-    return calls
-
-
-def test_adapters_and_their_base_are_one_loaded_model_with_answers_of_their_own(
-    base, adapters, loaded
-):
-    together = load([str(folder) for folder in adapters], with_base=True)
+    together = load(*adapters, with_base=True)
     assert loaded == [str(base / "model")]
     assert len({id(speaker.answerer.model) for speaker in together}) == 1
     assert isinstance(together[0].answerer.model, PeftModel)
@@ -77,5 +51,4 @@ def test_adapters_and_their_base_are_one_loaded_model_with_answers_of_their_own(
     answers = [answer(speaker) for speaker in together]
     again = [answer(speaker) for speaker in reversed(together)]
     assert answers == again[::-1] and len(set(answers)) == len(together) == 5
-    on_their_own = [answer_loaded_on_its_own(folder) for folder in (*adapters, base / "model")]
-    assert answers == on_their_own
+    assert answers == [answer(*load(folder)) for folder in (*adapters, base / "model")]

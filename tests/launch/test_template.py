@@ -64,52 +64,43 @@ class Slowing(torch.optim.AdamW):
             group["lr"] = group["lr"] / group["k"]
         super().step(closure)
 """
-# {name: {file: [(text, text in its place)]}}: what people change first, in a copy of llama
+ADAMW = "torch.optim.AdamW(groups, fused=is_fused, **settings)"
+READ = "return read_conversation(row, PROMPT_AND_ANSWER, columns)"
+LOSS = "    token_loss = LossInHead("
+EPOCH = "epoch=step / plan.steps_per_epoch"
+# {name: (file, text, text in its place, text at its end)}: what people change first, in a copy of
+# llama
 EDITS = {
-    "loss": {
-        "core/loss.py": [
-            ('targets, reduction="none")', 'targets, reduction="none", label_smoothing=0.1)')
-        ]
-    },
-    "optimizer": {
-        "core/model.py": [
-            (
-                "torch.optim.AdamW(groups, fused=is_fused, **settings)",
-                "Slowing(groups, **settings)",
-            ),
-            (None, OWN_OPTIMIZER),
-        ]
-    },
-    "data": {
-        "llama.py": [
-            (
-                "return read_conversation(row, PROMPT_AND_ANSWER, columns)",
-                'if len(row["completion"]) > 60:\n'
-                '        raise ValueError("is too long for us")\n'
-                '    row = {"prompt": row["prompt"].upper(), "completion": row["completion"]}\n'
-                "    return read_conversation(row, PROMPT_AND_ANSWER, columns)",
-            )
-        ]
-    },
-    "metric": {
-        "llama.py": [
-            (
-                "epoch=step / plan.steps_per_epoch)",
-                "epoch=step / plan.steps_per_epoch,\n"
-                '            more=lambda: {"trained_share": (num_trained_on / num_tokens).item()})',
-            )
-        ]
-    },
-    "frozen layers": {
-        "llama.py": [
-            (
-                "    token_loss = LossInHead(",
-                "    for parameter in model.model.layers[0].parameters():\n"
-                "        parameter.requires_grad_(False)\n"
-                "    token_loss = LossInHead(",
-            )
-        ]
-    },
+    "loss": (
+        "core/loss.py",
+        'targets, reduction="none")',
+        'targets, reduction="none", label_smoothing=0.1)',
+        "",
+    ),
+    "optimizer": ("core/model.py", ADAMW, "Slowing(groups, **settings)", OWN_OPTIMIZER),
+    "data": (
+        "llama.py",
+        READ,
+        'if len(row["completion"]) > 60:\n'
+        '        raise ValueError("is too long for us")\n'
+        '    row = {"prompt": row["prompt"].upper(), "completion": row["completion"]}\n'
+        f"    {READ}",
+        "",
+    ),
+    "metric": (
+        "llama.py",
+        f"{EPOCH})",
+        f"{EPOCH},\n"
+        '            more=lambda: {"trained_share": (num_trained_on / num_tokens).item()})',
+        "",
+    ),
+    "frozen layers": (
+        "llama.py",
+        LOSS,
+        "    for parameter in model.model.layers[0].parameters():\n"
+        f"        parameter.requires_grad_(False)\n{LOSS}",
+        "",
+    ),
 }
 FLAGS = {"data": ["--skip_bad_rows"]}
 # An optimizer with state that no checkpoint has a place for
@@ -123,12 +114,15 @@ class Remembering(torch.optim.AdamW):
 """
 
 
+def edit(path, before, after, end):
+    text = path.read_text()
+    assert text.count(before) == 1, before
+    path.write_text(text.replace(before, after) + end)
+
+
 def test_state_that_cannot_be_saved_ends_the_run_after_one_step(copied, net_tiny, tmp_path):
     folder = copied("llama")
-    file = folder / "core" / "model.py"
-    before = "torch.optim.AdamW(groups, fused=is_fused, **settings)"
-    text = file.read_text().replace(before, "Remembering(groups, **settings)")
-    file.write_text(text + REMEMBERING)
+    edit(folder / "core" / "model.py", ADAMW, "Remembering(groups, **settings)", REMEMBERING)
     command = [sys.executable, folder / "llama.py", *net.data_of(net_tiny("llama"))]
     done = run(*command, "--max_steps", 3, "--output_dir", tmp_path / "run", cwd=folder, code=1)
     assert "history" in done.output
@@ -138,15 +132,8 @@ def test_state_that_cannot_be_saved_ends_the_run_after_one_step(copied, net_tiny
 @pytest.mark.parametrize("name", EDITS)
 def test_an_edit_of_a_few_lines_trains_and_continues_to_the_same_bits(name, copied):
     folder = copied("llama")
-    for file, changes in EDITS[name].items():
-        text = (folder / file).read_text()
-        for before, after in changes:
-            if before is None:
-                text += after
-            else:
-                assert text.count(before) == 1, before
-                text = text.replace(before, after)
-        (folder / file).write_text(text)
+    file, *change = EDITS[name]
+    edit(folder / file, *change)
     environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
     words = [sys.executable, "test_copy.py", *FLAGS.get(name, [])]
     run(*words, cwd=folder, env=environment, code=0)

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a model is said to answer: the same whatever its batch, in every program, with one end."""
 
-import json
 import shutil
 
 import pytest
@@ -13,7 +12,7 @@ from transformers import (
     GPT2Config,
 )
 
-from launching import read_json, read_metrics, read_rows, recipe, script, write_rows
+from launching import edit_json, read_json, read_metrics, read_rows, recipe, script, write_rows
 
 POSITIONS = 160  # for untrained models: they never end an answer
 ROOM = 24  # new tokens, which the longest prompts do not leave
@@ -40,12 +39,6 @@ THINKING = (
     "{% else %}{{ '<|' + message['role'] + '|>' + message['content'] + '<|end_of_turn|>' }}"
     "{% endif %}{% endfor %}{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
 )
-
-
-def change_file(path, **values):
-    """Change values of a JSON file, which may not be there."""
-    content = json.loads(path.read_text()) if path.exists() else {}
-    path.write_text(json.dumps(content | values))
 
 
 # ---- An answer does not depend on its batch ----
@@ -92,7 +85,7 @@ def test_texts_of_an_encoder_decoder_depend_on_nothing_but_their_source(tiny_of,
     penal = tmp_path / "penal"
     shutil.copytree(tiny / "model", penal)
     forced = {"forced_eos_token_id": 1}  # It belongs to the format, and changes nothing here.
-    change_file(penal / "generation_config.json", **PENALTIES, **forced)
+    edit_json(penal / "generation_config.json", **PENALTIES, **forced)
     rows = read_rows(tiny / "data" / "test.jsonl")[:9]
     written = []
     for base, size in ((tiny / "model", 8), (penal, 1)):
@@ -129,7 +122,7 @@ def test_one_model_has_one_figure_in_every_program(learner, tmp_path):
     """
     base = tmp_path / "base"
     shutil.copytree(learner, base)
-    change_file(base / "generation_config.json", **PENALTIES)
+    edit_json(base / "generation_config.json", **PENALTIES)
     rows = [{"prompt": f"Say {letter}.", "completion": letter * 5} for letter in "abcd"]
     held_out = [*rows, *({"prompt": row["prompt"], "completion": "no"} for row in rows[:2])]
     data = write_rows(tmp_path / "rows.jsonl", rows)

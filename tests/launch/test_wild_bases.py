@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -22,6 +22,7 @@ from transformers import (
 from launching import (
     REPO,
     data_of,
+    edit_json,
     errors_of,
     read_json,
     read_metrics,
@@ -29,6 +30,7 @@ from launching import (
     recipe,
     rehearse,
     script,
+    tensors_of,
     write_rows,
 )
 
@@ -45,15 +47,6 @@ def train(name, model, tiny, folder, *flags, **options):
     words = data_of(tiny)
     words[1] = model
     return recipe(*words, *UNCHANGED, "--output_dir", folder, *flags, name=name, **options)
-
-
-def edit_config(model, **values):
-    path = Path(model) / "config.json"
-    path.write_text(json.dumps(read_json(path) | values))
-
-
-def tensors_of(model):
-    return load_file(Path(model) / "model.safetensors")
 
 
 def write_tensors(model, tensors):
@@ -80,7 +73,7 @@ def refused(done):
 # ---- What is not all there ----
 def quantize(model, method):
     """Have a base say that its numbers are quantized: without scales they would be trained."""
-    edit_config(model, quantization_config={"quant_method": method, "bits": 4})
+    edit_json(model / "config.json", quantization_config={"quant_method": method, "bits": 4})
     return f"({method})", "unquantized model"
 
 
@@ -114,7 +107,8 @@ def rename(model):
 
 def reshape(model):
     """Have the config ask for a larger embedding than there is; a head may have any shape."""
-    edit_config(model, vocab_size=read_json(model / "config.json")["vocab_size"] + 8)
+    size = read_json(model / "config.json")["vocab_size"] + 8
+    edit_json(model / "config.json", vocab_size=size)
     return "in other shapes", "embed"
 
 

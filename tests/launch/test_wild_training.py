@@ -4,7 +4,6 @@
 Every model is tiny and made here, and every run takes one or two steps.
 """
 
-import json
 import math
 import shutil
 
@@ -12,7 +11,7 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
-from launching import data_of, read_json, read_metrics, recipe, rehearse, write_rows
+from launching import data_of, edit_json, read_json, read_metrics, recipe, rehearse, write_rows
 
 FAST = ["--logging_steps", 1, "--eval_strategy", "no"]
 
@@ -121,8 +120,7 @@ def test_the_side_of_padding_changes_no_loss_and_stays_that_of_the_base(tiny_of,
     losses = []
     for side in ("left", "right"):
         base = shutil.copytree(tiny_of("bert") / "model", tmp_path / side)
-        settings = read_json(base / "tokenizer_config.json") | {"padding_side": side}
-        (base / "tokenizer_config.json").write_text(json.dumps(settings))
+        edit_json(base / "tokenizer_config.json", padding_side=side)
         out = tmp_path / f"out_{side}"
         words = ["--model_name_or_path", base, "--max_steps", 1, "--output_dir", out]
         rows = tiny_of("bert") / "data" / "test.jsonl"

@@ -16,7 +16,7 @@ import torch
 import yaml
 from peft import PeftModel
 from PIL import Image
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch.nn.functional import cross_entropy
 from transformers import (
     AutoConfig,
@@ -31,7 +31,16 @@ from transformers import (
     ViTImageProcessor,
 )
 
-from launching import REPO, errors_of, read_json, read_metrics, recipe, rehearse, script
+from launching import (
+    REPO,
+    errors_of,
+    read_json,
+    read_metrics,
+    recipe,
+    rehearse,
+    script,
+    tensors_of,
+)
 
 STEPS = ("--max_steps", "3", "--per_device_train_batch_size", "4", "--learning_rate", "1e-2")
 LAYERS = {
@@ -109,13 +118,6 @@ def base_of(tiny, once):
 def rows(tiny_of):
     """The flags of few rows."""
     return ["--dataset_name", tiny_of("llama") / "data" / "train.jsonl"]
-
-
-def tensors_of(folder, pattern="model*.safetensors"):
-    tensors = {}
-    for path in folder.glob(pattern):
-        tensors |= load_file(path)
-    return tensors
 
 
 def train(*flags, name="llama"):

@@ -2,7 +2,6 @@
 """scripts/check_config.py: its exit codes, and what it prints for people and programs."""
 
 import json
-import sys
 
 import pytest
 
@@ -26,13 +25,11 @@ from broken_configs import DDP, FSDP1, FULL2, ZERO
         (FULL2, "--no_such_flag", 64),
     ],
 )
-def test_exit_codes(text, flags, code, tmp_path, monkeypatch, capsys):
+def test_exit_codes(text, flags, code, tmp_path, in_process):
     path = tmp_path / "config.yaml"
     path.write_text(text)
-    monkeypatch.setattr(sys, "argv", ["check_config.py", str(path), *flags.split(), "--json"])
-    with pytest.raises(SystemExit) as stopped:
-        check_config.main()
-    assert stopped.value.code == code
+    done = in_process(check_config, path, *flags.split(), "--json")
+    assert done.code == code
     if code == 65:
-        [report] = json.loads(capsys.readouterr().out)
+        [report] = json.loads(done.out)
         assert report["file"] == str(path) and report["findings"]

@@ -4,7 +4,6 @@
 import modulefinder
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -172,13 +171,9 @@ def test_files_that_come_and_go(mine, old, new, merged):
         ("llama", "full/mine.txt/copy", 73, "mine.txt"),
     ],
 )
-def test_a_copy_that_cannot_be_made_is_one_line(
-    recipe, folder, code, word, tmp_path, monkeypatch, capsys
-):
+def test_a_copy_that_cannot_be_made_is_one_line(recipe, folder, code, word, tmp_path, in_process):
     write_tree(tmp_path, {"full/mine.txt": ""})
-    monkeypatch.setattr(sys, "argv", ["copy_recipe.py", recipe, str(tmp_path / folder)])
-    with pytest.raises(SystemExit, match=str(code)):
-        sys.exit(copy_recipe.main())
-    (line,) = capsys.readouterr().err.splitlines()
-    assert word in line
+    done = in_process(copy_recipe, recipe, tmp_path / folder)
+    (line,) = done.err.splitlines()
+    assert done.code == code and word in line
     assert [path.name for path in tmp_path.rglob("*")] == ["full", "mine.txt"]

@@ -30,10 +30,8 @@ def collate_rows(rows, pad_token_id):
 def logits_of(batch, seed=0):
     """Router logits of each layer that depend only on the token, the same for each batch."""
     table = torch.randn(LAYERS, 100, EXPERTS, generator=torch.Generator().manual_seed(seed))
-    return tuple(
-        table[layer, batch["inputs"]["input_ids"].flatten()].requires_grad_()
-        for layer in range(LAYERS)
-    )
+    ids = batch["inputs"]["input_ids"].flatten()
+    return tuple(table[layer, ids].requires_grad_() for layer in range(LAYERS))
 
 
 def loss_of(rows, seed=0):
@@ -46,14 +44,11 @@ def test_of_one_row_loss_and_gradient_are_those_of_transformers(row):
     batch = collate_rows([row], pad_token_id=99)
     ours, theirs = logits_of(batch), logits_of(batch)
     loss, _ = mixtral.router_loss(ours, batch["routed"], TOP_K, of_one_rank)
-    expected = row["row"] * load_balancing_loss_func(
-        theirs, EXPERTS, TOP_K
-    )  # weighted with its tokens
+    # Weighted with its tokens
+    expected = row["row"] * load_balancing_loss_func(theirs, EXPERTS, TOP_K)
     torch.testing.assert_close(loss, expected)
-    for mine, other in zip(
-        torch.autograd.grad(loss, ours), torch.autograd.grad(expected, theirs), strict=True
-    ):
-        torch.testing.assert_close(mine, other)
+    gradients = torch.autograd.grad(loss, ours)
+    torch.testing.assert_close(gradients, torch.autograd.grad(expected, theirs))
 
 
 def test_it_adds_up_however_the_batch_is_cut_and_padding_has_no_part():
@@ -64,8 +59,7 @@ def test_it_adds_up_however_the_batch_is_cut_and_padding_has_no_part():
         assert torch.equal(sum(load for _, load in parts), load)
     batch = collate_rows(ROWS, pad_token_id=99)
     mask = (batch["inputs"]["input_ids"] != 99).long()
-    of_batch = load_balancing_loss_func(
-        logits_of(batch), EXPERTS, TOP_K, mask
-    )  # why it is not used as it is
+    # Why it is not used as it is
+    of_batch = load_balancing_loss_func(logits_of(batch), EXPERTS, TOP_K, mask)
     assert abs(of_batch - whole / 13) > 0.01
     assert load.sum(1).tolist() == [13 * TOP_K] * LAYERS

@@ -2,13 +2,12 @@
 """A model folder and a data set cannot run their own code, as SECURITY.md says."""
 
 import ast
-import json
 from types import SimpleNamespace
 
 import pytest
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
-from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+from transformers import AutoModelForCausalLM, LlamaForCausalLM
 from transformers import PreTrainedTokenizerFast as FastTokenizer
 
 import damage
@@ -16,9 +15,9 @@ from core import weights
 from core.data import open_rows
 from core.engine import Layout
 from core.model import load_tokenizer
-from fakes import fake_accelerator
+from fakes import fake_accelerator, small_llama
 from generation import loading
-from launching import REPO
+from launching import REPO, edit_json
 
 LOADED = SimpleNamespace(dtype="auto", device="cpu", load_in_4bit=False)
 PROGRAMS = sorted([*(REPO / "recipes").rglob("*.py"), *(REPO / "scripts").rglob("*.py")])
@@ -35,16 +34,10 @@ def mark(tmp_path):
 def model(tmp_path):
     """The folder of a tiny Llama with its tokenizer."""
     folder = tmp_path / "model"
-    sizes = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1}
-    config = LlamaConfig(num_attention_heads=2, num_key_value_heads=2, vocab_size=4, **sizes)
-    LlamaForCausalLM(config).save_pretrained(folder)
+    LlamaForCausalLM(small_llama(vocab_size=4)).save_pretrained(folder)
     words = Tokenizer(WordLevel({"a": 0, "b": 1, "<pad>": 2, "?": 3}, unk_token="?"))
     FastTokenizer(tokenizer_object=words, pad_token="<pad>").save_pretrained(folder)
     return folder
-
-
-def set_in(path, **settings):
-    path.write_text(json.dumps(json.loads(path.read_text()) | settings))
 
 
 def find_unsafe_calls(text):
@@ -82,12 +75,12 @@ def test_no_program_calls_what_runs_code_of_a_model_or_a_pickle():
 def test_the_code_of_a_model_is_not_run(model, mark):
     (model / "modeling_x.py").write_text(CODE.format(mark=str(mark)))
     classes = {"AutoConfig": "modeling_x.X", "AutoModelForCausalLM": "modeling_x.X"}
-    set_in(model / "config.json", auto_map=classes)
+    edit_json(model / "config.json", auto_map=classes)
     weights.load_pretrained(
         AutoModelForCausalLM, Layout(fake_accelerator()), str(model), trust_remote_code=False
     )
     loading.load_model(loading.Source(str(model)), LOADED)
-    set_in(model / "config.json", model_type="x")  # no other code could load it
+    edit_json(model / "config.json", model_type="x")  # no other code could load it
     with pytest.raises(SystemExit, match="65"):
         loading.load_model(loading.Source(str(model)), LOADED)
     assert not mark.exists()
@@ -95,7 +88,8 @@ def test_the_code_of_a_model_is_not_run(model, mark):
 
 def test_the_code_of_a_tokenizer_is_not_run(model, mark):
     (model / "tokenization_x.py").write_text(CODE.format(mark=str(mark)))
-    set_in(model / "tokenizer_config.json", auto_map={"AutoTokenizer": [None, "tokenization_x.X"]})
+    classes = {"AutoTokenizer": [None, "tokenization_x.X"]}
+    edit_json(model / "tokenizer_config.json", auto_map=classes)
     load_tokenizer(SimpleNamespace(model_name_or_path=str(model), model_revision="main"))
     assert not mark.exists()
 

@@ -38,9 +38,8 @@ SHAPE = {
     "forced_eos_token_id": None,
     "scale_embedding": True,
 }
-ALONE = SimpleNamespace(
-    unwrap_model=lambda model: model
-)  # what summed_target_loss asks of an Accelerator
+# What summed_target_loss asks of an Accelerator
+ALONE = SimpleNamespace(unwrap_model=lambda model: model)
 
 
 @pytest.fixture(scope="module")
@@ -52,13 +51,11 @@ def tokenizer(tiny_of):
 def tokenized(tiny_of, tokenizer):
     """The first ten test rows."""
     lines = (tiny_of("t5") / "data" / "test.jsonl").read_text().splitlines()[:10]
-    rows = [
-        t5.tokenize_pair(json.loads(line), tokenizer, NO_COLUMNS, NO_LANGUAGES, "", (64, 64))
-        for line in lines
-    ]
-    return Dataset.from_list([row | {"row": i} for i, row in enumerate(rows, 1)]).with_format(
-        "numpy"
-    )
+    rows = []
+    for number, line in enumerate(lines, 1):
+        pair = json.loads(line), tokenizer, NO_COLUMNS, NO_LANGUAGES, "", (64, 64)
+        rows.append(t5.tokenize_pair(*pair) | {"row": number})
+    return Dataset.from_list(rows).with_format("numpy")
 
 
 def models(tiny):
@@ -88,38 +85,27 @@ def test_all_forms_of_rows_become_the_same_pair(row, columns, languages):
     assert t5.source_and_target(row, columns, languages) == [SOURCE, TARGET]
 
 
-class TestLoss:
-    def test_it_is_the_models_own_summed_over_the_rows_one_by_one(self, tiny_of, tokenized):
-        for name, model in models(tiny_of("t5")):
-            batch = t5.Seq2SeqCollator(0)(tokenized, [[number] for number in range(10)])
-            loss, alone = t5.summed_target_loss(ALONE, model, batch), 0
-            for row in tokenized.with_format(None):
-                labels = torch.tensor([row["labels"]])
-                alone += (
-                    model(input_ids=torch.tensor([row["input_ids"]]), labels=labels).loss
-                    * labels.numel()
-                )
-            torch.testing.assert_close(
-                loss, alone, rtol=1e-5, atol=0, msg=lambda text, name=name: f"{name}: {text}"
-            )
-            assert batch["counts"][0] == sum(map(len, tokenized["labels"][:])) and batch[
-                "row"
-            ] == list(range(1, 11))
-            assert batch["counts"][1] == tokenized["length"][:].sum()
+def test_the_loss_is_the_models_own_summed_over_the_rows_one_by_one(tiny_of, tokenized):
+    for name, model in models(tiny_of("t5")):
+        batch = t5.Seq2SeqCollator(0)(tokenized, [[number] for number in range(10)])
+        loss = t5.summed_target_loss(ALONE, model, batch)
+        alone = 0
+        for row in tokenized.with_format(None):
+            ids, labels = torch.tensor([row["input_ids"]]), torch.tensor([row["labels"]])
+            alone += model(input_ids=ids, labels=labels).loss * labels.numel()
+        assert loss.item() == pytest.approx(alone.item(), rel=1e-5), name
+        assert batch["counts"][0] == sum(map(len, tokenized["labels"][:]))
+        assert batch["counts"][1] == tokenized["length"][:].sum()
+        assert batch["row"] == list(range(1, 11))
 
 
-class TestMetrics:
-    TEXTS = ["a red ship", "the dog", "every old king sleeps now"]
-    TARGETS = ["a red house", "the dog", "every king sleeps here now"]
-
-    def test_they_are_those_of_the_libraries(self):
-        found = t5.text_metrics(self.TEXTS, self.TARGETS)
-        assert (
-            found["eval_bleu"]
-            == sacrebleu.metrics.BLEU().corpus_score(self.TEXTS, [self.TARGETS]).score
-        )
-        for name in ("rouge1", "rouge2", "rougeL"):
-            scorer = rouge_scorer.RougeScorer([name], use_stemmer=True)
-            pairs = zip(self.TARGETS, self.TEXTS, strict=True)
-            mean = np.mean([scorer.score(target, text)[name].fmeasure for target, text in pairs])
-            assert found[f"eval_{name}"] == pytest.approx(100 * mean, rel=1e-12)
+def test_metrics_are_those_of_the_libraries():
+    texts = ["a red ship", "the dog", "every old king sleeps now"]
+    targets = ["a red house", "the dog", "every king sleeps here now"]
+    found = t5.text_metrics(texts, targets)
+    assert found["eval_bleu"] == sacrebleu.metrics.BLEU().corpus_score(texts, [targets]).score
+    for name in ("rouge1", "rouge2", "rougeL"):
+        scorer = rouge_scorer.RougeScorer([name], use_stemmer=True)
+        pairs = zip(targets, texts, strict=True)
+        mean = np.mean([scorer.score(target, text)[name].fmeasure for target, text in pairs])
+        assert found[f"eval_{name}"] == pytest.approx(100 * mean, rel=1e-12)

@@ -24,9 +24,7 @@ def encoded(picture):
 
 def batch_of(contents, numbers, labels=None, weights=None, **options):
     """The batch that the recipe makes of these files."""
-    files = [
-        {"image": {"bytes": content, "path": f"{i}.png"}} for i, content in enumerate(contents, 1)
-    ]
+    files = [{"image": {"bytes": one, "path": f"{i}.png"}} for i, one in enumerate(contents, 1)]
     images = Dataset.from_list(files, features=Features({"image": Image(decode=False)}))
     found = {
         "row": range(1, len(contents) + 1),
@@ -39,15 +37,13 @@ def batch_of(contents, numbers, labels=None, weights=None, **options):
 
 
 def noise(seed=0):
-    return Pillow.fromarray(
-        np.random.default_rng(seed).integers(0, 256, (40, 30, 3), dtype=np.uint8)
-    )
+    pixels = np.random.default_rng(seed).integers(0, 256, (40, 30, 3), dtype=np.uint8)
+    return Pillow.fromarray(pixels)
 
 
-class TestImages:
-    def test_without_augmentation_pixels_are_those_of_the_models_own_processor(self):
-        pixels = batch_of([encoded(noise())], [0])["inputs"]["pixel_values"]
-        assert torch.equal(pixels, PROCESSOR(noise(), return_tensors="pt")["pixel_values"])
+def test_without_augmentation_pixels_are_those_of_the_models_own_processor():
+    pixels = batch_of([encoded(noise())], [0])["inputs"]["pixel_values"]
+    assert torch.equal(pixels, PROCESSOR(noise(), return_tensors="pt")["pixel_values"])
 
 
 class TestAugmentation:

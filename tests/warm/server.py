@@ -50,8 +50,6 @@ FREE_VARIABLES = tuple(
 
 
 # ---- What is imported ----
-
-
 def import_libraries():
     """Import what the recipes' files import at their top, except for files of this project."""
     own = {path.stem for room in ("recipes", "scripts") for path in (REPO / room).iterdir()}
@@ -76,8 +74,6 @@ def import_modules(names):
 
 
 # ---- A process of a client ----
-
-
 def become(request, streams, program):
     """Run as `python *arguments` would, and exit.
 
@@ -157,8 +153,6 @@ def end(code):
 
 
 # ---- The server ----
-
-
 class Server:
     """Forks processes for clients and reports how they ended; it has one thread.
 

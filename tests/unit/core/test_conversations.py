@@ -72,8 +72,6 @@ def test_an_answer_may_be_a_call_or_reasoning(said):
 
 
 # ---- What is trained on ----
-
-
 def test_answers_in_a_prompt_are_not_trained_on():
     row = {"prompt": [*MESSAGES, MESSAGES[0]], "completion": [MESSAGES[1]]}
     assert read(row).is_trained_on == [False, False, False, True]

@@ -6,38 +6,22 @@ tests/launch/test_golden_rows.py has what comes of each file of row_files.py.
 
 import json
 from collections import Counter
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import datasets
 import pytest
 from datasets import ClassLabel, Dataset, Features, List, Value
 
-from core.data import (
-    TrackedRow,
-    hold_out_and_mix,
-    read_rows,
-    rename_columns,
-)
+from core.data import TrackedRow, hold_out_and_mix, read_rows, rename_columns
+from example_arguments import RowFlags
 
 
 @dataclass(frozen=True)
-class Arguments:
+class Arguments(RowFlags):
     """What reading rows asks of a recipe's arguments."""
 
-    dataset_name: list[str]
-    dataset_config: str | None = None
-    dataset_train_split: str = "train"
-    dataset_test_split: str = "test"
-    dataset_num_proc: int | None = None
     dataset_weights: tuple = ()
-    eval_dataset_name: str | None = None
-    eval_strategy: str = "no"
-    eval_split: float = 0
-    skip_bad_rows: bool = False
-    seed: int = 42
-    columns_by_role: dict = field(default_factory=dict)
     COLUMN_ROLES = ("text",)
-    COLUMN_ARGUMENTS = ()
 
 
 def take(row):
@@ -80,8 +64,6 @@ def numbers_of(rows):
 
 
 # ---- Bad rows ----
-
-
 @pytest.mark.parametrize("skip_bad_rows", [False, True])
 @pytest.mark.parametrize("num_proc", [None, 2])
 def test_a_fault_of_what_prepares_is_no_bad_row_and_names_its_place(read, skip_bad_rows, num_proc):
@@ -97,8 +79,6 @@ def test_a_fault_of_what_prepares_is_no_bad_row_and_names_its_place(read, skip_b
 
 
 # ---- Columns ----
-
-
 def test_columns_that_nothing_reads_are_told_of_all_rows(read):
     lines = [{"text": "a"}, {"text": "b", "url": "c"}, {"text": "b", "id, old": 1}]
     rows, _ = read({"rows.jsonl": "\n".join(map(json.dumps, lines))})

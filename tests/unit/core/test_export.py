@@ -12,21 +12,12 @@ from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file
 from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.distributed.fsdp.wrap import ModuleWrapPolicy
-from transformers import AutoModelForCausalLM, LlamaConfig
+from transformers import AutoModelForCausalLM
 
 from core import workarounds
 from core.export import save_model
-from fakes import fake_accelerator
+from fakes import fake_accelerator, small_llama
 from harm import shows_harm_without
-
-SHAPE = {
-    "vocab_size": 64,
-    "hidden_size": 32,
-    "intermediate_size": 64,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 2,
-}
 
 
 class Processor:
@@ -36,24 +27,18 @@ class Processor:
         Path(folder, "tokenizer.json").write_text("{}")
 
 
-def model_of(tied=False):
-    torch.manual_seed(0)
-    return AutoModelForCausalLM.from_config(LlamaConfig(**SHAPE, tie_word_embeddings=tied))
-
-
-def saved(model, folder, **options):
-    save_model(fake_accelerator(), model, Processor(), str(folder), **options)
-    return {path.name for path in folder.iterdir()}
+def save(model, folder):
+    save_model(fake_accelerator(), model, Processor(), str(folder))
 
 
 def with_adapters():
     torch.manual_seed(1)
     config = LoraConfig(target_modules="all-linear", init_lora_weights=False)
-    return get_peft_model(model_of(), config)
+    return get_peft_model(AutoModelForCausalLM.from_config(small_llama()), config)
 
 
 def test_a_full_disk_leaves_the_adapters_that_are_there(tmp_path, monkeypatch):
-    saved(with_adapters(), tmp_path)
+    save(with_adapters(), tmp_path)
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
 
     def refuse(*arguments):
@@ -61,7 +46,7 @@ def test_a_full_disk_leaves_the_adapters_that_are_there(tmp_path, monkeypatch):
 
     monkeypatch.setattr(Processor, "save_pretrained", refuse)
     with pytest.raises(SystemExit, match="73"):
-        saved(with_adapters(), tmp_path)
+        save(with_adapters(), tmp_path)
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 
@@ -87,8 +72,8 @@ def in_fsdp1(model):
 def test_peft_finds_no_adapters_inside_of_fsdp1s_wrappers(one_rank, tmp_path, monkeypatch, cured):
     if not cured:
         monkeypatch.setattr(workarounds, "remove_fsdp1_wrappers", lambda model: None)
-    saved(in_fsdp1(with_adapters()), tmp_path / "wrapped")
-    saved(with_adapters(), tmp_path / "plain")
+    save(in_fsdp1(with_adapters()), tmp_path / "wrapped")
+    save(with_adapters(), tmp_path / "plain")
     name = "adapter_model.safetensors"
     exported = load_file(tmp_path / "wrapped" / name)
     assert (exported.keys() == load_file(tmp_path / "plain" / name).keys()) == cured

@@ -7,20 +7,15 @@ from types import SimpleNamespace
 import pytest
 import torch
 from bitsandbytes.optim import GlobalOptimManager
-from transformers import AutoModelForCausalLM, BloomConfig, GPT2Config, LlamaConfig
+from transformers import AutoModelForCausalLM, BloomConfig, GPT2Config
 
 from core import workarounds
 from core.arguments import Optimizer, TrainingArguments
-from core.model import (
-    make_adamw,
-    make_optimizer,
-    warmup_steps,
-)
-from fakes import fake_accelerator
+from core.model import make_adamw, make_optimizer, warmup_steps
+from fakes import fake_accelerator, small_llama
 from harm import shows_harm_without
 
-SMALL = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1, "vocab_size": 16}
-LLAMA = LlamaConfig(**SMALL, intermediate_size=8)
+LLAMA = small_llama()
 GPT2 = GPT2Config(n_embd=8, n_layer=1, n_head=1, vocab_size=16)
 BLOOM = BloomConfig(hidden_size=8, n_layer=1, n_head=1, vocab_size=16)
 

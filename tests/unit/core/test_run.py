@@ -7,10 +7,12 @@ import shutil
 from types import SimpleNamespace
 
 import pytest
+from accelerate.utils import LoggerType
 
 import llama
 from core.cli import may_change
 from core.exits import End, fail
+from core.metrics import find_missing_tracker
 from core.stop import Status
 from core.weights import fingerprint_of_weights
 from fakes import alone
@@ -88,6 +90,16 @@ class TestChanges:
         resumed(3, before).check_plan(plan_of(9, 8), ROWS)
 
 
+@pytest.mark.parametrize(
+    ("name", "word"),
+    [("none", ""), ("tensorboard", ""), ("all", ""), ("wandb", "wandb"), ("comet_ml", "comet_ml")],
+)
+def test_a_tracker_that_is_not_installed_is_named(name, word, monkeypatch):
+    monkeypatch.setattr("accelerate.tracking._available_trackers", [LoggerType.TENSORBOARD])
+    found = list(find_missing_tracker(SimpleNamespace(report_to=name)))
+    assert len(found) == bool(word) and all(word in line for line in found)
+
+
 def test_a_run_none_of_whose_checkpoints_is_whole_does_not_start_over(arguments, resumed, tmp_path):
     run = resumed(0, {})
     run._checkpoint = None
@@ -98,41 +110,23 @@ def test_a_run_none_of_whose_checkpoints_is_whole_does_not_start_over(arguments,
     assert damaged.is_dir()
 
 
-class TestFinishedRun:
-    DONE = {"state": "done", "exit_code": 0, "why": None, "step": 9}
+def test_a_refused_or_failed_call_leaves_a_run_done(arguments, start_run, tmp_path):
+    done = {"state": "done", "exit_code": 0, "why": None, "step": 9}
+    (tmp_path / "status.json").write_text(json.dumps(done))
+    (tmp_path / "model.safetensors").touch()
+    (tmp_path / "run.json").write_text("{}")
+    arguments.output_dir = str(tmp_path)
+    with pytest.raises(SystemExit, match="65"), start_run(arguments):
+        fail(65, "no such file")
+    assert read_json(tmp_path / "status.json") == done
 
-    @pytest.fixture
-    def folder(self, tmp_path):
-        (tmp_path / "status.json").write_text(json.dumps(self.DONE))
-        return tmp_path
 
-    def test_a_refused_or_failed_call_leaves_it_done(self, folder, arguments, start_run):
-        (folder / "model.safetensors").touch()
-        (folder / "run.json").write_text("{}")
-        arguments.output_dir = str(folder)
-        with pytest.raises(SystemExit, match="65"), start_run(arguments):
-            fail(65, "no such file")
-        assert read_json(folder / "status.json") == self.DONE
-
-    def test_of_several_failures_the_first_is_recorded(self, tmp_path):
-        status = Status(tmp_path)
-        status.write("starting")
-        assert status.end(End(65, "no such file", is_alone=True))
-        assert not status.end(End(1, "the connection is closed", is_alone=True))
-        assert read_json(tmp_path / "status.json")["exit_code"] == 65
-        status.write("stopped", 75)  # by a signal before the first step, at which others then fail
-        assert not status.end(End(1, "the connection is closed", is_alone=True))
-        assert read_json(tmp_path / "status.json")["exit_code"] == 75
-
-    def test_with_steps_left_or_without_its_result_it_goes_on(self, folder, arguments, resumed):
-        arguments.output_dir = str(folder)
-        run = resumed(9, vars(arguments) | FACTS)
-        (folder / "config.json").touch()
-        (folder / "model-00001-of-00002.safetensors").touch()
-        run.check_plan(plan_of(9, 8), ROWS)  # the index comes last
-        (folder / "model.safetensors.index.json").touch()
-        run.check_plan(plan_of(10, 8), ROWS)
-        (folder / "status.json").write_text(
-            '{"state": "running"}'
-        )  # killed while it wrote the model
-        run.check_plan(plan_of(9, 8), ROWS)
+def test_of_several_failures_the_first_is_recorded(tmp_path):
+    status = Status(tmp_path)
+    status.write("starting")
+    assert status.end(End(65, "no such file", is_alone=True))
+    assert not status.end(End(1, "the connection is closed", is_alone=True))
+    assert read_json(tmp_path / "status.json")["exit_code"] == 65
+    status.write("stopped", 75)  # by a signal before the first step, at which others then fail
+    assert not status.end(End(1, "the connection is closed", is_alone=True))
+    assert read_json(tmp_path / "status.json")["exit_code"] == 75

@@ -5,16 +5,12 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from accelerate import DistributedType
 from safetensors.torch import load_file, save_file
-from transformers import (
-    AutoModelForCausalLM,
-    LlamaConfig,
-)
+from transformers import AutoModelForCausalLM
 
 from core.engine import Layout
 from core.weights import fingerprint_of_weights, load_pretrained
-from fakes import fake_accelerator
+from fakes import small_llama, under
 
 GPU = torch.device("cuda", 1)
 
@@ -27,65 +23,45 @@ def options_of(accelerator, **options):
     return seen
 
 
-def with_engine(stage=None, fsdp=None, **settings):
-    zero = SimpleNamespace(zero_stage=stage) if stage is not None else None
-    state = SimpleNamespace(deepspeed_plugin=zero, fsdp_plugin=fsdp)
-    kind = DistributedType.MULTI_GPU
-    if fsdp:
-        kind = DistributedType.FSDP
-    elif zero:
-        kind = DistributedType.DEEPSPEED
-    return fake_accelerator(distributed_type=kind, state=state, **settings)
+@pytest.mark.parametrize("engine", ["DDP", "ZeRO-0", "ZeRO-1", "ZeRO-2"])
+def test_weights_that_stay_whole_go_straight_to_the_gpu(engine):
+    assert options_of(under(engine, device=GPU))["device_map"] == {"": GPU}
+    assert "device_map" not in options_of(under(engine))
 
 
-@pytest.mark.parametrize("stage", [None, 0, 1, 2])
-def test_weights_that_stay_whole_go_straight_to_the_gpu(stage):
-    assert options_of(with_engine(stage, device=GPU))["device_map"] == {"": GPU}
-    assert "device_map" not in options_of(with_engine(stage))
-
-
-def test_weights_that_are_split_do_not():
-    fsdp = SimpleNamespace(cpu_ram_efficient_loading=False)
-    assert "device_map" not in options_of(with_engine(stage=3, device=GPU))
-    assert "device_map" not in options_of(with_engine(fsdp=fsdp, device=GPU))
+@pytest.mark.parametrize("engine", ["ZeRO-3", "FSDP2 FULL_SHARD"])
+def test_weights_that_are_split_do_not(engine):
+    assert "device_map" not in options_of(under(engine, device=GPU))
 
 
 @pytest.fixture
 def folder(tmp_path):
-    config = LlamaConfig(
-        vocab_size=64,
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=2,
-        tie_word_embeddings=True,
-    )
+    config = small_llama(tie_word_embeddings=True)
     model = AutoModelForCausalLM.from_config(config, dtype="bfloat16")
     model.save_pretrained(tmp_path)
     return tmp_path
 
 
 @pytest.mark.parametrize(
-    ("stage", "precision", "dtype"),
+    ("engine", "precision", "dtype"),
     [
-        (None, "bf16", "float32"),
-        (0, "bf16", "bfloat16"),
-        (2, "fp16", "float16"),
-        (2, "no", "float32"),
-        (3, "bf16", "float32"),
+        ("DDP", "bf16", "float32"),
+        ("ZeRO-0", "bf16", "bfloat16"),
+        ("ZeRO-2", "fp16", "float16"),
+        ("ZeRO-2", "no", "float32"),
+        ("ZeRO-3", "bf16", "float32"),
     ],
 )
-def test_deepspeed_gets_the_type_to_which_it_would_cast(stage, precision, dtype):
-    accelerator = with_engine(stage, device=GPU, mixed_precision=precision)
+def test_deepspeed_gets_the_type_to_which_it_would_cast(engine, precision, dtype):
+    accelerator = under(engine, device=GPU, mixed_precision=precision)
     assert options_of(accelerator, dtype="float32")["dtype"] == dtype
 
 
 def test_new_weights_are_drawn_on_the_host():
     """So that a new head is the same under every strategy: a GPU draws other numbers."""
-    assert "device_map" not in options_of(with_engine(device=GPU), id2label={0: "a"})
-    assert "device_map" not in options_of(with_engine(device=GPU), num_labels=1)
-    assert "device_map" in options_of(with_engine(device=GPU), output_loading_info=True)
+    assert "device_map" not in options_of(under("DDP", device=GPU), id2label={0: "a"})
+    assert "device_map" not in options_of(under("DDP", device=GPU), num_labels=1)
+    assert "device_map" in options_of(under("DDP", device=GPU), output_loading_info=True)
 
 
 @pytest.mark.parametrize("safe", [True, False])

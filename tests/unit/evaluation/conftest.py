@@ -2,7 +2,6 @@
 """Models that are evaluated, and lm-eval as the command has it."""
 
 import importlib
-import json
 import sys
 from argparse import Namespace
 
@@ -32,16 +31,3 @@ def base(once):
 def adapters(base, once):
     """The folder of a run with random adapters on that model."""
     return once("evaluation_adapters", lambda folder: write_adapters(folder, base))
-
-
-@pytest.fixture
-def write_rows(tmp_path):
-    """A function that writes rows, or lines as they are, and returns their file."""
-
-    def write(*rows, name="rows.jsonl"):
-        path = tmp_path / name
-        lines = [row if isinstance(row, str) else json.dumps(row) for row in rows]
-        path.write_text("\n".join(lines) + "\n")
-        return path
-
-    return write

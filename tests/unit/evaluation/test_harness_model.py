@@ -9,18 +9,12 @@ from lm_eval.models.huggingface import HFLM
 from peft import LoraConfig, get_peft_model
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
 from evaluation import harness
+from fakes import small_llama
 from generation.loading import Source
 
-SHAPE = {
-    "vocab_size": 32,
-    "hidden_size": 16,
-    "intermediate_size": 32,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 2,
-}
 TOKENS = torch.arange(12)[None]
 
 
@@ -43,7 +37,7 @@ def model_with_a_head_of_its_own(folder, modules):
         modules: trained whole beside adapters; with none there are no adapters.
     """
     torch.manual_seed(0)
-    model = LlamaForCausalLM(LlamaConfig(**SHAPE, tie_word_embeddings=False))
+    model = LlamaForCausalLM(small_llama(tie_word_embeddings=False))
     model.config.tie_word_embeddings = True
     model.save_pretrained(folder)
     model = LlamaForCausalLM.from_pretrained(folder)

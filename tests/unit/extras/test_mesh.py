@@ -20,18 +20,10 @@ from transformers import (
 )
 
 from extras.mesh import workarounds
-from extras.mesh.hooks import (
-    find_attention_of_its_own,
-    find_faults_of_engine,
-)
+from extras.mesh.hooks import find_attention_of_its_own, find_faults_of_engine
 from extras.mesh.layout import MeshLayout
 from fakes import fake_accelerator, mixture_of_two, sharing_rows
 from harm import shows_harm_without
-
-# ---- Parts ----
-
-
-# ---- Sums ----
 
 
 # ---- What would be silently wrong ----

@@ -12,16 +12,17 @@ import torch
 import torch.distributed as dist
 from accelerate import Accelerator
 from datasets import Dataset
-from transformers import AutoModelForCausalLM, LlamaConfig
+from transformers import AutoModelForCausalLM
 
 import llama_pipeline
 from core.batches import TokenCollator
 from core.cli import parse
 from extras.pipeline import workarounds
-from extras.pipeline.batches import PipelineCollator
+from extras.pipeline.batches import PipelineCollator, micro_batches_of
 from extras.pipeline.layout import make_layout
 from extras.pipeline.pipeline import Pipeline
 from extras.pipeline.stages import cut_into_stages, keep_only
+from fakes import small_llama
 from harm import shows_harm_without
 
 LENGTHS = [5, 9, 3, 7]
@@ -39,14 +40,7 @@ def accelerator(tmp_path, monkeypatch):
 @pytest.fixture
 def whole():
     torch.manual_seed(0)
-    config = LlamaConfig(
-        hidden_size=32,
-        intermediate_size=64,
-        num_attention_heads=2,
-        num_hidden_layers=3,
-        vocab_size=64,
-        tie_word_embeddings=True,
-    )
+    config = small_llama(num_hidden_layers=3, tie_word_embeddings=True)
     return AutoModelForCausalLM.from_config(config, attn_implementation="sdpa")
 
 
@@ -74,6 +68,16 @@ def make_pipeline(accelerator, whole, schedule):
 def layout_of_one_rank(args, accelerator):
     args.pp_size = 1
     return make_layout(args, accelerator)
+
+
+def test_packed_rows_keep_their_positions_in_each_micro_batch():
+    rows = []
+    for number, ids in enumerate(([5, 6, 7], [8, 9, 10, 11], [12, 13]), 1):
+        rows.append({"input_ids": ids, "labels": ids, "row": number})
+    collate = PipelineCollator(TokenCollator(0, width=8), num_rows=2, num_microbatches=2)
+    first, second = micro_batches_of(collate(Dataset.from_list(rows), [[0, 1], [2]]))
+    assert first["inputs"]["position_ids"].tolist() == [[0, 1, 2, 0, 1, 2, 3, 0]]
+    assert second["inputs"]["position_ids"].shape == (1, 8)
 
 
 @shows_harm_without("run_only_forward")

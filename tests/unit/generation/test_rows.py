@@ -1,16 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Rows of a file become questions; a bad row is named with its file and line."""
 
-import json
-
 import pytest
 
 from generation.rows import columns_of, is_match, load_questions
-
-
-def write(path, *rows):
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return path
+from launching import write_rows
 
 
 def test_the_last_answer_is_the_reference(tmp_path):
@@ -20,7 +14,8 @@ def test_the_last_answer_is_the_reference(tmp_path):
         {"role": "user", "content": "c"},
         {"role": "assistant", "content": " d "},
     ]
-    rows = write(tmp_path / "rows.jsonl", {"messages": messages, "skill": "letters"})
+    row = {"messages": messages, "skill": "letters"}
+    rows = write_rows(tmp_path / "rows.jsonl", [row])
     (question,) = load_questions(rows, {})
     assert question.conversation.messages == messages[:3]
     assert (question.reference, question.skill) == ("d", "letters")
@@ -28,7 +23,7 @@ def test_the_last_answer_is_the_reference(tmp_path):
 
 def test_a_row_is_read_by_the_columns_of_the_run_where_it_has_them(tmp_path):
     rows = [{"frage": "a", "antwort": "b"}, {"prompt": "c", "completion": "d"}]
-    path = write(tmp_path / "rows.jsonl", *rows)
+    path = write_rows(tmp_path / "rows.jsonl", rows)
     columns = columns_of({"columns": ["prompt=frage", "completion=antwort", "chosen=c"]})
     questions = load_questions(path, columns)
     found = [

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """scripts/plan_memory.py: what is refused, in one line and with which exit code."""
 
-import sys
-
 import pytest
 
 import plan_memory
@@ -49,19 +47,11 @@ def places(tmp_path_factory):
     return places
 
 
-def exit_code(words, monkeypatch):
-    monkeypatch.setattr(sys, "argv", ["plan_memory.py", *words])
-    try:
-        return plan_memory.main()
-    except SystemExit as error:  # raised by a parser
-        return error.code
-
-
 @pytest.mark.parametrize("words", REFUSED)
-def test_a_wrong_call_is_one_line(words, places, capsys, monkeypatch):
-    assert exit_code(words.format(**places).split(), monkeypatch) == 64
-    message = capsys.readouterr().err.strip()
-    assert REFUSED[words] in message
+def test_a_wrong_call_is_one_line(words, places, in_process):
+    done = in_process(plan_memory, *words.format(**places).split())
+    message = done.err.strip()
+    assert done.code == 64 and REFUSED[words] in message
     assert "Traceback" not in message
     assert len(message.splitlines()) <= 2
 

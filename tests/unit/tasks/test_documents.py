@@ -41,8 +41,6 @@ def texts_of(documents):
 
 
 # ---- Which documents ----
-
-
 @pytest.mark.parametrize("streaming", [False, True])
 def test_the_first_documents_are_held_out(streaming, data):
     lines = [json.dumps({"text": f"w{number}"}) for number in range(1, 6)]

@@ -1,18 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the planner counts at rest: the live tensors' bytes."""
+"""What the planner counts at rest is the live tensors' bytes, and each measured peak is planned."""
 
 import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 import llama
+import planner_jobs
 from core.engine import Layout
 from core.model import make_adamw
 from fakes import fake_accelerator
-from planner.engines import at_rest
+from planner.engines import Profiles, at_rest
 from planner.plan import Batch, Plan
 from planner.trace import profile_of
-from planner_jobs import training_arguments
 
 SMALL = {
     "hidden_size": 128,
@@ -22,6 +22,18 @@ SMALL = {
     "num_key_value_heads": 2,
     "vocab_size": 1000,
 }
+
+
+def test_every_peak_that_was_measured_on_cpu_ranks_is_planned_within_the_bound_of_its_engine(
+    tmp_path,
+):
+    AutoConfig.for_model("llama", **planner_jobs.MODEL).save_pretrained(tmp_path)
+    profiles = Profiles()  # which jobs and engines share
+    measured = planner_jobs.tracked_rows()
+    rows = [planner_jobs.compare(row, tmp_path, profiles) for row in measured]
+    assert len(rows) > 200
+    far = [row for row in rows if abs(row["error"]) > planner_jobs.bound_of(row)]
+    assert not far
 
 
 def live_bytes(tensors):
@@ -68,7 +80,7 @@ def test_states_are_the_live_tensors_bytes(flags, tmp_path):
     shape = {"tie_word_embeddings": "--use_peft" not in flags}
     config = AutoConfig.for_model("llama", **SMALL, **shape)
     AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
-    args = training_arguments(tmp_path, flags)
+    args = planner_jobs.training_arguments(tmp_path, flags)
     plan = Plan(args)
     planned = at_rest(plan, profile_of(plan, Batch(1, 16, 16))).device
     model = llama.load_model(args, Layout(fake_accelerator()))
