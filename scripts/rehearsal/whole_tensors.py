@@ -56,7 +56,7 @@ def describe(model: Any) -> Shapes:
         dimension = planned_dimension(model, name, len(shape))
         if dimension is not None:
             shape[dimension] //= model.tp_size
-        if isinstance(parameter, DTensor) and has_experts(model, name) and not shards_experts:
+        elif isinstance(parameter, DTensor) and has_experts(model, name) and not shards_experts:
             shape[0] //= parameter.device_mesh.size()
         rows = shape[0] if shape else 1
         described.append((math.prod(shape), rows, parameter.requires_grad))
