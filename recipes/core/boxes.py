@@ -1,18 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """Boxes of whole tensors: what a rank has of them, and what a file has, whatever the strategy.
 
-A plain tensor is one box, a DTensor's shard is one box, and the flat slices of FSDP1 and ZeRO are a
-few boxes.
+A plain tensor is one box, a DTensor's shard one or a few, and the flat slices of FSDP1 and ZeRO are
+a few boxes.
 """
 
+import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.distributed.tensor import DTensor
-from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+from torch.distributed.tensor import DTensor, Shard
+from torch.distributed.tensor.placement_types import _StridedShard
 
 # What torch.compile, activation checkpointing and FSDP1 insert into the names of weights
 WRAPPERS = ("_orig_mod.", "_checkpoint_wrapped_module.", "_fsdp_wrapped_module.")
@@ -87,11 +88,35 @@ def boxes_of(name: str, tensor: Any, part: FlatSlice | None = None) -> Iterator[
     elif not isinstance(tensor, DTensor):
         yield LocalBox(name, tuple(tensor.shape), (0,) * tensor.dim(), tensor)
     elif tensor.device_mesh.get_coordinate() is not None:
-        sizes, start = compute_local_shape_and_global_offset(
-            tensor.shape, tensor.device_mesh, tensor.placements
-        )
-        if math.prod(sizes) > 0:
-            yield LocalBox(name, tuple(tensor.shape), tuple(start), tensor.to_local())
+        yield from boxes_of_shard(name, tensor)
+
+
+def boxes_of_shard(name: str, tensor: DTensor) -> Iterator[LocalBox]:
+    """Yield the boxes of a shard: several where ranks have numbers of a dimension in turn.
+
+    So have they of the experts' gate and up projections, which are one matrix: a part of each.
+    """
+    runs = [runs_of(tensor, dimension) for dimension in range(tensor.dim())]
+    for places in itertools.product(*runs):
+        start = tuple(first for first, _ in places)
+        part = tensor.to_local()[tuple(here for _, here in places)]
+        yield LocalBox(name, tuple(tensor.shape), start, part)
+
+
+def runs_of(tensor: DTensor, dimension: int) -> list[tuple[int, slice]]:
+    """Return each run of a dimension that a shard has: its first number, and its place there."""
+    numbers = torch.arange(tensor.shape[dimension])
+    coordinate = tensor.device_mesh.get_coordinate()
+    for axis, placement in enumerate(tensor.placements):
+        if getattr(placement, "dim", None) == dimension:
+            factor = getattr(placement, "split_factor", None)
+            split = _StridedShard(0, split_factor=factor) if factor else Shard(0)
+            size = tensor.device_mesh.size(axis)
+            parts, _ = split._split_tensor(numbers, size, with_padding=False, contiguous=False)
+            numbers = parts[coordinate[axis]]
+    ends = (numbers.diff() != 1).nonzero().flatten() + 1
+    edges = itertools.pairwise([0, *ends.tolist(), len(numbers)])
+    return [(int(numbers[begin]), slice(begin, end)) for begin, end in edges if begin < end]
 
 
 def boxes_of_slice(name: str, tensor: torch.Tensor, part: FlatSlice) -> Iterator[LocalBox]:

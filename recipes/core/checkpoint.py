@@ -449,7 +449,7 @@ def write(staging: Path, number: int, boxes: Sequence[LocalBox]) -> Written:
         key = box.name
         if tuple(box.part.shape) != box.shape:
             key = f"{box.name}@{','.join(map(str, box.start))}"
-        tensors[key] = box.part
+        tensors[key] = box.part.contiguous()
         place = (path.name, key, [*box.start], [*box.part.shape])
         described.append((box.name, [*box.shape], place))
     try:

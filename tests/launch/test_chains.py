@@ -58,6 +58,7 @@ ADAPTERS = [
 ADAM_8BIT = [Cell(flags=("--optim", "adamw_8bit"))] * 2
 EXPERTS = [
     on("ep", recipe="mixtral"),
+    on("tp", sharing=2, recipe="mixtral"),  # Ranks have parts of gate and up projections in turn
     on("fsdp2_ep", 4, recipe="mixtral", riding=("--ep_size", "2")),
     on("fsdp2_full_shard", recipe="mixtral"),
 ]
