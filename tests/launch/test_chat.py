@@ -60,8 +60,6 @@ def test_what_goes_wrong_in_a_conversation_is_a_line_and_does_not_end_it(runs):
     ("words", "code", "word"),
     [
         (["{tmp}/none"], 64, "none"),
-        (["{model}", "{model}"], 64, "twice"),
-        (["{model}", "--save_to", "rows.txt"], 64, ".jsonl"),
         (["{model}", "--with_base"], 65, "--with_base"),
     ],
 )

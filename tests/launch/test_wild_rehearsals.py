@@ -28,9 +28,10 @@ import atexit, sys
 def foreign():
     files = {name: str(getattr(module, "__file__", "")) for name, module in sys.modules.items()}
     own = [name for name in files if name.startswith(("core", "llama"))]
-    print("foreign:", [files[name] for name in own if not files[name].startswith(HERE)])
+    others = [files[name] for name in own if not files[name].startswith(HERE)]
+    print(f"foreign: {others}")  # as one text, since two ranks print at once
     inside = [folder for folder in sys.path if folder.startswith(REPO + "/")]
-    print("on the path:", [folder for folder in inside if not folder.startswith(sys.prefix)])
+    print(f"on the path: {[folder for folder in inside if not folder.startswith(sys.prefix)]}")
 atexit.register(foreign)
 """
 
