@@ -106,14 +106,13 @@ def boxes_of_shard(name: str, tensor: DTensor) -> Iterator[LocalBox]:
 def runs_of(tensor: DTensor, dimension: int) -> list[tuple[int, slice]]:
     """Return each run of a dimension that a shard has: its first number, and its place there."""
     numbers = torch.arange(tensor.shape[dimension])
-    coordinate = tensor.device_mesh.get_coordinate()
     for axis, placement in enumerate(tensor.placements):
         if getattr(placement, "dim", None) == dimension:
             factor = getattr(placement, "split_factor", None)
             split = _StridedShard(0, split_factor=factor) if factor else Shard(0)
             size = tensor.device_mesh.size(axis)
             parts, _ = split._split_tensor(numbers, size, with_padding=False, contiguous=False)
-            numbers = parts[coordinate[axis]]
+            numbers = parts[tensor.device_mesh.get_local_rank(axis)]
     ends = (numbers.diff() != 1).nonzero().flatten() + 1
     edges = itertools.pairwise([0, *ends.tolist(), len(numbers)])
     return [(int(numbers[begin]), slice(begin, end)) for begin, end in edges if begin < end]

@@ -28,6 +28,11 @@ from core.engine import Layout
 from core.exits import Exit, fail
 from core.workarounds import fsdp_plugin, mixed_dtype
 
+OF_MODELS = "transformers.models."
+# Classes of these models read weights only where no recipe gets
+CALL_THEIR_LAYERS = ("BloomAttention", "BloomMLP", "DisentangledSelfAttention")
+# What follows where the code only looks at a weight, or draws it at the start
+ONLY_LOOKS = r"\.(dtype|device|shape|data|_is)| = "
 # In the names of parts that read no text: towers, and what maps their output to embeddings
 OF_OTHER_INPUTS = re.compile("vision|visual|image|img|audio|multi_modal")
 # Found in the source of a model that makes its masks from the positions. OPT and Falcon take
@@ -334,8 +339,13 @@ def add_adapters(
         "use_dora": getattr(args, "use_dora", False),
         "revision": args.model_revision,
     }
+    excluded = []
+    if targets == ["all-linear"]:
+        excluded += map(re.escape, unfit_layers(model))
     if any(reads_no_text(model, path) for path, _ in model.named_modules()):
-        known["exclude_modules"] = f".*({OF_OTHER_INPUTS.pattern}).*"
+        excluded.append(f".*({OF_OTHER_INPUTS.pattern}).*")
+    if excluded:
+        known["exclude_modules"] = "|".join(excluded)
     computes_in_16_bits = accelerator.mixed_precision != "no"
     # Adapters of a 16-bit base become fp32, except where FSDP2 needs one dtype in a unit.
     to_fp32 = computes_in_16_bits or not accelerator.is_fsdp2 or not whole
@@ -348,6 +358,32 @@ def add_adapters(
     workarounds.cast_for_zero3(model, accelerator)
     workarounds.wrap_adapters_for_fsdp1(model, accelerator)
     return model
+
+
+def unfit_layers(model: torch.nn.Module) -> list[str]:
+    """Return the paths of linear layers whose adapter would fail or have no effect.
+
+    Routers of experts return several tensors. State-space mixers and Gemma 3n take the weight of a
+    layer without calling it, which the code of their classes shows.
+    """
+    found = []
+    for path, parent in model.named_modules():
+        code = ""
+        kind = type(parent)
+        if kind.__module__.startswith(OF_MODELS) and kind.__name__ not in CALL_THEIR_LAYERS:
+            code = inspect.getsource(kind)
+        for name, layer in parent.named_children():
+            taken = rf"(?<!isinstance\()(?<!_\()self\.{name}\.weight\b(?!{ONLY_LOOKS})"
+            is_linear = isinstance(layer, torch.nn.Linear)
+            if is_linear and (has_own_forward(type(layer)) or re.search(taken, code)):
+                found.append(f"{path}.{name}")
+    return found
+
+
+def has_own_forward(kind: type) -> bool:
+    """Return whether a class of linear layers puts out something else than torch's does."""
+    is_of_models = kind.__module__.startswith(OF_MODELS)
+    return is_of_models and "forward" in vars(kind) and kind.__name__ != "FalconLinear"
 
 
 def find_untrained(model: Any, args: Any) -> Iterator[str]:

@@ -14,13 +14,15 @@ from transformers import (
     Gemma2Config,
     GPTNeoConfig,
     LlamaConfig,
+    MambaConfig,
     OPTConfig,
+    PhimoeConfig,
     Qwen3_5TextConfig,
     Qwen3NextConfig,
 )
 
 from core import workarounds
-from core.model import check_model, find_untrained
+from core.model import check_model, find_untrained, unfit_layers
 from harm import shows_harm_without
 
 SMALL = {"hidden_size": 64, "num_attention_heads": 4, "num_hidden_layers": 1, "vocab_size": 32}
@@ -123,3 +125,18 @@ def test_fsdp_wraps_a_language_model_that_names_layers_of_a_vision_tower(cured):
     wraps = fsdp2_prepare_auto_wrap_policy(plugin, model)
     wrapped = [type(module).__name__ for module in model.modules() if wraps(module)]
     assert wrapped == ["Qwen3_5DecoderLayer"]
+
+
+@pytest.mark.parametrize(
+    ("config", "names"),
+    [
+        (BLOOM, set()),  # reads weights only where no recipe gets
+        (
+            MambaConfig(hidden_size=64, num_hidden_layers=1, vocab_size=32),
+            {"out_proj", "dt_proj", "x_proj"},
+        ),
+        (PhimoeConfig(**SMALL, intermediate_size=64, num_key_value_heads=4), {"router"}),
+    ],
+)
+def test_no_adapter_where_it_would_fail_or_have_no_effect(config, names):
+    assert {path.rpartition(".")[2] for path in unfit_layers(shapes_of(config))} == names
