@@ -6,9 +6,7 @@ and cosine decay, and weight decay. Its 20 steps are more than one epoch, so tha
 accumulation has fewer rows.
 """
 
-import json
 import os
-import subprocess
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,11 +16,13 @@ import numpy as np
 import yaml
 from filelock import FileLock
 
+import net
 from jobs import RECIPES, SAME_AS, flags_of, wide
+from launching import CONFIGS
 from net import data_of
+from planner_jobs import content_of
 
 ROOT = Path(__file__).resolve().parents[1]
-CONFIGS = ROOT / "accelerate_configs"
 
 # Meshes divide the heads by 2 or 4, and ranks that share a row know no windows
 FOR_MESHES = "--num_attention_heads 4".split()
@@ -112,28 +112,27 @@ def make_model(folder: Path, words: list[str]) -> Path:
     Args:
         words: arguments of make_tiny.py, the maker first, as in Run.maker.
     """
-    maker, *shape = words
-    command = [sys.executable, str(ROOT / "scripts" / "make_tiny.py"), maker, str(folder), *shape]
     folder.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(f"{folder}.lock"):
         if not (folder / "data").exists():
-            subprocess.run(command, check=True, capture_output=True)
+            net.make(words[0], folder, words[1:])
     return folder
 
 
-def rehearsal(config: str, ranks: int) -> list[str | int | Path]:
-    """Return the first words of a command that runs a script on CPU ranks under a shipped YAML."""
+def rehearsal(
+    config: str, ranks: int, sizes: tuple[str, ...] = (), folder: Path | None = None
+) -> list[str | int | Path]:
+    """Return the first words of a command that runs a script on CPU ranks under a shipped YAML.
+
+    With sizes of its mesh that are not its own, it is written beside a folder.
+    """
+    path = CONFIGS / f"{config}.yaml"
+    if sizes and folder:
+        path = folder.with_name(f"{folder.name}.yaml")
+        content = content_of(config, sizes) | {"num_processes": ranks}
+        path.write_text(yaml.safe_dump(content))
     command = [sys.executable, ROOT / "scripts" / "rehearse.py", "--device", "cpu"]
-    return [*command, "--num_processes", ranks, "--config_file", CONFIGS / f"{config}.yaml"]
-
-
-def content_of(config: str, sizes: tuple[str, ...] = ()) -> dict:
-    """Return the content of a shipped YAML, with these sizes of its mesh."""
-    content = yaml.safe_load((CONFIGS / f"{config}.yaml").read_text())
-    for size in sizes:
-        key, _, number = size.partition("=")
-        content["parallelism_config"][f"parallelism_config_{key}"] = int(number)
-    return content
+    return [*command, "--num_processes", ranks, "--config_file", path]
 
 
 def launch(run: Run, tiny: Path, folder: Path) -> tuple[int, str]:
@@ -145,28 +144,24 @@ def launch(run: Run, tiny: Path, folder: Path) -> tuple[int, str]:
     Returns:
         Exit code, and what was printed.
     """
-    command = [*rehearsal(run.config, run.ranks), "--report", folder / "report.json"]
-    if run.sizes:
-        path = folder.with_name(f"{folder.name}.yaml")
-        content = content_of(run.config, run.sizes) | {"num_processes": run.ranks}
-        path.write_text(yaml.safe_dump(content))
-        command += ["--config_file", path]
-    command += ["--mixed_precision", run.precision, ROOT / "recipes" / f"{run.recipe}.py"]
-    command += [*run.arguments, *data_of(tiny), "--output_dir", folder]
+    command = rehearsal(run.config, run.ranks, run.sizes, folder)
+    command += ["--report", folder / "report.json", "--mixed_precision", run.precision]
+    command += [
+        ROOT / "recipes" / f"{run.recipe}.py",
+        *run.arguments,
+        *data_of(tiny),
+        "--output_dir",
+        folder,
+    ]
     return output_of(command)
 
 
 def output_of(command: list, **variables: str) -> tuple[int, str]:
     """Run a command; return its exit code, and what it printed to both streams."""
-    done = subprocess.run(
-        [str(word) for word in command],
-        env=os.environ | ENVIRONMENT | variables,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        errors="replace",
+    done = net.run(
+        *command, env=os.environ | ENVIRONMENT | variables, timeout=None, errors="replace"
     )
-    return done.returncode, done.stdout
+    return done.returncode, done.output
 
 
 # ---- Finished runs ----
@@ -174,8 +169,7 @@ def output_of(command: list, **variables: str) -> tuple[int, str]:
 
 def read_steps(folder: Path) -> list[dict]:
     """Return the lines of metrics.jsonl that are about a training step."""
-    lines = (folder / "metrics.jsonl").read_text().splitlines()
-    return [line for line in map(json.loads, lines) if "loss" in line]
+    return [line for line in net.metrics(folder) if "loss" in line]
 
 
 def read_weights(folder: Path) -> dict[str, np.ndarray]:

@@ -10,7 +10,6 @@ collected on rank 0.
 import functools
 import json
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -37,46 +36,34 @@ def private_memory() -> int:
     return int(line.split()[1]) * 1024
 
 
-class Phase:
-    """The growth of this process's private memory between two places in the recipe."""
+class Recorder:
+    """Writes the growth of this process's private memory in each phase, the largest of several."""
 
-    def __init__(self) -> None:
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.growth: dict[str, int] = {}
+        self.thread: threading.Thread | None = None  # samples while there is a phase
+
+    def begin(self) -> None:
+        """Begin a phase."""
         self.before = private_memory()
         self.most = self.before
-        self.running = True
+        self.ends = threading.Event()
         self.thread = threading.Thread(target=self.sample, daemon=True)
         self.thread.start()
 
     def sample(self) -> None:
         """Record the peak of private memory until the phase ends."""
-        while self.running:
+        while not self.ends.wait(SAMPLE_SECONDS):
             self.most = max(self.most, private_memory())
-            time.sleep(SAMPLE_SECONDS)
-
-    def end(self) -> int:
-        """Stop the sampling; return the bytes by which the memory grew at most."""
-        self.running = False
-        self.thread.join()
-        return max(self.most, private_memory()) - self.before
-
-
-class Recorder:
-    """Writes the growth of each phase to a file, the largest where one is repeated."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.growth: dict[str, int] = {}
-        self.phase: Phase | None = None
-
-    def begin(self) -> None:
-        """Begin a phase."""
-        self.phase = Phase()
 
     def end(self, name: str) -> None:
         """End the phase, if there is one."""
-        if self.phase is not None:
-            found = self.phase.end()
-            self.phase = None
+        if self.thread is not None:
+            self.ends.set()
+            self.thread.join()
+            self.thread = None
+            found = max(self.most, private_memory()) - self.before
             self.growth[name] = max(found, self.growth.get(name, 0))
             self.path.write_text(json.dumps(self.growth))
 
@@ -85,7 +72,7 @@ class Recorder:
 
         @functools.wraps(save)
         def call(*arguments: Any, **options: Any) -> Any:
-            if self.phase is not None:
+            if self.thread is not None:
                 return save(*arguments, **options)
             self.begin()
             result = save(*arguments, **options)

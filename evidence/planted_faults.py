@@ -30,73 +30,69 @@ GOLDEN = "../unit/test_golden.py -k"
 
 @dataclass(frozen=True)
 class Planted:
-    """One fault: edits of a file, and the test that is to catch them.
+    """One fault: an edit of a file, or several, and the test that is to catch it.
 
     Attributes:
-        edits: texts of the file, each there once, and what takes its place.
+        before: a text that is in the file once; `after` takes its place.
+        also: more such pairs.
         test: of tests/launch, with pytest's -k.
     """
 
     name: str
     file: str
-    edits: tuple[tuple[str, str], ...]
-    test: str
+    before: str
+    after: str
+    also: tuple[tuple[str, str], ...] = ()
+    test: str = ONE
 
-
-def fault(
-    name: str,
-    file: str,
-    before: str,
-    after: str,
-    also: tuple[tuple[str, str], ...] = (),
-    test: str = ONE,
-) -> Planted:
-    """Return a fault that is an edit of a file, or several."""
-    return Planted(name, file, ((before, after), *also), test)
+    @property
+    def edits(self) -> list[tuple[str, str]]:
+        """Every edit of the file."""
+        return [(self.before, self.after), *self.also]
 
 
 FAULTS = [
-    fault(
+    Planted(
         "the loss is divided by all tokens",
         "recipes/llama.py",
         "num_trained_on, num_tokens = counts",
         "num_tokens, num_trained_on = counts",
         test="test_judges.py",
     ),
-    fault(
+    Planted(
         "targets are shifted by one in the batch",
         BATCHES,
         "torch.from_numpy(trained_on - 1)",
         "torch.from_numpy(trained_on)",
     ),
-    fault(
+    Planted(
         "labels are shifted by one in the row",
         f"{CORE}/chat.py",
         "inside = slice(bisect_left(starts, start),",
         "inside = slice(bisect_left(starts, start) + 1,",
         test=f"{GOLDEN} trained_on",
     ),
-    fault(
+    Planted(
         "only the first answer of a conversation is trained on",
         f"{CORE}/chat.py",
         "    for start, end in spans:\n        inside",
         "    for start, end in spans[:1]:\n        inside",
     ),
-    fault(
+    Planted(
         "the schedule steps twice",
         f"{CORE}/model.py",
         "self._accelerator.optimizer_step_was_skipped:\n            self._schedule.step()",
         "self._accelerator.optimizer_step_was_skipped:\n            self._schedule.step()"
         "\n            self._schedule.step()",
     ),
-    fault(
+    Planted(
         "a resumed run begins one step early",
         "recipes/llama.py",
         "first_step=run.step, lines",
         "first_step=max(run.step - 1, 0), lines",
         test=f"{STOPS} SIGKILL-in-a-step",
     ),
-    fault(
+    Planted(
         "the state of the optimizer is not restored",
         f"{CORE}/checkpoint.py",
         "    for box in boxes:\n        tensor = saved[box.name]\n",
@@ -106,40 +102,40 @@ FAULTS = [
         "        tensor = saved[box.name]\n",
         test=f"{STOPS} SIGKILL-in-a-step",
     ),
-    fault(
+    Planted(
         "the best model is not loaded at the end",
         f"{CORE}/run.py",
         '        if best["step"] == self.step:\n            return',
         "        if best:\n            return",
     ),
-    fault(
+    Planted(
         "half of the adapters are not saved",
         f"{CORE}/export.py",
         "if weight.requires_grad}",
         "if weight.requires_grad and 'lora_B' not in name}",
         test="test_cells.py -k single-llama-LoRA",
     ),
-    fault(
+    Planted(
         "the model is loaded in bf16 without fp32 masters",
         f"{CORE}/weights.py",
         "if zero and mixed_dtype(accelerator) and not is_quantized",
         "if mixed_dtype(accelerator) and not is_quantized",
         test="test_cells.py -k 'ddp-llama-full-bf16'",
     ),
-    fault(
+    Planted(
         "the masters of ZeRO are rounded in a checkpoint",
         f"{CORE}/zero.py",
         "yield from boxes_of(whole_name, held[: part.length], part)",
         "yield from boxes_of(whole_name, held[: part.length].bfloat16().float(), part)",
         test=f"{CHAINS} 'own_yaml and zero2'",
     ),
-    fault(
+    Planted(
         "the last window of an epoch is dropped",
         BATCHES,
         "return math.ceil(self.num_lines / self.rows_per_step)",
         "return math.floor(self.num_lines / self.rows_per_step)",
     ),
-    fault(
+    Planted(
         "gradients are clipped after the step",
         "recipes/llama.py",
         "                if accelerator.sync_gradients:\n                    max_norm",
@@ -153,14 +149,14 @@ FAULTS = [
         ),
         test="test_judges.py",
     ),
-    fault(
+    Planted(
         "nothing is flushed",
         f"{CORE}/checkpoint.py",
         "        os.fsync(descriptor)",
         "        pass",
         test=f"{STOPS} flushed",
     ),
-    fault(
+    Planted(
         "a checkpoint is renamed before it is flushed",
         f"{CORE}/checkpoint.py",
         "    for path in (staging / BOXES, staging / PROGRESS, staging / MANIFEST, staging):\n"
@@ -176,76 +172,76 @@ FAULTS = [
         ),
         test=f"{STOPS} flushed",
     ),
-    fault(
+    Planted(
         "rotation deletes the newest",
         f"{CORE}/checkpoint.py",
         "for step in ours[limit:]:",
         "for step in ours[:-limit]:",
     ),
-    fault(
+    Planted(
         "a stop ends with another code",
         f"{CORE}/run.py",
         "            Exit.STOPPED,\n",
         "            Exit.FAILED,\n",
         test=f"{STOPS} SIGTERM-in-a-step",
     ),
-    fault(
+    Planted(
         "a misspelt key of a YAML is accepted",
         f"{CORE}/config_names.py",
         "elif key.name not in names and",
         "elif False and",
         test="../launch/test_refusals.py -k run_something_else",
     ),
-    fault(
+    Planted(
         "evaluations have dropout",
         f"{CORE}/loss.py",
         "    model.eval()\n",
         "    model.train()\n",
         test="test_cells.py -k single-llama-dropout",
     ),
-    fault(
+    Planted(
         "an evaluation is the mean of its batches' means",
         f"{CORE}/loss.py",
         'torch.stack([token_loss(model, part), batch["counts"][0]])',
         'torch.stack([token_loss(model, part) / batch["counts"][0], torch.ones(())])',
         test="test_judges.py",
     ),
-    fault(
+    Planted(
         "the tokens seen are not restored",
         f"{CORE}/run.py",
         "        self._num_seen = progress[self._counted]\n",
         "",
         test=f"{STOPS} SIGKILL-in-a-step",
     ),
-    fault(
+    Planted(
         "every epoch has the same order",
         BATCHES,
         "default_rng((self.args.seed, epoch))",
         "default_rng((self.args.seed, 0))",
         test=f"{GOLDEN} batch",
     ),
-    fault(
+    Planted(
         "norms decay",
         f"{CORE}/model.py",
         'is_kept = "norm" in name.lower() or ".ln_" in name or name.endswith("bias")',
         "is_kept = False",
         test="test_judges.py",
     ),
-    fault(
+    Planted(
         "every rank draws the same dropout",
         f"{CORE}/run.py",
         "(self._args.seed, step, self._layout.token_rank)",
         "(self._args.seed, step, 0)",
         test="test_cells.py -k ddp-llama-dropout",
     ),
-    fault(
+    Planted(
         "metrics are not cut at a resume",
         f"{CORE}/run.py",
         "                cut_after(self._folder / name, self.step, self._evaluated)",
         "                pass",
         test=f"{STOPS} SIGKILL-in-a-step",
     ),
-    fault(
+    Planted(
         "--config=FILE is ignored",
         f"{CORE}/cli.py",
         "found, others = finder.parse_known_args(words)",
@@ -253,84 +249,84 @@ FAULTS = [
         "word])",
         test="test_kept_or_refused.py -k spellings",
     ),
-    fault(
+    Planted(
         "a state whose shape shrank is read",
         f"{CORE}/checkpoint.py",
         "if list(box.shape) != list(tensor.shape):",
         "if False:",
         test="test_kept_or_refused.py -k shape",
     ),
-    fault(
+    Planted(
         "state is asked for where no gradient had reached a weight",
         f"{CORE}/state.py",
         "if nothing or not any(name in saved for name in own):",
         "if nothing:",
         test="test_kept_or_refused.py -k gradient",
     ),
-    fault(
+    Planted(
         "the loss scale of fp16 is not saved",
         f"{CORE}/state.py",
         "        return accelerator.scaler.state_dict()",
         "        return {}",
         test="../unit/core/test_state.py -k accelerates_scaler",
     ),
-    fault(
+    Planted(
         "the numbers in an optimizer's groups are not restored",
         f"{CORE}/state.py",
         "        group.update(values)",
         "        pass",
         test="test_template.py -k optimizer",
     ),
-    fault(
+    Planted(
         "what a disk does not give now is taken for damage",
         f"{CORE}/checkpoint.py",
         "except (FileNotFoundError, IsADirectoryError):",
         "except OSError:",
         test="../unit/core/test_checkpoint.py -k no_damage",
     ),
-    fault(
+    Planted(
         "the share of an empty data set is taken from another one",
         f"{CORE}/data.py",
         'fail(Exit.DATA, f"{source.name}: --eval_split leaves none of its rows to train on")',
         "own = np.flatnonzero(source_of_row >= 0)",
         test="test_kept_or_refused.py -k mixture",
     ),
-    fault(
+    Planted(
         "rows are not prepared again after an edit of one's own module",
         f"{CORE}/data.py",
         'hashed.update(f"{file.relative_to(folder)} ".encode() + file.read_bytes())',
         "hashed.update(file.name.encode())",
         test="../launch/test_fingerprints.py -k edit",
     ),
-    fault(
+    Planted(
         "an answer that is the text [] counts as none",
         f"{CORE}/chat.py",
         'message["content"] = read_content(content, name)',
         'message["content"] = "" if is_empty(content) else read_content(content, name)',
         test=f"{GOLDEN} trained_on",
     ),
-    fault(
+    Planted(
         "a run none of whose checkpoints is whole starts over",
         f"{CORE}/run.py",
         "if damaged and self._checkpoint is None:",
         "if False:",
         test="../unit/core/test_run.py -k start_over",
     ),
-    fault(
+    Planted(
         "of two layouts the first one counts",
         f"{CORE}/engine.py",
         "if len(found) > 1:",
         "if False:",
         test="../launch/test_refusals.py -k tp-mixtral",
     ),
-    fault(
+    Planted(
         "packed lines are sorted by the lengths of rows",
         "recipes/llama.py",
         'if self.packing and self.train_sampling_strategy == "group_by_length":',
         "if False:",
         test="../unit/core/test_cli.py -k contradict",
     ),
-    fault(
+    Planted(
         "a process that prepares rows is timed",
         f"{CORE}/stop.py",
         "        for number in SIGNALS:\n",
@@ -341,28 +337,28 @@ FAULTS = [
         ),
         test="test_cells.py -k ddp_timeout",
     ),
-    fault(
+    Planted(
         "no rank waits for the last upload",
         f"{CORE}/run.py",
         "on_rank_0(lambda: [extra.ended(is_done) for extra in self._extras], self._group)",
         "[extra.ended(is_done) for extra in self._extras if RANK == 0]",
         test="../launch/test_extras.py -k upload",
     ),
-    fault(
+    Planted(
         "a refusal prints nothing",
         f"{CORE}/exits.py",
         "    print(text, file=sys.stderr, flush=True)\n    report",
         "    report",
         test="../unit/core/test_cli.py -k contradict",
     ),
-    fault(
+    Planted(
         "the result is not flushed before it takes its place",
         f"{CORE}/export.py",
         "            flush(path)\n    except",
         "            pass\n    except",
         test=f"{STOPS} flushed",
     ),
-    fault(
+    Planted(
         "state that only its own ranks could read is saved",
         f"{CORE}/boxes.py",
         "shape not in (None, value.shape)",
@@ -370,49 +366,49 @@ FAULTS = [
         test="test_kept_or_refused.py -k read_back",
     ),
     # ---- Faults of ranks: of factors, of collectives, of rows that are shared ----
-    fault(
+    Planted(
         "the result has only what rank 0 holds",
         f"{CORE}/export.py",
         "enumerate(gather(facts, group)):",
         "enumerate(gather(facts, group)[:1]):",
         test="test_cells.py -k fsdp2_full_shard-llama-full",
     ),
-    fault(
+    Planted(
         "a save in the background holds what later steps change",
         f"{CORE}/checkpoint.py",
         "copies = [copied(box) for box in own]",
         "copies = own",
         test="test_saves.py -k beside",
     ),
-    fault(
+    Planted(
         "NO_SHARD is full shard",
         "accelerate_configs/fsdp1_no_shard.yaml",
         "fsdp_sharding_strategy: NO_SHARD",
         "fsdp_reshard_after_forward: NO_SHARD",
         test="../unit/test_shipped_yamls.py",
     ),
-    fault(
+    Planted(
         "positions of packed rows run on",
         BATCHES,
         'inputs["position_ids"] = torch.from_numpy(positions)',
         'inputs["position_ids"] = torch.arange(ids.shape[1]).expand(ids.shape)',
         test="test_cells.py -k packing",
     ),
-    fault(
+    Planted(
         "the optimizer does not know half of the adapters",
         f"{CORE}/model.py",
         "if not weight.requires_grad:",
         'if not weight.requires_grad or "lora_B" in name:',
         test="test_cells.py -k single-llama-LoRA",
     ),
-    fault(
+    Planted(
         "a loss is the mean of its micro-batches' means",
         "recipes/llama.py",
         "token_loss(model, part) / num_trained_on",
         'token_loss(model, part) / (batch["counts"][0] * args.gradient_accumulation_steps'
         " * accelerator.num_processes)",
     ),
-    fault(
+    Planted(
         "the schedule steps once for each process",
         f"{CORE}/model.py",
         "optimizer_step_was_skipped:\n            self._schedule.step()",
@@ -420,14 +416,14 @@ FAULTS = [
         "            for _ in range(self._accelerator.num_processes): self._schedule.step()",
         test="test_cells.py -k ddp-llama-full",
     ),
-    fault(
+    Planted(
         "a factor of the world size is missing",
         "recipes/core/engine.py",
         "layout.gradient_divisor",
         "1",
         test="test_cells.py -k ddp-llama-full",
     ),
-    fault(
+    Planted(
         "DDP leaves out half of the adapters",
         f"{CORE}/model.py",
         "    workarounds.cast_for_zero3(model, accelerator)\n",
@@ -436,35 +432,35 @@ FAULTS = [
         "[name for name, _ in model.named_parameters() if 'lora_B' in name]\n",
         test="test_cells.py -k ddp-llama-LoRA",
     ),
-    fault(
+    Planted(
         "experts are averaged over the ranks with copies of them",
         "recipes/extras/experts/layout.py",
         "num_ranks = torch.distributed.get_world_size()",
         "num_ranks = copies.size()",
         test="test_cells.py -k ep-mixtral",
     ),
-    fault(
+    Planted(
         "tokens count once for each rank that shares their row",
         "recipes/extras/mesh/layout.py",
         "divided(self.accelerator.reduce(value), self.copies)",
         "self.accelerator.reduce(value)",
         test="test_cells.py -k deepspeed_ulysses",
     ),
-    fault(
+    Planted(
         "parts of rows all begin at position 0",
         "recipes/extras/mesh/layout.py",
         'batch["inputs"] | part["inputs"] | {"position_ids": positions}',
         '{"input_ids": cut(ids)}',
         test="test_cells.py -k deepspeed_ulysses",
     ),
-    fault(
+    Planted(
         "an evaluation under sequence parallelism is of parts of rows",
         "recipes/extras/mesh/layout.py",
         "return self.cp * (self.sp if is_training else 1)",
         "return self.cp * self.sp",
         test="test_cells.py -k deepspeed_ulysses",
     ),
-    fault(
+    Planted(
         "ranks that share matrices draw dropout of their own",
         f"{CORE}/run.py",
         "(self._args.seed, step, self._layout.token_rank)",

@@ -12,12 +12,12 @@ transformers copies the gate and up projections of experts as it writes.
 
 import json
 import re
-import sys
 
 import pytest
 from safetensors import safe_open
 
-from job import CONFIGS, ROOT, data_of, make_model, output_of
+from job import ROOT, make_model, output_of, rehearsal
+from net import data_of
 from planner_jobs import Mesh
 from test_parity import EXPERTS, MESHES, configs, ranks_of
 
@@ -60,8 +60,7 @@ def launch(mesh, own, folder, *words):
     """Rehearse a recipe into `folder`; return what each rank measured, by what it did."""
     found = folder.with_name(f"{folder.name}_{len(list(folder.parent.glob('*')))}")
     found.mkdir()
-    command = [sys.executable, ROOT / "scripts" / "rehearse.py", "--num_processes", mesh.ranks]
-    command += ["--config_file", CONFIGS / f"{mesh.config}.yaml", ROOT / "recipes" / mesh.recipe]
+    command = [*rehearsal(mesh.config, mesh.ranks), ROOT / "recipes" / mesh.recipe]
     command += [*data_of(own)[:4], *FLAGS, *mesh.words, *words, "--output_dir", folder]
     probe = f"{ROOT / 'evidence' / 'memory_probe.py'}:{found}"
     code, output = output_of(command, REHEARSAL_PROBE=probe, **MALLOC)

@@ -19,20 +19,10 @@ from dataclasses import replace
 import pytest
 
 from config_strategy import strategy_of
-from job import (
-    CONFIGS,
-    CUT,
-    MESH_CUT,
-    ROOT,
-    WEIGHTS,
-    Run,
-    compare,
-    content_of,
-    launch,
-    make_model,
-)
+from job import CONFIGS, CUT, MESH_CUT, ROOT, WEIGHTS, Run, compare, launch, make_model
 from jobs import RECIPES
 from paths import FIRST_CHOICE, OF_EXPERTS, OF_PIPELINES
+from planner_jobs import content_of
 
 BOUNDS = {"loss": 1e-6, "grad_norm": 1e-6, "learning_rate": 0.0, "weights": 1e-5}
 BF16_BOUNDS = {"loss": 5e-3, "grad_norm": 2e-2, "learning_rate": 0.0, "weights": 1e-2}

@@ -11,11 +11,9 @@ ranks they are one. Nothing in the planner is fitted to these.
 """
 
 import json
-import sys
 
 import pytest
 import torch
-import yaml
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 import llama
@@ -24,7 +22,7 @@ from core.chat import ChatTemplate
 from core.engine import Layout
 from core.loss import LossInHead
 from core.model import make_adamw
-from job import CONFIGS, ROOT, make_model, output_of
+from job import ROOT, make_model, output_of, rehearsal
 from peak_probe import STEPS
 from planner.engines import Profiles
 from planner.model import loss_of
@@ -175,12 +173,15 @@ def launched(mesh, name, own, folder):
     rows = own / ("short_rows.jsonl" if job.is_packed else "rows.jsonl")
     peaks, report = folder / "peaks", folder / "report.json"
     peaks.mkdir(parents=True)
-    content = planner_jobs.content_of(mesh.config, mesh.sizes) | {"num_processes": mesh.ranks}
-    (folder / "mesh.yaml").write_text(yaml.safe_dump(content))
-    yaml_file = folder / "mesh.yaml" if mesh.sizes else CONFIGS / f"{mesh.config}.yaml"
-    command = [sys.executable, ROOT / "scripts" / "rehearse.py", "--num_processes", mesh.ranks]
-    command += ["--report", report, "--mixed_precision", job.precision, "--config_file", yaml_file]
-    command += [ROOT / "recipes" / mesh.recipe, *job.words, "--max_steps", STEPS]
+    command = [*rehearsal(mesh.config, mesh.ranks, mesh.sizes, folder), "--report", report]
+    command += [
+        "--mixed_precision",
+        job.precision,
+        ROOT / "recipes" / mesh.recipe,
+        *job.words,
+        "--max_steps",
+        STEPS,
+    ]
     command += ["--save_steps", 0, "--eval_strategy", "no", "--model_name_or_path", own / "model"]
     command += ["--dataset_name", rows, "--output_dir", folder / "run"]
     probe = f"{ROOT / 'evidence' / 'peak_probe.py'}:{peaks}"

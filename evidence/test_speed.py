@@ -24,7 +24,7 @@ from dataclasses import replace
 import pytest
 
 import contestants
-from contestants import GSM8K, MOST_LOAD, REPO, Job
+from contestants import GSM8K, MOST_LOAD, NEAR_ZERO, REPO, Job
 
 REPEATS = 5
 CURVE = {"cpu": 1e-5, "cuda": 1e-2}  # nats: fp32, and autocast to bf16
@@ -41,22 +41,12 @@ MEDIUM = {
     "vocab_size": 16384,
     "max_position_embeddings": 2048,
 }
-NEAR_ZERO = {
-    "hidden_size": 64,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 1,
-    "num_key_value_heads": 1,
-    "intermediate_size": 64,
-    "vocab_size": 320,
-}
-QUICK = {  # a step of it takes very little time
+# A step of it takes very little time
+QUICK = MEDIUM | {
     "hidden_size": 128,
     "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 4,
     "intermediate_size": 384,
     "vocab_size": 4096,
-    "max_position_embeddings": 2048,
 }
 LEARN = {
     "learning_rate": 5e-4,

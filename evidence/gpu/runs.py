@@ -140,24 +140,6 @@ def nvidia_smi(query: str) -> list[str]:
     return [word.strip() for word in first.split(",")]
 
 
-def reason_left_out(variant: Variant) -> str:
-    """Return why a variant is not run here, "" if it is."""
-    needs = []
-    if variant.config.startswith("deepspeed"):
-        needs.append("deepspeed")
-    words = " ".join(variant.flags)
-    if re.search(r"load_in|[48]bit|paged", words):
-        needs.append("bitsandbytes")
-    if "flash_attention_2" in words:
-        needs.append("flash_attn")
-    if "use_liger_kernel" in words:
-        needs.append("liger_kernel")
-    missing = [package for package in needs if find_spec(package) is None]
-    if missing:
-        return f"not installed: {', '.join(missing)}"
-    return variant.left_out
-
-
 def needs_compiler() -> None:
     """Skip the test if DeepSpeed could not compile its CPU optimizer."""
     if shutil.which("ninja") is None or shutil.which("c++") is None:
@@ -182,7 +164,9 @@ def train(cell: Cell, variant: Variant, data: Path) -> Trained:
     """Run one variant; a second call resumes from its newest checkpoint. Fails if it fails."""
     folder = cell.work / re.sub(r"\W+", "_", variant.name)
     row: Row = {"what": variant.name}
-    reason = reason_left_out(variant)
+    reason = variant.left_out
+    if "flash_attention_2" in variant.flags and find_spec("flash_attn") is None:
+        reason = "not installed: flash_attn"
     if reason:
         return Trained(variant, folder, row | {"result": f"left out: {reason}"})
     folder.mkdir(parents=True, exist_ok=True)

@@ -14,27 +14,16 @@ import pytest
 import contestants
 from contestants import Job
 from gpu.runs import REPO
+from jobs import LLAMA_3_1_8B
 from tables import NAMES
 from test_speed import MATCHED, verdict
 
 PEAK_FLOPS = 989e12  # of an H100 and H200 in dense bf16 (NVIDIA's data sheets)
-LLAMA_8B = {
-    "hidden_size": 4096,
-    "num_hidden_layers": 32,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 8,
-    "intermediate_size": 14336,
-    "vocab_size": 128256,
-    "max_position_embeddings": 16384,
-}
-LLAMA_1B = {
+LLAMA_8B = {name: size for name, size in LLAMA_3_1_8B.items() if name != "model_type"}
+LLAMA_1B = LLAMA_8B | {
     "hidden_size": 2048,
     "num_hidden_layers": 16,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 8,
     "intermediate_size": 8192,
-    "vocab_size": 128256,
-    "max_position_embeddings": 16384,
     "tie_word_embeddings": True,
 }
 ON_GPU = ("--device", "cuda", "--dtype", "bfloat16")  # where make_tiny.py makes the weights
