@@ -46,6 +46,7 @@ def rows(once):
     """The file of the rows of all families."""
 
     def fill(folder):
+        folder.mkdir()
         lines = [json.dumps(row) for row in llama.make_rows(ROWS, 0, 0)["train"]]
         (folder / "rows.jsonl").write_text("\n".join(lines))
 
