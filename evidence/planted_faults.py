@@ -130,6 +130,13 @@ FAULTS = [
         test=f"{CHAINS} 'own_yaml and zero2'",
     ),
     Planted(
+        "a shard is saved as one box where ranks have rows in turn",
+        f"{CORE}/boxes.py",
+        "ends = (numbers.diff() != 1)",
+        "ends = (numbers.diff() < 1)",
+        test=f"{CHAINS} experts",
+    ),
+    Planted(
         "the last window of an epoch is dropped",
         BATCHES,
         "return math.ceil(self.num_lines / self.rows_per_step)",
