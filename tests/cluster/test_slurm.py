@@ -233,7 +233,7 @@ def test_a_folder_that_only_one_node_has_is_found_before_any_rank_starts(cluster
 @pytest.mark.parametrize(
     ("options", "code", "message"),
     [
-        ({"flags": ("--no_such_flag", 1)}, 1, "--no_such_flag"),  # the launcher's code
+        ({"flags": ("--no_such_flag", 1)}, 64, "--no_such_flag"),
         ({"flags": ("--output_dir", "elsewhere")}, 64, "OUTPUT_DIR names the folder of the run"),
         ({"config": "missing"}, 64, "CONFIG is the YAML"),
     ],
