@@ -6,12 +6,10 @@
 Each launch is a rehearsal in whose ranks memory_probe.py measures. A model is loaded from files in
 bf16, as on the hub, with the default --dtype float32, so that the weights cannot stay a mapping of
 the file; what loading and resuming take is told in sizes of the model in fp32. To save, a rank may
-take its share of what is saved and the largest tensor beside it; rank 0 the whole result, of which
-transformers copies the gate and up projections of experts as it writes.
+take its share of what is saved and the largest tensor beside it; rank 0 the whole result.
 """
 
 import json
-import re
 
 import pytest
 from safetensors import safe_open
@@ -35,7 +33,6 @@ MAKERS = {
     "mixtral": ["mixtral", "--num_hidden_layers", "4", "--num_local_experts", "4"],
 }
 BYTES = {"bf16": 2, "fp32": 4}
-GATE_OR_UP = re.compile(r"\.experts\.\d+\.w[13]\.")  # halves of one tensor in the model
 # glibc maps allocations above this size, and returns them to the system when they are freed. By
 # default it raises the bound to up to 32 MiB. The tensors of this model are smaller than that,
 # unlike most of a real model, so that memory which ZeRO-3 frees while loading would still count.
@@ -124,10 +121,9 @@ def facts_of(kind, grown, files):
     shares, largest = [0] * len(grown), 0
     for rank, file in enumerate(sorted(files)):
         with safe_open(file, "pt") as opened:
-            sizes = {name: opened.get_tensor(name).nbytes for name in opened.keys()}
-        copied = sum(size for name, size in sizes.items() if GATE_OR_UP.search(name))
-        shares[rank] = sum(sizes.values()) + copied
-        largest = max(largest, *sizes.values())
+            sizes = [opened.get_tensor(name).nbytes for name in opened.keys()]
+        shares[rank] = sum(sizes)
+        largest = max(largest, *sizes)
     return {
         "grown": [rank[kind] for rank in grown],
         "shares": shares,

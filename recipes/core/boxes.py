@@ -94,7 +94,7 @@ def boxes_of(name: str, tensor: Any, part: FlatSlice | None = None) -> Iterator[
 def boxes_of_shard(name: str, tensor: DTensor) -> Iterator[LocalBox]:
     """Yield the boxes of a shard: several where ranks have numbers of a dimension in turn.
 
-    So have they of the experts' gate and up projections, which are one matrix: a part of each.
+    The gate and up projections of experts are one matrix, and each rank has a part of either.
     """
     runs = [runs_of(tensor, dimension) for dimension in range(tensor.dim())]
     for places in itertools.product(*runs):

@@ -18,6 +18,7 @@ import torch
 import torch.distributed as dist
 from accelerate import Accelerator
 from accelerate.utils.other import extract_model_from_parallel
+from transformers.core_model_loading import revert_weight_conversion
 
 from core import workarounds
 from core.boxes import LocalBox, boxes_of, clean_name
@@ -31,6 +32,7 @@ ADAPTERS = "adapter_model.safetensors"
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 STAGING = "model.staging"
+LAYER = re.compile(r"^.*?\.\d+\.")  # in the names of weights
 
 
 def save_model(
@@ -193,13 +195,29 @@ def save_whole(model: Any, folder: Path, weights: dict[str, torch.Tensor], **opt
     """Have a whole model of transformers write its folder, with what the result keeps of its base.
 
     Args:
-        weights: by the names that the model has for them.
+        weights: by the names that the model has for them; the dict is emptied.
         options: further arguments of save_pretrained.
     """
     known = getattr(model, "_weight_conversions", None)
     if known is not None:  # Under ZeRO-3 transformers also notes those that renamed nothing
         model._weight_conversions = [one for one in known if one.was_used()]
-    model.save_pretrained(folder, state_dict=weights | read_left_out(model), **options)
+    weights |= read_left_out(model)
+    converted = by_names_of_files(model, weights)
+    model.save_pretrained(folder, state_dict=converted, save_original_format=False, **options)
+
+
+def by_names_of_files(model: Any, weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Return weights by the names and in the shapes that files have, and empty the dict of them.
+
+    transformers copies the gate and up projections of experts: here of one layer after another.
+    """
+    layers: dict[str, list[str]] = {}
+    for name in weights:
+        layers.setdefault("".join(LAYER.findall(name)), []).append(name)
+    found = {}
+    for names in layers.values():
+        found |= revert_weight_conversion(model, {name: weights.pop(name) for name in names})
+    return found
 
 
 def list_stop_tokens(model: Any, stop_tokens: Collection[int]) -> None:

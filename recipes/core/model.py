@@ -29,7 +29,7 @@ from core.exits import Exit, fail
 from core.workarounds import fsdp_plugin, mixed_dtype
 
 OF_MODELS = "transformers.models."
-# Classes of these models read weights only where no recipe gets
+# Their classes that read weights only where no recipe gets
 CALL_THEIR_LAYERS = ("BloomAttention", "BloomMLP", "DisentangledSelfAttention")
 # What follows where the code only looks at a weight, or draws it at the start
 ONLY_LOOKS = r"\.(dtype|device|shape|data|_is)| = "
@@ -381,8 +381,9 @@ def unfit_layers(model: torch.nn.Module) -> list[str]:
 
 
 def has_own_forward(kind: type) -> bool:
-    """Return whether a class of linear layers puts out something else than torch's does."""
+    """Return whether a class of linear layers may put out something else than torch's does."""
     is_of_models = kind.__module__.startswith(OF_MODELS)
+    # FalconLinear computes the same in another way
     return is_of_models and "forward" in vars(kind) and kind.__name__ != "FalconLinear"
 
 
