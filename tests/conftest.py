@@ -4,6 +4,7 @@
 import gc
 import json
 import os
+import signal
 import sys
 from functools import partial
 from importlib.metadata import version
@@ -23,6 +24,8 @@ os.environ |= {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "OMP_NU
 # differ by up to 1e-3 between AVX2 and AVX-512
 os.environ |= {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2"}
 os.environ |= {"MKL_CBWR": "AVX2", "MKL_ENABLE_INSTRUCTIONS": "AVX2"}
+# What a shell starts in the background ignores Ctrl-C, and so would all that tests start
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 gc.disable()  # until all is imported: looking for garbage would take a fifth of that time
 import jobs  # noqa: E402

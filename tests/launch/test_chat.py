@@ -58,10 +58,7 @@ def test_what_goes_wrong_in_a_conversation_is_a_line_and_does_not_end_it(runs):
 
 @pytest.mark.parametrize(
     ("words", "code", "word"),
-    [
-        (["{tmp}/none"], 64, "none"),
-        (["{model}", "--with_base"], 65, "--with_base"),
-    ],
+    [(["{tmp}/none"], 64, "none"), (["{model}", "--with_base"], 65, "--with_base")],
 )
 def test_a_wrong_call_is_one_line(words, code, word, tiny, tmp_path):
     words = [each.format(tmp=tmp_path, model=tiny / "model") for each in words]
@@ -84,7 +81,6 @@ class Typist:
         words = [str(word) for word in (INTERPRETER, CHAT, *arguments)]
         self.process, self.terminal = pty.fork()
         if self.process == 0:
-            signal.signal(signal.SIGINT, signal.SIG_DFL)  # What runs in the background ignores it
             os.execve(INTERPRETER, words, environment())
         self.shown = ""
 
