@@ -204,6 +204,7 @@ def launched(mesh, name, own, folder):
     return row
 
 
+@pytest.mark.usefixtures("warm_starts")
 @pytest.mark.parametrize(("job", "mesh"), places())
 def test_peak_of_ranks(job, mesh, tiny, tmp_path, record):
     own = tiny / "llama"
