@@ -256,7 +256,7 @@ def settle_statistics(model: Any, args: Arguments, layout: Layout) -> None:
             f"{type(base_model_of(model)).__name__} has BatchNorm layers, and {layout.strategy} "
             "does not keep their running statistics equal on all ranks: use ddp.yaml, which does",
         )
-    if found and args.gradient_checkpointing and not args.use_peft:
+    if found and args.gradient_checkpointing != "no" and not args.use_peft:
         cause = "the running statistics of BatchNorm layers would move twice in each step"
         fail(Exit.USAGE, f"--gradient_checkpointing: {cause}: leave it out")
 

@@ -41,8 +41,13 @@ class ModelArguments:
     attn_implementation: str | None = free(
         None, "eager, sdpa, flex_attention, varlen, flash_attention_2, _3, _4, or a kernel's hub id"
     )
-    gradient_checkpointing: bool = free(
-        False, "recompute activations in the backward pass: much less memory, a third more compute"
+    gradient_checkpointing: Literal["no", "selective", "full"] = free(
+        "no",
+        "recompute activations in the backward pass: full, also without a value, needs the least "
+        "memory and a third more compute; selective keeps the results of products and attention",
+        type=lambda text: {"true": "full", "false": "no"}.get(text.lower(), text),
+        nargs="?",
+        const="full",
     )
     tf32: bool = arg(False, "multiply fp32 matrices in TF32: faster and less exact")
 

@@ -168,8 +168,8 @@ class Parser(HfArgumentParser):
         self._parse_dataclass_field(group, field)
         flags = self._option_string_actions
         action = flags[f"--{field.name}"]
-        action.type = setting.get("type", action.type)
-        action.nargs = setting.get("nargs", action.nargs)
+        for name in ("type", "nargs", "const"):
+            setattr(action, name, setting.get(name, getattr(action, name)))
         if f"--no_{field.name}" in flags:
             flags[f"--no_{field.name}"].help = f"turn off --{field.name}"
 

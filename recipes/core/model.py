@@ -8,6 +8,7 @@ import os
 import re
 import sys
 from collections.abc import Generator, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import torch
 import transformers
 from accelerate import Accelerator
 from torch.distributed.tensor import DTensor
+from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
 from transformers import AutoConfig, AutoTokenizer, BitsAndBytesConfig
 from transformers.integrations.neftune import neftune_post_forward_hook
 from transformers.models.auto.modeling_auto import (
@@ -44,6 +46,13 @@ MASKS_BY_POSITION = re.compile(
 MASKED_LAYER_TYPES = {"full_attention", "sliding_attention", "chunked_attention"}
 # Found in the source of a model: the arguments of each call of its attention
 ATTENTION_CALLS = re.compile(r"attention_interface\((.*?)\n +\)", re.DOTALL)
+# Operators of matrix products and of attention, by their names
+PRODUCTS = re.compile(
+    r"aten\.(mm|addmm|_scaled_mm|_grouped_mm)\b|bitsandbytes\.(gemm_4bit|int8\w*_scaled_mm)"
+)
+ATTENTION = re.compile("attention|attn")
+# Features of the input of a product whose result is worth keeping: more than most adapters' ranks
+LEAST_FEATURES = 64
 # The optimizers of bitsandbytes by --optim
 BITSANDBYTES = {
     "adamw_8bit": "AdamW8bit",
@@ -288,8 +297,11 @@ def why_rows_would_mix(base: Any, gives_ends: bool) -> str:
 # ---- Layers ----
 def set_up_layers(model: Any, args: Any) -> None:
     """Turn on --gradient_checkpointing and --use_liger_kernel, and freeze what nothing trains."""
-    if args.gradient_checkpointing:
-        model.activation_checkpointing_enable({"use_reentrant": False})
+    if args.gradient_checkpointing != "no":
+        options: dict[str, Any] = {"use_reentrant": False}
+        if args.gradient_checkpointing == "selective":
+            options["context_fn"] = partial(create_selective_checkpoint_contexts, keep_costly)
+        model.activation_checkpointing_enable(options)
     workarounds.keep_4bit_weights_as_loaded(model)
     workarounds.keep_frozen_weights_frozen(model)
     for name, weight in model.named_parameters():
@@ -301,6 +313,23 @@ def set_up_layers(model: Any, args: Any) -> None:
 
         # Liger's loss stays off: LossInHead computes fewer logits.
         apply_liger_kernel(model, {"fused_linear_cross_entropy": False, "cross_entropy": False})
+
+
+def keep_costly(_: Any, operator: Any, *arguments: Any, **options: Any) -> CheckpointPolicy:
+    """Have selective recomputation keep the results of products and attention.
+
+    They take most of the time. The second product of an adapter is cheap, and its result large.
+    Attention with dropout runs again, since what follows it then draws the same random numbers.
+    """
+    if PRODUCTS.match(str(operator)):
+        if arguments[0].shape[-1] >= LEAST_FEATURES:
+            return CheckpointPolicy.MUST_SAVE
+    elif ATTENTION.search(str(operator)):
+        schema = getattr(operator, "_schema", None)  # flex attention has none, and no dropout
+        names = [argument.name for argument in getattr(schema, "arguments", ())]
+        if not dict(zip(names, arguments, strict=False)).get("dropout_p"):
+            return CheckpointPolicy.MUST_SAVE
+    return CheckpointPolicy.PREFER_RECOMPUTE
 
 
 def reads_no_text(model: Any, name: str) -> bool:

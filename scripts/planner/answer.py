@@ -2,9 +2,9 @@
 """From a request to its answer: the plan of one config, or what fits a card, as text and JSON.
 
 Without a config it tries the YAMLs below that the number of GPUs allows, with full weights, with
-LoRA, and with LoRA on a 4-bit base, each with and without --gradient_checkpointing: first one
-process, DDP and FSDP2, then DeepSpeed, if nothing before fits without offload. It changes
-nothing that the command line sets, and skips what the recipe refuses.
+LoRA, and with LoRA on a 4-bit base, each with each --gradient_checkpointing: first one process,
+DDP and FSDP2, then DeepSpeed, if nothing before fits without offload. It changes nothing that the
+command line sets, and skips what the recipe refuses.
 """
 
 import shlex
@@ -49,12 +49,14 @@ DECIDES_WEIGHTS = {"use_peft", "load_in_8bit", "load_in_4bit"}
 # Step time on a 4-bit base relative to that on a bf16 one: the median of what is published
 # (torchtune 1.02 and 1.28, Lightning AI 1.39, litgpt 1.56 and 2.0 for 7B and 13B)
 NF4 = 1.39
+# Forward passes computed again: on an H200 selective recomputation added a third of what full did
+RECOMPUTED = {"no": 0.0, "selective": 0.33, "full": 1.0}
 PLACEHOLDER = "YOUR_ROWS.jsonl"  # if the command line names no data set
 ABOVE = """Sorted by a rule of thumb, probably the fastest first: nothing was timed.
 
-  #  config                   weights     ckpt     GiB    host"""
+  #  config                   weights     ckpt          GiB    host"""
 BELOW = """
-ckpt: with --gradient_checkpointing. GiB: peak per GPU. host: GiB per machine.
+ckpt: --gradient_checkpointing. GiB: peak per GPU. host: GiB per machine.
 --json PATH has the command of each. Number 1:
 """
 
@@ -170,10 +172,10 @@ def compute_of(args: Any) -> float:
     """Return what a micro-batch takes in forward passes. Nothing is timed.
 
     It is 1 for the forward pass, 1 for gradients of activations, 1 for those of weights unless only
-    adapters train, and 1 to compute again; more on a quantized base.
+    adapters train, and up to 1 to compute again; more on a quantized base.
     """
     factor = NF4 if getattr(args, "load_in_4bit", False) else 1
-    return factor * (2 + (not args.use_peft) + args.gradient_checkpointing)
+    return factor * (2 + (not args.use_peft) + RECOMPUTED[args.gradient_checkpointing])
 
 
 def find_ways(request: Request, args: Any, card: int) -> list[Way]:
@@ -205,7 +207,7 @@ def find_ways(request: Request, args: Any, card: int) -> list[Way]:
 
 
 def kinds_of_weights(request: Request, args: Any) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield full weights and adapters over each base, with and without recomputation.
+    """Yield full weights and adapters over each base, with each kind of recomputation.
 
     Each is a name of the weights, and the arguments that differ from the given ones. A frozen base
     is loaded in the precision that mixed precision computes in. Kinds that contradict a given
@@ -226,8 +228,9 @@ def kinds_of_weights(request: Request, args: Any) -> Iterator[tuple[str, dict[st
         # An evaluation of no more rows than a micro-batch decides nothing
         rows = min(args.per_device_eval_batch_size, args.per_device_train_batch_size)
         common["per_device_eval_batch_size"] = rows
+    least = RECOMPUTED[args.gradient_checkpointing]
     for name, values in (possible or {"as given": {}}).items():
-        for checkpoints in sorted({args.gradient_checkpointing, True}):
+        for checkpoints in [kind for kind, passes in RECOMPUTED.items() if passes >= least]:
             values = common | values | {"gradient_checkpointing": checkpoints}
             yield name, {key: one for key, one in values.items() if one != getattr(args, key)}
 
@@ -254,8 +257,8 @@ def text_of_choice(request: Request, title: str, tried: Sequence[Way], card: int
         lines.append(ABOVE)
     for number, way in enumerate(fitting, 1):
         host = sum(way.held.host.values()) * request.ranks / (request.num_machines or 1)
-        checkpoints = "yes" if way.plan.args.gradient_checkpointing else ""
-        names = f"{number:>3}  {way.file:<23}  {way.weights:<10}  {checkpoints:<4}"
+        checkpoints = way.plan.args.gradient_checkpointing
+        names = f"{number:>3}  {way.file:<23}  {way.weights:<10}  {checkpoints:<9}"
         lines.append(f"{names}  {way.held.peak / GIB:>6.1f}  {host / GIB:>6.1f}")
     kinds = [way.weights for way in fitting]
     for weights in dict.fromkeys(way.weights for way in tried):

@@ -15,6 +15,7 @@ from jobs import OTHERS
 from net import Cell
 
 PIECES = ("--max_logits_mib", "0.02")
+SELECTIVE = ("--gradient_checkpointing", "selective")
 # Nine rows in batches of four leave the second of two ranks without rows in its last batch
 ANSWERS = (
     *("--predict_with_generate", "--num_predictions", "9", "--generation_max_new_tokens", "12"),
@@ -41,12 +42,12 @@ WHOLE = [
     Cell(riding=ANSWERS),
     # Only ranks that wait for others are timed
     Cell(riding=(*cut(1, 12), "--optim", "adamw_torch", "--ddp_timeout", "1")),
-    Cell("ddp", ranks=2, riding=("--padding_free", *cut(6, 1), *ANSWERS)),
-    Cell("fsdp1_full_shard", ranks=2, riding=("--async_save", *ANSWERS)),
+    Cell("ddp", ranks=2, riding=("--padding_free", *cut(6, 1), *ANSWERS, *SELECTIVE)),
+    Cell("fsdp1_full_shard", ranks=2, riding=("--async_save", *ANSWERS, *SELECTIVE)),
     Cell("fsdp1_hybrid_shard", ranks=4, riding=("--attn_implementation", "eager")),
-    Cell("fsdp2_full_shard", ranks=2, riding=(*PIECES, *ANSWERS)),
+    Cell("fsdp2_full_shard", ranks=2, riding=(*PIECES, *ANSWERS, *SELECTIVE)),
     Cell("fsdp2_shard_grad_op", ranks=2, riding=LOADERS),
-    Cell("deepspeed_zero3", ranks=2, riding=("--padding_free", *PIECES, *ANSWERS)),
+    Cell("deepspeed_zero3", ranks=2, riding=("--padding_free", *PIECES, *ANSWERS, *SELECTIVE)),
     Cell("deepspeed_ulysses", ranks=2, sharing=2, riding=ANSWERS),
 ]
 
@@ -62,9 +63,9 @@ QUANTIZED = [
     Cell(weights="nf4"),
     Cell(weights="int8"),
     Cell("fsdp1_full_shard", weights="nf4", ranks=2),
-    Cell("fsdp2_full_shard", weights="nf4", ranks=2),
+    Cell("fsdp2_full_shard", weights="nf4", ranks=2, riding=SELECTIVE),
     Cell("deepspeed_zero3", weights="nf4", ranks=2),
-    Cell("deepspeed_zero2", weights="int8", ranks=2),
+    Cell("deepspeed_zero2", weights="int8", ranks=2, riding=SELECTIVE),
 ]
 
 RECIPES = [Cell(recipe=recipe) for recipe in OTHERS]
@@ -97,6 +98,7 @@ STREAM = ("--streaming", "--shuffle_buffer_size", "16", "--max_length", "48")
 OWN = [
     Cell(flags=PACKING),
     Cell("ddp", flags=PACKING, ranks=2, riding=("--torch_compile",)),
+    Cell("fsdp2_full_shard", flags=PACKING, ranks=2, riding=("--torch_compile", *SELECTIVE)),
     Cell(precision="bf16"),
     Cell("ddp", precision="bf16", ranks=2),
     Cell(weights="dropout", flags=("--use_dora",)),
@@ -114,7 +116,7 @@ OWN += [
     Cell(weights="LoRA", flags=COPIES),
     Cell("ddp", weights="LoRA", flags=COPIES, ranks=2, riding=PIECES),
     Cell("deepspeed_zero3", weights="LoRA", flags=COPIES, ranks=2),
-    Cell("tp", weights="LoRA", flags=COPIES, ranks=2, sharing=2),
+    Cell("tp", weights="LoRA", flags=COPIES, ranks=2, sharing=2, riding=SELECTIVE),
     Cell(recipe="llama_dpo", weights="LoRA", flags=OF_DPO),
     Cell("fsdp1_full_shard", recipe="llama_dpo", weights="LoRA", flags=OF_DPO, ranks=2),
 ]

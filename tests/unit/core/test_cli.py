@@ -68,6 +68,18 @@ def test_values_of_a_config_are_read_as_on_the_command_line(tmp_path):
     assert parse("--config", path) == args
 
 
+def test_recomputation_is_full_without_a_value_and_off_or_on_in_a_run_json_of_old(tmp_path, capsys):
+    assert parse().gradient_checkpointing == "no"
+    assert parse("--gradient_checkpointing", "--packing").gradient_checkpointing == "full"
+    assert parse("--gradient_checkpointing", "selective").gradient_checkpointing == "selective"
+    path = tmp_path / "run.json"
+    for recorded, value in ((True, "full"), (False, "no"), ("selective", "selective")):
+        path.write_text(json.dumps({"arguments": {"gradient_checkpointing": recorded}}))
+        assert parse("--config", path).gradient_checkpointing == value
+    [line] = refused(capsys, "--gradient_checkpointing", "half")
+    assert "'half' (choose from" in line
+
+
 @pytest.mark.parametrize(
     ("name", "content", "word"),
     [

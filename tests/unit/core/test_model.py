@@ -1,12 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """A model that would silently be trained as something else is refused, each by one line."""
 
+from collections import Counter
 from types import SimpleNamespace
 
 import pytest
 import torch
 from accelerate import FullyShardedDataParallelPlugin
 from accelerate.utils.fsdp_utils import fsdp2_prepare_auto_wrap_policy
+from peft import LoraConfig, get_peft_model
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.checkpoint import CheckpointPolicy
 from transformers import (
     AutoModelForCausalLM,
     BloomConfig,
@@ -22,7 +26,7 @@ from transformers import (
 )
 
 from core import workarounds
-from core.model import check_model, find_untrained, unfit_layers
+from core.model import check_model, find_untrained, keep_costly, set_up_layers, unfit_layers
 from harm import shows_harm_without
 
 SMALL = {"hidden_size": 64, "num_attention_heads": 4, "num_hidden_layers": 1, "vocab_size": 32}
@@ -82,6 +86,56 @@ def test_names_of_which_nothing_would_be_trained(flag, name, tied, word):
     problems = list(find_untrained(model, args))
     assert len(problems) == bool(word)
     assert all(word in problem and name in problem for problem in problems)
+
+
+class Operators(TorchDispatchMode):
+    """Counts the operators that run, {name: number}."""
+
+    def __init__(self):
+        super().__init__()
+        self.counts = Counter()
+
+    def __torch_dispatch__(self, operator, types, args=(), kwargs=None):
+        self.counts[str(operator)] += 1
+        return operator(*args, **(kwargs or {}))
+
+
+def backward_pass(how, use_peft):
+    """The gradients of a model under --gradient_checkpointing, and what its backward pass runs."""
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(LlamaConfig(**SMALL, intermediate_size=64))
+    set_up_layers(model, SimpleNamespace(gradient_checkpointing=how))
+    if use_peft:
+        adapters = LoraConfig(
+            target_modules="all-linear", lora_dropout=0.1, init_lora_weights=False
+        )
+        model = get_peft_model(model, adapters)
+    tokens = torch.arange(32)[None]
+    loss = model.train()(input_ids=tokens, labels=tokens).loss
+    with Operators() as ran:
+        loss.backward()
+    return [weight.grad for weight in model.parameters() if weight.requires_grad], ran.counts
+
+
+@pytest.mark.parametrize("use_peft", [False, True], ids=["full", "LoRA"])
+def test_selective_recomputation_gives_the_same_bits_without_the_products(use_peft):
+    plain, needed = backward_pass("no", use_peft)
+    full, _ = backward_pass("full", use_peft)
+    selective, ran = backward_pass("selective", use_peft)
+    for one, other, third in zip(plain, full, selective, strict=True):
+        assert torch.equal(one, other) and torch.equal(one, third)
+    assert "aten._scaled_dot_product_flash_attention_for_cpu.default" not in ran
+    assert ran["aten.silu.default"] == 1
+    if not use_peft:  # The large second products of adapters are computed again
+        assert ran["aten.mm.default"] == needed["aten.mm.default"]
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.1])
+def test_attention_that_draws_random_numbers_draws_them_again(dropout):
+    """Else the dropout after it would have other numbers in what is computed again."""
+    operator = torch.ops.aten._scaled_dot_product_efficient_attention.default
+    policy = keep_costly(None, operator, *[torch.ones(1)] * 3, None, True, dropout)
+    assert (policy == CheckpointPolicy.MUST_SAVE) == (not dropout)
 
 
 @shows_harm_without("keep_frozen_weights_frozen")

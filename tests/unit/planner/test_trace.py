@@ -26,10 +26,12 @@ def folder(tmp_path):
     return tmp_path
 
 
+SELECTIVE = ["--gradient_checkpointing", "selective"]
 LORA = ["--use_peft", "--gradient_checkpointing", "--dtype", "bfloat16"]
 JOBS = [
     ([], {}),
     (["--gradient_checkpointing"], {"mixed_precision": "bf16"}),
+    (SELECTIVE, {"mixed_precision": "bf16"}),
     (LORA, SHARDED),
     ([*LORA, "--load_in_4bit"], {"mixed_precision": "bf16"}),
 ]
@@ -44,6 +46,31 @@ def test_three_layers_stand_for_all(flags, how, folder, monkeypatch):
     assert stretched.units == traced.units == 8
     assert at_rest(plan, stretched) == at_rest(plan, traced)
     assert peak_of(plan, stretched).peak == pytest.approx(peak_of(plan, traced).peak, rel=1e-3)
+
+
+QLORA = ["--use_peft", "--load_in_4bit"]
+
+
+@pytest.mark.parametrize("flags", [[], ["--use_peft"], QLORA, ["--use_peft", "--load_in_8bit"]])
+def test_selective_recomputation_takes_what_it_keeps_more_than_full(flags, folder):
+    batch = Batch(2, 512, 64)  # of which activations take most
+
+    def planned(*more):
+        plan = Plan(planner_jobs.training_arguments(folder, [*flags, *more]))
+        return peak_of(plan, profile_of(plan, batch)).peak
+
+    config = planner_jobs.config_of(DEEP)
+    key_and_value = 2 * config.num_key_value_heads * config.head_dim
+    # Query, attention, and what returns to the width of the model twice; the MLP's other products
+    kept = 4 * config.hidden_size + key_and_value + 2 * config.intermediate_size
+    if flags:
+        kept += 7 * 16  # the first products of adapters, not the large second ones
+    full = planned("--gradient_checkpointing")
+    more = planned(*SELECTIVE) - full
+    # Of one layer either has all
+    of_layers = 4 * batch.lines * batch.length * kept * (config.num_hidden_layers - 1)
+    assert more == pytest.approx(of_layers, rel=0.05)
+    assert planned() > full + more
 
 
 def test_every_layer_is_traced_where_they_differ(tmp_path):
