@@ -185,7 +185,7 @@ def train(cell: Cell, variant: Variant, data: Path) -> Trained:
     trained = Trained(variant, folder, row, read_steps(folder / "run"))
     row |= {"result": "trained", "first loss": round(trained.losses[0], 4)}
     row |= {"last loss": round(trained.losses[-1], 4)}
-    row["peak GiB"] = round(trained.steps[-1]["peak_memory_gib"], 3)
+    row["peak GiB"] = round(max(step["peak_memory_gib"] for step in trained.steps), 3)
     return trained
 
 

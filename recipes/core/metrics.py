@@ -22,6 +22,17 @@ from accelerate.tracking import get_available_trackers
 from tqdm.auto import tqdm
 
 METRICS = "metrics.jsonl"
+# FLOP/s of dense products in bf16 by a part of a card's name, from data sheets
+PEAKS = {
+    "B200": 2250e12,
+    "H100 PCIe": 756e12,
+    "H100 NVL": 835e12,
+    "H100": 989e12,
+    "H200": 989e12,
+    "A100": 312e12,
+    "L40S": 362e12,
+    "MI300X": 1307e12,
+}
 # A complete line; in that of an evaluation the second key begins with eval_
 LINE = re.compile(rb'{"step": ([0-9]+), "(eval_)?.*}\n$')
 # What each tracker's own function calls the name of a run (accelerate/tracking.py); accelerate
@@ -90,10 +101,19 @@ def finite_or_none(number: float) -> float | None:
     return number if math.isfinite(number) else None
 
 
+def peak_flops(device: torch.device) -> float | None:
+    """Return the FLOP/s of dense products in bf16 of a card, None of one that is not known."""
+    if device.type != "cuda":
+        return None
+    card = torch.cuda.get_device_name(device)
+    return next((peak for name, peak in PEAKS.items() if name in card), None)
+
+
 def peak_memory_gib() -> float:
-    """Return the most memory that this process has held so far, of the GPU or else of the host."""
+    """Return the most memory held since the call before, or by a host since the process began."""
     on_gpu = torch.cuda.max_memory_allocated()
     if on_gpu:
+        torch.cuda.reset_peak_memory_stats()
         return on_gpu / 2**30
     return getrusage(RUSAGE_SELF).ru_maxrss * 1024 / 2**30  # Linux counts it in KiB.
 

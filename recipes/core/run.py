@@ -31,7 +31,7 @@ from core.engine import Layout, zero_stage
 from core.exits import RANK, End, Exit, end_alone, end_together, fail, print_without_failing
 from core.export import has_result
 from core.extras import parts_of_run
-from core.metrics import METRICS, Metrics, cut_after, finite_or_none, peak_memory_gib
+from core.metrics import METRICS, Metrics, cut_after, finite_or_none, peak_flops, peak_memory_gib
 from core.model import Schedule
 from core.nonfinite import NonFiniteSteps, UncheckedStep, hold_back
 from core.state import (
@@ -43,7 +43,7 @@ from core.state import (
     state_of,
 )
 from core.stop import Status, Watch, explain
-from core.summary import RUN, summary_lines, write_run_json
+from core.summary import RUN, flops_per_token, summary_lines, write_run_json
 from core.weights import fingerprint_of_weights, note_left_out
 
 T = TypeVar("T")
@@ -97,6 +97,7 @@ class Run:
         self._counts = counts
         self._counted = COUNTED[counts]
         self._num_seen: Any = 0  # A number, or a tensor that the device may still compute
+        self._share_of_peak: float | None = None  # that one token a second makes, if it is known
         self._saved_step = 0
         self._evaluated = False  # the state after the current step
         # Step, metric and value of the best evaluation; only with --load_best_model_at_end
@@ -126,6 +127,7 @@ class Run:
         if that run is done and no step of the plan is left.
         """
         args = self._args
+        self._lengths = plan.lengths
         self._total_steps = plan.total_steps
         self._identity: dict[str, Any] = {"rows_per_step": plan.rows_per_step}
         self._identity["data"] = train_rows.fingerprint
@@ -190,6 +192,11 @@ class Run:
         notes = dict(notes)
         if accelerator.is_main_process and not self._args.use_peft:
             notes |= note_left_out(self._args, model)
+        peak = peak_flops(accelerator.device)
+        flops = flops_per_token(model, self._args, self._lengths)
+        if peak is not None and flops is not None:
+            self._share_of_peak = flops / peak / accelerator.num_processes
+            notes["MFU"] = f"of {peak / 1e12:,.0f} TFLOP/s per GPU; a token takes {flops:.3g} FLOPs"
         strategy = self._layout.strategy
         lines = summary_lines(accelerator, self._args, model, strategy, self._total_steps, notes)
         for name, text in lines.items():
@@ -320,11 +327,17 @@ class Run:
         line["grad_norm"] = finite_or_none(norm)
         line["learning_rate"] = self._schedule.learning_rate
         line[self._counted] = num_seen_now
-        line[f"{self._counts}_per_second"] = (num_seen_now - int(self._num_seen_before)) / seconds
+        speed = (num_seen_now - int(self._num_seen_before)) / seconds
+        line[f"{self._counts}_per_second"] = speed
         line["elapsed_seconds"] = seconds
         line["peak_memory_gib"] = peak_memory_gib()
+        shown = {"loss": f"{found['loss']:.4f}", f"{self._counts}/s": f"{speed:,.0f}"}
+        if self._share_of_peak is not None:
+            line["mfu"] = self._share_of_peak * speed
+            shown["MFU"] = f"{line['mfu']:.1%}"
+        shown["GiB"] = f"{line['peak_memory_gib']:.1f}"
         self._metrics.write(line, self.step)
-        self._metrics.bar.set_postfix(loss=f"{found['loss']:.4f}", refresh=False)
+        self._metrics.bar.set_postfix(shown, refresh=False)
 
     def log_evaluation(self, metrics: Mapping[str, float]) -> None:
         """Write the evaluation after the current step, and print it above the progress bar."""

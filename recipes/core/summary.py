@@ -9,8 +9,11 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from accelerate import Accelerator
+
+from core.model import reads_no_text
 
 RUN = "run.json"
 LIBRARIES = ("torch", "accelerate", "transformers", "datasets", "peft", "bitsandbytes", "deepspeed")
@@ -62,6 +65,41 @@ def size_of(weight: torch.Tensor) -> int:
     if type(weight).__name__ == "Params4bit":
         return size * 2 * weight.element_size()
     return size
+
+
+def flops_per_token(model: Any, args: Any, lengths: np.ndarray | None) -> float | None:
+    """Return the FLOPs of training on a token, None of what is no causal language model.
+
+    As PaLM counts them (arXiv 2204.02311, appendix B): of each weight in a product 2 forward, 2 for
+    the gradient of its input, and 2 for its own if it is trained; and those of attention, but only
+    over the tokens before. What is computed again does not count, nor does a reference.
+
+    Args:
+        lengths: tokens of each row; None of a stream, whose blocks have --max_length.
+    """
+    if model.get_output_embeddings() is None or model.config.is_encoder_decoder:
+        return None
+    if lengths is None:
+        lengths = np.array([args.max_length])
+    config = model.config.get_text_config()
+    experts = getattr(config, "num_experts_per_tok", None)
+    flops = 0.0
+    for path, module in model.named_modules():  # A head that shares its weight has it too
+        is_unused = path.endswith("original_module") or reads_no_text(model, path)
+        if is_unused or isinstance(module, torch.nn.Embedding):
+            continue
+        for weight in module.parameters(recurse=False):
+            shape = getattr(weight, "ds_shape", weight.shape)  # of the whole, under ZeRO-3
+            size = size_of(weight) if len(shape) > 1 else 0
+            if len(shape) == 3 and experts:  # A token meets some of all experts
+                size *= experts / shape[0]
+            flops += 4 * size
+            if weight.requires_grad:
+                flops += 2 * size
+    heads = getattr(config, "num_attention_heads", None) or 0
+    of_head = getattr(config, "head_dim", None) or config.hidden_size // max(heads, 1)
+    attended = (lengths**2).sum() / lengths.sum() / 2  # by a token, on average
+    return flops + 12 * config.num_hidden_layers * heads * of_head * attended
 
 
 def write_run_json(args: Any, lines: Mapping[str, str], identity: Mapping[str, Any]) -> None:

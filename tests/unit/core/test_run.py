@@ -4,9 +4,12 @@
 import dataclasses
 import json
 import shutil
+import time
 from types import SimpleNamespace
+from unittest.mock import MagicMock
 
 import pytest
+import torch
 from accelerate.utils import LoggerType
 
 import llama
@@ -26,7 +29,7 @@ ROWS = SimpleNamespace(fingerprint="abc")
 
 
 def plan_of(total_steps, rows_per_step):
-    return SimpleNamespace(total_steps=total_steps, rows_per_step=rows_per_step)
+    return SimpleNamespace(total_steps=total_steps, rows_per_step=rows_per_step, lengths=None)
 
 
 @pytest.fixture
@@ -44,6 +47,23 @@ def resumed(start_run, arguments, tmp_path):
         return run
 
     return resumed
+
+
+@pytest.mark.parametrize("share", [None, 0.002])
+def test_metrics_have_the_share_of_the_peak_where_it_is_known(share, start_run, arguments):
+    run = start_run(arguments)
+    run._metrics = MagicMock(start=time.perf_counter() - 2)
+    run._layout = MagicMock(sum_over_tokens=torch.tensor)
+    run._schedule = MagicMock(learning_rate=1e-3)
+    run._total_steps, run._num_seen_before, run._share_of_peak = 9, 0, share
+    run.finish_step([1.5], 0.5, torch.tensor(400), epoch=0.1)
+    [[line, step], _] = run._metrics.write.call_args
+    assert (line["loss"], line["num_input_tokens_seen"], step) == (1.5, 400, 1)
+    [shown] = run._metrics.bar.set_postfix.call_args.args
+    assert {"loss", "tokens/s", "GiB"} <= shown.keys()
+    assert ("mfu" in line) == ("MFU" in shown) == (share is not None)
+    if share is not None:  # of 200 tokens a second
+        assert line["mfu"] == pytest.approx(0.4, rel=0.1)
 
 
 class TestChanges:
