@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Write the tables of README.md and docs/ from results/.
+"""Write the tables of README.md, docs/ and results/README.md from results/*.json.
 
     python evidence/tables.py            # after a measurement
     python evidence/tables.py --check    # write nothing, exit with 1 if a table differs
@@ -584,7 +584,7 @@ def main() -> int:
     parser.add_argument("--check", action="store_true", help="write nothing; print what differs")
     args = parser.parse_args()
     differ = 0
-    for path in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]:
+    for path in [ROOT / "README.md", *ROOT.glob("results/*.md"), *sorted(ROOT.glob("docs/*.md"))]:
         text = path.read_text()
         wanted = filled(text)
         if text != wanted:

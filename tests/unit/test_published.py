@@ -12,7 +12,7 @@ import pictures
 import tables
 from launching import REPO
 
-DOCUMENTS = [REPO / "README.md", *sorted((REPO / "docs").glob("*.md"))]
+DOCUMENTS = [REPO / "README.md", *REPO.glob("results/*.md"), *sorted(REPO.glob("docs/*.md"))]
 
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
