@@ -82,7 +82,7 @@ class Arguments(
 ):
     """Instruction tuning."""
 
-    EXTRAS = ("configs", "hosts", "object_store", "mesh", "predict", "varlen")
+    EXTRAS = ("configs", "hosts", "object_store", "mesh", "predict", "varlen", "float8")
     MESH = ("tp", "cp", "sp")
     model_name_or_path: str = "HuggingFaceTB/SmolLM2-135M"
     # EDIT: your data set. Default: 2,260 rows (Apache-2.0 license)

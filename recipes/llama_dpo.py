@@ -91,7 +91,7 @@ class Arguments(
 ):
     """Preference tuning."""
 
-    EXTRAS = ("configs", "hosts", "object_store", "mesh", "varlen")
+    EXTRAS = ("configs", "hosts", "object_store", "mesh", "varlen", "float8")
     LOSS_UNIT = "per pair"
     MESH = ("tp", "cp", "sp")
     model_name_or_path: str = "Qwen/Qwen2.5-0.5B-Instruct"  # Apache-2.0

@@ -76,7 +76,7 @@ class Arguments(
 ):
     """Continued pretraining."""
 
-    EXTRAS = ("configs", "hosts", "object_store", "mesh", "varlen")
+    EXTRAS = ("configs", "hosts", "object_store", "mesh", "varlen", "float8")
     MESH = ("tp", "cp", "sp")
     model_name_or_path: str = "HuggingFaceTB/SmolLM2-135M"
     # EDIT: your data set. Default: 100,000 synthetic texts without a test split (Apache-2.0

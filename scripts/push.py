@@ -45,7 +45,8 @@ LARGEST_READ = 32 * 2**20  # bytes of a file that is searched for secrets
 # Arguments by which a result is loaded, merged, asked and evaluated
 NEEDED = """
     assistant_only_loss bnb_4bit_quant_type bnb_4bit_use_double_quant chat_template_kwargs columns
-    completion_only_loss dtype learn load_in_4bit load_in_8bit max_length model_revision
+    completion_only_loss dtype learn load_in_4bit load_in_8bit load_in_fp8 max_length
+    model_revision
 """.split()
 HEAD_LINES = 12  # of the card that are shown
 

@@ -68,6 +68,7 @@ def under(engine, ranks=2, deepspeed_config=None, **settings):
             reshard_after_forward=engine.endswith("FULL_SHARD"),
             cpu_ram_efficient_loading=False,
             use_orig_params=True,
+            cpu_offload=settings.pop("cpu_offload", None),
         )
     if engine.startswith("ZeRO"):
         kind = DistributedType.DEEPSPEED

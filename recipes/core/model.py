@@ -28,6 +28,7 @@ from core import weights, workarounds
 from core.chat import DEFAULT_TEMPLATE
 from core.engine import Layout
 from core.exits import Exit, fail
+from core.extras import hooks
 from core.workarounds import fsdp_plugin, mixed_dtype
 
 OF_MODELS = "transformers.models."
@@ -150,6 +151,7 @@ def load_pretrained(
             auto_class,
             layout,
             name,
+            stays_on_host=getattr(args, "load_in_fp8", False),
             quantization_config=quantization(args, layout.accelerator, of_classifier=bool(head)),
             output_loading_info=True,
             ignore_mismatched_sizes=True,  # These weights are in the report.
@@ -165,6 +167,8 @@ def load_pretrained(
         problem = f"its files lack {len(lacking)} of its weights, or have them in other shapes"
         listed = ", ".join(lacking[:3])
         fail(Exit.USAGE, f"--model_name_or_path {name}: {problem} ({listed}): use a whole model")
+    for hook in hooks(getattr(args, "EXTRAS", ()), "loaded"):
+        hook(args, layout, model)
     return model, new
 
 

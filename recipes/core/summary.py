@@ -43,6 +43,8 @@ def summary_lines(
         precision += ", quantization int8"
     elif getattr(args, "load_in_4bit", False):
         precision += f", quantization {args.bnb_4bit_quant_type}"
+    elif getattr(args, "load_in_fp8", False):
+        precision += ", quantization float8"
     rate = f"learning rate {args.learning_rate:g}, {args.lr_scheduler_type}"
     lines = {
         "model": f"{args.model_name_or_path}, {total:,} parameters",
@@ -59,9 +61,11 @@ def summary_lines(
 def size_of(weight: torch.Tensor) -> int:
     """Return the number of elements of a whole weight.
 
-    ZeRO-3 may have split the weight, or bitsandbytes may have packed it, two elements to a byte.
+    ZeRO-3 may have split the weight, extras/float8 may have packed it, and bitsandbytes two
+    elements to a byte.
     """
     size = getattr(weight, "ds_numel", weight.numel())
+    size = getattr(weight, "packed_numel", size)
     if type(weight).__name__ == "Params4bit":
         return size * 2 * weight.element_size()
     return size

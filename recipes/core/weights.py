@@ -24,7 +24,9 @@ SAMPLE_BYTES = 4096
 
 
 # ---- Read ----
-def load_pretrained(auto_class: Any, layout: Layout, name: str, **options: Any) -> Any:
+def load_pretrained(
+    auto_class: Any, layout: Layout, name: str, stays_on_host: bool = False, **options: Any
+) -> Any:
     """Return auto_class.from_pretrained(name, **options), with few copies on the host.
 
     FSDP broadcasts the weights of rank 0, but transformers 5 reads them on every rank
@@ -37,6 +39,7 @@ def load_pretrained(auto_class: Any, layout: Layout, name: str, **options: Any) 
 
     Args:
         auto_class: of transformers, such as AutoModelForCausalLM.
+        stays_on_host: whether an extra takes the weights to the GPU one after another.
         options: further arguments of from_pretrained, dtype, attn_implementation and
             output_loading_info=True among them.
     """
@@ -51,7 +54,7 @@ def load_pretrained(auto_class: Any, layout: Layout, name: str, **options: Any) 
         if not draws_head and (zero is None or zero.zero_stage < 3):
             if zero and mixed_dtype(accelerator) and not is_quantized:
                 options["dtype"] = mixed_dtype(accelerator)
-            if accelerator.device.type == "cuda":
+            if accelerator.device.type == "cuda" and not stays_on_host:
                 options["device_map"] = {"": accelerator.device}
     elif accelerator.num_processes > 1 and plugin.cpu_ram_efficient_loading and not is_quantized:
         device_map = None if accelerator.is_local_main_process else "meta"
