@@ -45,7 +45,7 @@ FILES = (
     "deepspeed_zero3_offload",
 )
 OF_YAMLS = "bf16"  # their mixed precision
-DECIDES_WEIGHTS = {"use_peft", "load_in_8bit", "load_in_4bit"}
+DECIDES_WEIGHTS = {"use_peft", "load_in_8bit", "load_in_4bit", "load_in_fp8"}
 # Step time on a 4-bit base relative to that on a bf16 one: the median of what is published
 # (torchtune 1.02 and 1.28, Lightning AI 1.39, litgpt 1.56 and 2.0 for 7B and 13B)
 NF4 = 1.39

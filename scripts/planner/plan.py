@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 from accelerate import DistributedType
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import CPUOffloadPolicy
 from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
@@ -321,7 +322,8 @@ def find_problems(plan: Plan) -> Iterator[str]:
     layout = Layout(accelerator)
     if plan.copies > 1:
         layout = MeshLayout(accelerator, {"cp": plan.cp, "sp": plan.sp, "tp": plan.tp})
-    for hook in hooks([name for name in args.EXTRAS if name in ("mesh", "experts")], "find_faults"):
+    known = [name for name in args.EXTRAS if name in ("mesh", "experts", "float8")]
+    for hook in hooks(known, "find_faults"):
         yield from hook(args, layout)
 
 
@@ -343,7 +345,10 @@ def stand_in(plan: Plan, mesh: Any = None) -> Any:
             use_orig_params=True,
             cpu_ram_efficient_loading=False,
             ignored_modules=None,
+            cpu_offload=None,
         )
+        if plan.offloads_parameters:
+            state.fsdp_plugin.cpu_offload = CPUOffloadPolicy()
     if plan.engine == "zero":
         state.deepspeed_plugin = SimpleNamespace(zero_stage=plan.stage, deepspeed_config={})
     parallelism = SimpleNamespace(

@@ -27,6 +27,7 @@ from common import first_line
 from core.exits import End, Exit
 from core.loss import LossInHead
 from core.model import base_model_of
+from extras.float8.linear import Float8Linear
 
 from .model import FP32, Quantized, layers_of, libraries_that_take_fakes, load, loss_of
 from .plan import REHEARSE, Batch, Plan, first_rank
@@ -353,7 +354,9 @@ def weights_of(model: Any, plan: Plan, left_out: int) -> tuple[list[Weight], boo
 
 def scales_of(module: torch.nn.Module) -> int:
     """Return the bytes that quantized weights in a module have besides themselves."""
-    return sum(part.scale_bytes for part in module.modules() if isinstance(part, Quantized))
+    parts = list(module.modules())
+    size = sum(part.scale_bytes for part in parts if isinstance(part, Quantized))
+    return size + sum(bytes_of(part.row_scale) for part in parts if isinstance(part, Float8Linear))
 
 
 # ---- All layers ----

@@ -44,7 +44,7 @@ def live_bytes(tensors):
 
 
 def scales_of(model):
-    """The tensors of bitsandbytes' quantization states, also those that all layers could share."""
+    """The scales of float8, and bitsandbytes' states, also those that all layers could share."""
     for module in model.modules():
         weight = getattr(module, "weight", None)
         state = getattr(weight, "quant_state", None)
@@ -56,6 +56,8 @@ def scales_of(model):
                 yield state.state2.code
         if getattr(weight, "SCB", None) is not None:
             yield weight.SCB
+        if hasattr(module, "row_scale"):
+            yield module.row_scale
 
 
 SHARED = ("step", "qmap1", "qmap2")  # a number, and tables of 1 KiB that all weights share
@@ -67,6 +69,7 @@ KINDS = {
     "LoRA, 8-bit AdamW": ["--optim", "adamw_8bit", "--use_peft", "--lora_r", "64"],
     "LoRA, bf16": ["--use_peft", "--dtype", "bfloat16"],
     "int8": ["--use_peft", "--load_in_8bit"],
+    "float8": ["--use_peft", "--load_in_fp8", "--dtype", "bfloat16"],
     "nf4, double": DOUBLE,
     "fp4": ["--use_peft", "--load_in_4bit", "--bnb_4bit_quant_type", "fp4"],
     "LoRA, whole modules": ["--use_peft", *WHOLE],

@@ -34,6 +34,7 @@ JOBS = [
     (SELECTIVE, {"mixed_precision": "bf16"}),
     (LORA, SHARDED),
     ([*LORA, "--load_in_4bit"], {"mixed_precision": "bf16"}),
+    ([*LORA, "--load_in_fp8"], SHARDED),
 ]
 
 
