@@ -35,6 +35,7 @@ WEIGHTS = {
     "LoRA": ["--use_peft"],
     "dropout": ["--use_peft", "--lora_dropout", "0.1"],
     "int8": ["--use_peft", "--load_in_8bit"],
+    "float8": ["--use_peft", "--load_in_fp8"],
     "nf4": ["--use_peft", "--load_in_4bit", "--bnb_4bit_use_double_quant"],
 }
 

@@ -62,6 +62,9 @@ ADAPTERS = [
 QUANTIZED = [
     Cell(weights="nf4"),
     Cell(weights="int8"),
+    Cell(weights="float8"),
+    Cell("ddp", weights="float8", ranks=2),
+    Cell("fsdp2_full_shard", weights="float8", ranks=2),
     Cell("fsdp1_full_shard", weights="nf4", ranks=2),
     Cell("fsdp2_full_shard", weights="nf4", ranks=2, riding=SELECTIVE),
     Cell("deepspeed_zero3", weights="nf4", ranks=2),
@@ -134,7 +137,7 @@ REFERENCES += [Cell("ddp", weights="dropout", ranks=2), *NEW_HEADS]
 def bound_of(cell):
     if cell.precision == "bf16" or "bfloat16" in cell.flags:
         return "bf16"
-    return "int8" if cell.weights == "int8" else "fp32"
+    return cell.weights if cell.weights in ("int8", "float8") else "fp32"
 
 
 def row_of(done, tiny):

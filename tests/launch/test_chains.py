@@ -124,6 +124,7 @@ def test_a_run_continues_under_another_yaml(name, net_tiny, golden, tmp_path):
     "cell",
     [
         Cell(weights="dropout", flags=NOISE),
+        Cell(weights="float8"),
         on("deepspeed_zero2", precision="bf16"),
         on("deepspeed_zero3", 3),  # It pads the last parts
     ],
