@@ -34,6 +34,7 @@ WIDE = (
 QUANTIZATION = {
     "LoRA": (),
     "int8": ("--load_in_8bit",),
+    "float8": ("--load_in_fp8",),
     "nf4": ("--load_in_4bit", "--bnb_4bit_use_double_quant"),
 }
 PAGES = "pages between GPU and host"
@@ -81,7 +82,7 @@ class Cell:
         return (*flags, *more)
 
     def adapters(self, kind: str = "LoRA") -> tuple[str, ...]:
-        """Return the flags of LoRA, or of LoRA on a base in int8 or nf4."""
+        """Return the flags of LoRA, or of LoRA on a base in int8, float8 or nf4."""
         dtype = "bfloat16" if self.on_gpu else "float32"  # that a CPU computes in
         return ("--use_peft", "--dtype", dtype, *QUANTIZATION[kind])
 

@@ -9,7 +9,7 @@ MOST_8_BIT_STATE = 0.3  # relative to fp32 state: a quarter, plus the scales
 
 
 def test_bases(cell):
-    claim = "int8 and 4-bit bases learn and hold fewer bytes, also sharded"
+    claim = "int8, float8 and 4-bit bases learn and hold fewer bytes, also sharded"
     bound = "first loss within 10 % of LoRA's, fewer bytes, the loss falls"
     cell.proves("quantized.bases", claim, bound)
     nf4 = cell.job(*cell.adapters("nf4"))
@@ -17,6 +17,7 @@ def test_bases(cell):
         Variant("LoRA", flags=cell.job(*cell.adapters())),
         Variant("nf4", flags=nf4),
         Variant("int8", flags=cell.job(*cell.adapters("int8"))),
+        Variant("float8", flags=cell.job(*cell.adapters("float8"))),
         Variant("nf4, FSDP2", "fsdp2_full_shard", flags=nf4),
         Variant("nf4, FSDP2 offload", "fsdp2_cpu_offload", flags=nf4),
         Variant("nf4, ZeRO-3", "deepspeed_zero3", flags=nf4),
