@@ -16,14 +16,14 @@ BUDGETS = {
     "files of it": 53,
     "the largest recipe with all that it imports": 10_049,
     "the longest recipe": 470,
-    "recipes/*.py": 3_105,
+    "recipes/*.py": 3_322,
     "a recipe and its maker, on average": 420,
     "recipes/core": 7_155,
-    "recipes/tasks": 1_525,
-    "scripts": 8_227,
+    "recipes/tasks": 1_713,
+    "scripts": 8_231,
     "programs at the top of scripts": 12,
     "evidence": 6_522,
-    "tests": 17_488,
+    "tests": 17_663,
 }
 
 
