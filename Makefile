@@ -15,7 +15,7 @@ endif
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help install install-dev docs quickstart evidence evidence-gpu pictures test check fix test-export test-cluster test-hosts test-object-store clean
-.PHONY: quickstart-llama quickstart-mistral_pretrain quickstart-bert quickstart-bert_ner quickstart-t5 quickstart-llama_dpo quickstart-vit quickstart-mixtral
+.PHONY: quickstart-llama quickstart-mistral_pretrain quickstart-bert quickstart-bert_ner quickstart-t5 quickstart-llama_dpo quickstart-llama_reward quickstart-vit quickstart-mixtral
 
 help:  ## list these targets
 	@awk -F ':.*## +' '/^[a-z-]+:.*## / {printf "%-17s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -132,6 +132,21 @@ quickstart-llama_dpo:
 	python scripts/generate.py $(OUT)/run --file $(OUT)/data/test.jsonl --json $(OUT)/after.json
 	@printf '\nThe model is in $(OUT)/run, the one before in $(OUT)/base, the rows in $(OUT)/data.\n'
 	@printf 'Ask it: $(VENV)/bin/python scripts/generate.py $(OUT)/run --prompt "What comes after 41?"\n'
+
+quickstart-llama_reward:
+	python scripts/make_tiny.py llama_reward $(OUT)
+	@printf '\n== Training, evaluated before its first step ==\n'
+	rm -rf $(OUT)/run  # an existing run would be resumed
+	OMP_NUM_THREADS=$(THREADS) accelerate launch --config_file accelerate_configs/single.yaml \
+	  --mixed_precision $(PRECISION) recipes/llama_reward.py --model_name_or_path $(OUT)/model \
+	  --dataset_name $(OUT)/data/train.jsonl --eval_dataset_name $(OUT)/data/test.jsonl --output_dir $(OUT)/run \
+	  --per_device_train_batch_size 32 --learning_rate 1e-3 --warmup_steps 0.05 --eval_on_start
+	@printf '\n== Rewards after training, of a right and a wrong answer ==\n'
+	@python -c "from transformers import pipeline; score = pipeline('text-classification', '$(OUT)/run'); \
+	  [print(answer, '->', score(score.tokenizer.apply_chat_template([{'role': 'user', 'content': 'Spell the word tiger.'}, \
+	  {'role': 'assistant', 'content': answer}], tokenize=False), add_special_tokens=False)[0]['score']) \
+	  for answer in ('t-i-g-e-r', 't i g e r')]"
+	python scripts/plot_loss.py $(OUT)/run --output $(OUT)/loss.png
 
 quickstart-vit:
 	python scripts/make_tiny.py vit $(OUT)

@@ -16,7 +16,6 @@ newest checkpoint. Exit codes: core/exits.py. To make it yours:
 python scripts/copy_recipe.py llama_dpo my_project, then look for EDIT.
 """
 
-import copy
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -66,6 +65,7 @@ from tasks.pairs import (
     show_pair,
     tokenize_message_pair,
     tokenize_text_pair,
+    turn_off_dropout,
 )
 
 METRICS = [  # TRL's names
@@ -159,27 +159,6 @@ def load_model(args: Arguments, layout: Layout) -> torch.nn.Module:
     set_up_layers(model, args)
     turn_off_dropout(model)
     return add_adapters(model, args, layout, task_type="CAUSAL_LM")
-
-
-def turn_off_dropout(model: torch.nn.Module) -> None:
-    """Turn off all that is random, so that only training separates model and reference.
-
-    Layers that read the config while they run get a copy of it; the model saves its own.
-    """
-    copies: dict[int, Any] = {}
-    for module in model.modules():
-        set_rates_to_0(module)
-        if module is not model and "config" in vars(module):
-            module.config = copy.deepcopy(module.config, copies)
-            set_rates_to_0(module.config)
-
-
-def set_rates_to_0(holder: Any) -> None:
-    """Set the rates of dropout, of left-out layers (LayerDrop) and of a router's noise to 0."""
-    for name, value in vars(holder).items():
-        is_rate = name == "p" or "drop" in name or "jitter" in name
-        if is_rate and isinstance(value, float):
-            setattr(holder, name, 0.0)
 
 
 # ---- Loss ----

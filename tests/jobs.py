@@ -34,12 +34,13 @@ class Recipe:
     shown: tuple[str, float] | None = None
 
 
-# At the job's own learning rate, rounding errors grow from step to step in three of them: T5 does
-# not scale its attention by its width, and random BERTs and ViTs oscillate
+# At the job's own learning rate, rounding errors grow from step to step in some of them: T5 does
+# not scale its attention by its width, random BERTs and ViTs oscillate, and so do new rewards
 SLOW = "--learning_rate 1e-4"
 RECIPES = {
     "llama": Recipe(shown=("exact_match", 0.9)),
     "llama_dpo": Recipe(shown=("exact_match", 0.6)),
+    "llama_reward": Recipe(flags=SLOW, shown=("eval_accuracy", 0.9)),
     "mistral_pretrain": Recipe(
         narrow="--full_attention",
         flags="--max_length 80 --max_eval_tokens 640",  # a block is longer than the model's window

@@ -192,8 +192,8 @@ def launch(cell, tiny, folder, *more, inject=None, notes=None, config_file=None)
 
 # ---- What a run leaves ----
 # Figures of time and memory, which no run has again, and what follows from others: perplexity from
-# the loss, and DPO's rewards as small differences of large log-probabilities
-LEFT_OUT = ("seconds", "memory", "per_second", "perplexity", "rewards")
+# the loss, and small differences of large numbers, as rewards of DPO and margins of rewards are
+LEFT_OUT = ("seconds", "memory", "per_second", "perplexity", "rewards", "mean_reward", "margin")
 
 
 def metrics(folder):
@@ -303,8 +303,9 @@ def inputs_of(tiny, model, processor):
             target = processor(text_target=row["target"], return_tensors="pt")["input_ids"]
             yield {**inputs, "labels": target}
         else:
-            inputs = processor(text_of(row, processor), return_tensors="pt")
-            yield {"input_ids": inputs["input_ids"], "labels": inputs["input_ids"]}
+            ids = processor(text_of(row, processor), return_tensors="pt")["input_ids"]
+            is_reward = model.config.problem_type == "regression"
+            yield {"input_ids": ids, "labels": as_tensor([0.0]) if is_reward else ids}
 
 
 def text_of(row, tokenizer):

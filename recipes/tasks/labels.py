@@ -209,7 +209,7 @@ def load_classifier(
     share_new_modules(model, new_modules, layout.accelerator)
     set_seed(args.seed)  # ranks that made no new weights drew less, and adapters are drawn next
     set_up_layers(model, args)
-    notes = {"head": "new: the base has none for these classes"} if new_modules else {}
+    notes = {"head": "new: the base has none for this task"} if new_modules else {}
     return add_adapters(model, args, layout, new_modules, task_type=task_type), notes
 
 

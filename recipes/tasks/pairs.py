@@ -2,6 +2,7 @@
 """Pairs of answers to one prompt for preference tuning: their tokens, and batches of them."""
 
 import contextlib
+import copy
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
@@ -111,12 +112,7 @@ def tokenize_message_pair(
     texts = []
     asked = Conversation([])
     for answer in (chosen, rejected):
-        conversation = make_conversation([*prompt, *answer], tools, num_asked=len(prompt))
-        conversation = fit_arguments(conversation, template)
-        text = template.render(conversation)
-        # Templates may drop the reasoning of all messages but the last
-        before_last = range(len(conversation.messages) - 1)
-        check_nothing_is_lost(conversation, text, template, before_last)
+        conversation, text = render_with_answer(prompt, answer, tools, template)
         texts.append(close_last_turn(text, template))
         asked = conversation.up_to(len(prompt))
     encoded = []
@@ -124,6 +120,26 @@ def tokenize_message_pair(
         tokens = template.tokenizer(text, add_special_tokens=False, verbose=False)
         encoded.append(tokens["input_ids"])
     return split_pair(encoded, max_length)
+
+
+def render_with_answer(
+    prompt: Sequence[Any],
+    answer: Sequence[Any],
+    tools: list[dict[str, Any]],
+    template: ChatTemplate,
+) -> tuple[Conversation, str]:
+    """Return the conversation of a prompt and one answer to it, and its text by the template.
+
+    Raises:
+        ValueError: if the template drops what was said.
+    """
+    conversation = make_conversation([*prompt, *answer], tools, num_asked=len(prompt))
+    conversation = fit_arguments(conversation, template)
+    text = template.render(conversation)
+    # Templates may drop the reasoning of all messages but the last
+    before_last = range(len(conversation.messages) - 1)
+    check_nothing_is_lost(conversation, text, template, before_last)
+    return conversation, text
 
 
 def split_pair(whole: Sequence[list[int]], max_length: int) -> dict[str, Any]:
@@ -226,6 +242,30 @@ class PairCollator(TokenCollator):
             "row": [int(pair["row"]) for pair in pairs],
             "counts": torch.tensor([num_pairs, num_trained_on, int(lengths.sum())]),
         }
+
+
+# ---- Models ----
+def turn_off_dropout(model: torch.nn.Module) -> None:
+    """Turn off all that is random but --lora_dropout: only training is to change what a model says.
+
+    Layers that read the config while they run get a copy of it; the model saves its own.
+    """
+    copies: dict[int, Any] = {}
+    for path, module in model.named_modules():
+        if ".lora_dropout." in path:
+            continue
+        set_rates_to_0(module)
+        if module is not model and "config" in vars(module):
+            module.config = copy.deepcopy(module.config, copies)
+            set_rates_to_0(module.config)
+
+
+def set_rates_to_0(holder: Any) -> None:
+    """Set the rates of dropout, of left-out layers (LayerDrop) and of a router's noise to 0."""
+    for name, value in vars(holder).items():
+        is_rate = name == "p" or "drop" in name or "jitter" in name
+        if is_rate and isinstance(value, float):
+            setattr(holder, name, 0.0)
 
 
 @workaround("peft/peft_model.py, disable_adapter", seen="peft 0.21")

@@ -80,6 +80,9 @@ RECIPES += [
     Cell("deepspeed_zero3", recipe="mixtral", weights="LoRA", ranks=2),
     Cell(recipe="llama_dpo", weights="LoRA"),
     Cell(recipe="llama_dpo", weights="LoRA", riding=("--precompute_ref_log_probs",)),
+    Cell(recipe="llama_reward", weights="LoRA"),
+    Cell(recipe="llama_reward", weights="nf4"),
+    Cell("fsdp2_full_shard", recipe="llama_reward", weights="nf4", ranks=2),
     Cell("ep", recipe="mixtral", ranks=4, riding=("--ep_size", "2")),
 ]
 
