@@ -201,14 +201,18 @@ def load_weights(
 ) -> Any:
     """Return the whole model of a source, without its adapters. Raises SystemExit with 65 or 69."""
     with loading(source.weights):
-        return AutoModelForCausalLM.from_pretrained(
+        model, report = AutoModelForCausalLM.from_pretrained(
             source.weights,
             dtype=dtype,
             device_map=device,
             revision=source.revision,
             trust_remote_code=False,
             quantization_config=quantization,
+            output_loading_info=True,
         )
+    for name in report["missing_keys"]:  # The head of a classifier or a reward model is another one
+        stop(Exit.DATA, f"{source.weights}: has no {name}: it is no causal language model")
+    return model
 
 
 def add_adapters(model: Any, source: Source, adapter_name: str = "default") -> PeftModel:

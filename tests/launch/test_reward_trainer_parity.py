@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """On the same pairs recipes/llama_reward.py has the tokens, losses and gradients of TRL's
-RewardTrainer, and its result gives the rewards that its evaluation had.
+RewardTrainer, and its result gives the rewards that its evaluation had, and no answers.
 """
 
 import pytest
@@ -17,7 +17,7 @@ from transformers import (
 
 from core.chat import ChatTemplate
 from core.data import Rows
-from launching import data_of, read_metrics, read_rows, recipe
+from launching import data_of, read_metrics, read_rows, recipe, script
 from tasks.rewards import (
     METRICS,
     RewardCollator,
@@ -173,3 +173,6 @@ def test_a_pipeline_gives_the_rewards_of_the_last_evaluation(how, tiny, tmp_path
         expected = [evaluations[-1][f"eval_{name}"] for name in METRICS]
         # fp32 in batches of other lengths
         assert means.tolist() == pytest.approx(expected, rel=1e-5, abs=1e-6)
+    if how == "whole":
+        done = script("generate", folder, "--prompt", "Why?", code=65)
+        assert "has no lm_head.weight" in done.output
