@@ -49,7 +49,7 @@ from core.chat import (
 )
 from core.cli import arg, free, parse
 from core.data import Rows, describe_rows, hold_out_and_mix, read_rows
-from core.engine import Layout, backward_of_sum, make_accelerator
+from core.engine import Layout, backward_of_sum, is_compiled, make_accelerator
 from core.export import save_model
 from core.extras import first_of
 from core.loss import LossInHead, evaluate_perplexity
@@ -178,14 +178,17 @@ def train(args: Arguments, run: Run) -> None:
     plan = Plan(args, layout, len(lines or lengths), lengths)
     run.check_plan(plan, train_rows, eval_rows)
     # The collator makes batches of rows, for evaluation always. The packer makes those to train on:
-    # with --packing their lines are all --max_length wide.
+    # with --packing all have one shape, for which layers are compiled once.
     collator = TokenCollator(
         pad_token_id=tokenizer.pad_token_id,
         refit=args.padding_free,  # fit the rows of a batch into fewer lines, in place of padding
         one_line=takes_one_line(args.attn_implementation),
         pad_to_multiple_of=layout.multiple_of,
     )
-    packer = dataclasses.replace(collator, width=args.max_length if lines else 0)
+    packer = collator
+    if lines:
+        size = args.per_device_train_batch_size
+        packer = dataclasses.replace(collator, width=args.max_length, height=size)
     train_loader = plan.training_loader(train_rows, packer, first_step=run.step, lines=lines)
     eval_loader = plan.evaluation_loader(eval_rows, collator)
 
@@ -193,7 +196,7 @@ def train(args: Arguments, run: Run) -> None:
     model = load_model(args, layout)
     # EDIT: another loss of a token is one line of token_losses in core/loss.py, as in
     #     cross_entropy(logits, targets, reduction="none", label_smoothing=0.1)
-    token_loss = LossInHead(model, args.max_logits_mib, accelerator.device)
+    token_loss = LossInHead(model, args.max_logits_mib, layout.device, is_compiled(accelerator))
     check_model(
         model,
         train_rows.largest_token(tokenizer),

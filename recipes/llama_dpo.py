@@ -45,7 +45,7 @@ from core.batches import Plan, takes_one_line
 from core.chat import ChatTemplate, find_tools
 from core.cli import POSITIVE, arg, free, parse
 from core.data import Rows, describe_rows, hold_out_and_mix, read_rows, rename_columns
-from core.engine import Layout, backward_of_sum, make_accelerator
+from core.engine import Layout, backward_of_sum, is_compiled, make_accelerator
 from core.export import save_model
 from core.loss import LossInHead
 from core.model import (
@@ -367,7 +367,7 @@ def train(args: Arguments, run: Run) -> None:
 
     # ---- Model, optimizer, schedule ----
     model = load_model(args, layout)
-    token_loss = LossInHead(model, args.max_logits_mib, accelerator.device)
+    token_loss = LossInHead(model, args.max_logits_mib, layout.device, is_compiled(accelerator))
     check_model(
         model,
         train_rows.largest_token(tokenizer),

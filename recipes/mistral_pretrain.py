@@ -39,7 +39,7 @@ from core.arguments import (
 )
 from core.batches import Plan, starts_of_batches, takes_one_line
 from core.cli import NOT_NEGATIVE, POSITIVE, arg, free, parse
-from core.engine import Layout, backward_of_sum, make_accelerator
+from core.engine import Layout, backward_of_sum, is_compiled, make_accelerator
 from core.exits import Exit, fail
 from core.export import save_model
 from core.loss import LossInHead, evaluate_perplexity
@@ -78,6 +78,7 @@ class Arguments(
 
     EXTRAS = ("configs", "hosts", "object_store", "mesh", "varlen", "float8")
     MESH = ("tp", "cp", "sp")
+    FIXED_SHAPES = True
     model_name_or_path: str = "HuggingFaceTB/SmolLM2-135M"
     # EDIT: your data set. Default: 100,000 synthetic texts without a test split (Apache-2.0
     # license on its hub page)
@@ -177,8 +178,9 @@ def make_batch(
     max_length: int,
     one_line: bool = False,
     layout: Layout | None = None,
+    height: int = 1,
 ) -> dict[str, Any]:
-    """Return a batch of blocks, each [3, max_length + 1]; a rank without blocks gets an empty one.
+    """Return a batch of blocks, each [3, max_length + 1], of which those that lack are empty.
 
     A batch has inputs: input_ids, [blocks, max_length], and position_ids, which start again at 0
     with each document: without a mask and a cache, these keep documents apart. The rest is as in
@@ -188,11 +190,10 @@ def make_batch(
         one_line: put all blocks into one line, for FlashAttention.
         layout: that of the run. If ranks share the tokens of a line, nothing keeps documents in it
             apart, so each gets a line of its own.
+        height: the number of blocks that a batch has at least.
     """
-    if blocks:
-        stacked = torch.stack(list(blocks)).long()
-    else:
-        stacked = torch.zeros(1, 3, max_length + 1, dtype=torch.long)
+    empty = torch.zeros(3, max_length + 1, dtype=torch.long)
+    stacked = torch.stack([*blocks, *[empty] * (height - len(blocks))]).long()
     ids, places, numbers = stacked[:, :, :-1].unbind(1)
     next_ids, next_places, _ = stacked[:, :, 1:].unbind(1)
     positions = next_places.flatten().nonzero()[:, 0]  # a document's first token has no context
@@ -269,6 +270,8 @@ def train(args: Arguments, run: Run) -> None:
     stream = BlockStream(corpus.documents, tokenizer, plan, corpus.passes)
     one_line = takes_one_line(args.attn_implementation)
     to_batch = partial(make_batch, max_length=args.max_length, one_line=one_line, layout=layout)
+    # All batches to train on have one shape, for which layers are compiled once.
+    height = 1 if one_line else args.per_device_train_batch_size
     size = args.per_device_eval_batch_size
     eval_batches = []
     for start in starts_of_batches(len(corpus.eval_blocks), size, layout):
@@ -279,7 +282,7 @@ def train(args: Arguments, run: Run) -> None:
     model = load_model(args, layout)
     # EDIT: another loss of a token is one line of token_losses in core/loss.py, as in
     #     cross_entropy(logits, targets, reduction="none", label_smoothing=0.1)
-    token_loss = LossInHead(model, args.max_logits_mib, accelerator.device)
+    token_loss = LossInHead(model, args.max_logits_mib, layout.device, is_compiled(accelerator))
     # The first block, since the whole text may be too much to be read before training
     largest_token = max(tokenizer.pad_token_id, int(corpus.first_block[0].max()))
     check_model(model, largest_token, shares_lines=True, gives_ends=one_line)
@@ -306,9 +309,8 @@ def train(args: Arguments, run: Run) -> None:
             blocks = stream.next_step(is_last=step == plan.total_steps)
         except ValueError as error:
             run.save_and_end(Exit.DATA, str(error))
-        micro_batches = [
-            send_to_device(to_batch(part), accelerator.device, non_blocking=True) for part in blocks
-        ]
+        batches = [to_batch(part, height=height) for part in blocks]
+        micro_batches: Any = send_to_device(batches, accelerator.device, non_blocking=True)
         # Tokens that are trained on, and all tokens without padding.
         # Divided by the counts of the whole step on all ranks, the loss is the same for any number
         # of ranks and micro-batches.

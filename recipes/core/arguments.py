@@ -63,7 +63,16 @@ class ModelArguments:
 class DenseModelArguments:
     """What models without experts can do: compiled layers, a quantized base, variants of LoRA."""
 
-    torch_compile: bool = free(False, "compile each kind of layer once, at the start")
+    # Whether all batches to train on have one shape, in a recipe without --packing
+    FIXED_SHAPES: ClassVar[bool] = False
+    torch_compile: Literal["off", "auto", "on"] = free(
+        "auto",
+        "compile each kind of layer once, and the loss: on, also without a value, or auto, on GPUs "
+        "where it is known to pay: packed lines in one process, under DDP and FSDP2",
+        type=lambda text: {"true": "on", "false": "off"}.get(text.lower(), text),
+        nargs="?",
+        const="on",
+    )
     load_in_8bit: bool = arg(False, "load the base in int8 (LLM.int8, bitsandbytes)")
     load_in_4bit: bool = arg(False, "load the base in 4 bits (QLoRA, bitsandbytes)")
     bnb_4bit_quant_type: Literal["nf4", "fp4"] = arg("nf4", "4-bit number format")

@@ -280,6 +280,7 @@ class TokenCollator:
 
     Attributes:
         width: the length that lines are padded to; 0 pads to the longest of the batch.
+        height: the number of lines that a batch has at least, of which some may be without rows.
         refit: put the rows of a batch into as few lines as they need.
         one_line: put them into one line, for FlashAttention.
         pad_to_multiple_of: the length of a line is a multiple of this.
@@ -288,6 +289,7 @@ class TokenCollator:
     columns: ClassVar[list[str]] = ["input_ids", "labels", "row"]
     pad_token_id: int
     width: int = 0
+    height: int = 1
     refit: bool = False
     one_line: bool = False
     pad_to_multiple_of: int = 1
@@ -299,9 +301,12 @@ class TokenCollator:
     def make_batch(self, rows: Sequence[Any], lines: Sequence[Line]) -> dict[str, Any]:
         """Return a batch of rows: as many in each line as `lines` has numbers in it."""
         lengths = [len(row["input_ids"]) for row in rows]
+        laid_out = self._lay_out(rows, lengths, lines) if rows else []
+        shares_lines = len(rows) > len(laid_out)
         # A rank without rows runs the model on one token, so that collective calls still match
         nothing = {"input_ids": [self.pad_token_id], "labels": [IGNORED]}
-        laid_out = self._lay_out(rows, lengths, lines) if rows else [[nothing]]
+        height = 1 if self.one_line else self.height
+        laid_out += [[nothing]] * (height - len(laid_out))
         row_lengths = [[len(row["input_ids"]) for row in line] for line in laid_out]
         width = max(sum(line) for line in row_lengths)
         if not self.one_line:
@@ -319,7 +324,8 @@ class TokenCollator:
                 labels[number, start + 1 : end] = row["labels"][1:]  # No token predicts the first.
                 positions[number, start:end] = np.arange(end - start)
         inputs: dict[str, Any] = {"input_ids": torch.from_numpy(ids)}
-        if len(rows) > len(laid_out):
+        # A packed batch without rows has them too, since layers would be compiled again
+        if shares_lines or (self.width and not rows):
             inputs["position_ids"] = torch.from_numpy(positions)
         if self.one_line:
             inputs |= ends_of_rows(lengths or [1])

@@ -226,6 +226,7 @@ def make_accelerator(args: Any) -> tuple[Accelerator, Layout]:
     if faults:
         fail(Exit.USAGE, *faults)
     set_up_engine(args, accelerator)
+    set_up_compiler(args, layout)
     if not accelerator.is_local_main_process:
         transformers.utils.logging.disable_progress_bar()
     return accelerator, layout
@@ -237,9 +238,6 @@ def new_accelerator(args: Any) -> Accelerator:
     Raises:
         ValueError, ImportError: if accelerate cannot run what they request.
     """
-    dynamo = None
-    if getattr(args, "torch_compile", False):
-        dynamo = TorchDynamoPlugin(backend=DynamoBackend.INDUCTOR, use_regional_compilation=True)
     tracker = args.report_to
     if tracker == "none":
         tracker = None
@@ -247,7 +245,6 @@ def new_accelerator(args: Any) -> Accelerator:
         gradient_accumulation_plugin=GradientAccumulationPlugin(
             args.gradient_accumulation_steps, sync_with_dataloader=False
         ),
-        dynamo_plugin=dynamo,
         kwargs_handlers=[
             # Otherwise DDP would hold the gradients twice, in the weights and in its buckets.
             DistributedDataParallelKwargs(gradient_as_bucket_view=True),
@@ -289,6 +286,51 @@ def backward_of_sum(layout: Layout, loss: torch.Tensor) -> None:
     # gradient, and so all of them leave the step out. Nothing here waits for the device.
     nan_unless_finite = 0 * loss.detach()
     accelerator.backward(loss * (num_parts + nan_unless_finite))
+
+
+# ---- Compiled layers ----
+def set_up_compiler(args: Any, layout: Layout) -> None:
+    """Have `prepare` compile each kind of layer once, if --torch_compile says so.
+
+    Under auto a run goes on without it if nothing can be compiled, and what alone cannot be runs
+    as it is.
+    """
+    choice = getattr(args, "torch_compile", "off")
+    if choice == "auto" and compiling_pays(args, layout):
+        try:
+            torch.compile(torch.nn.Softmax(-1))(torch.ones(2, device=layout.device))
+        except Exception as error:  # Of any kind: a compiler may be missing, or a GPU too old
+            reason = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+            layout.accelerator.print(f"--torch_compile auto: nothing is compiled: {reason}")
+        else:
+            torch._dynamo.config.suppress_errors = True
+            choice = "on"
+    if choice == "on":
+        layout.accelerator.state.dynamo_plugin = TorchDynamoPlugin(
+            backend=DynamoBackend.INDUCTOR, use_regional_compilation=True
+        )
+
+
+def compiling_pays(args: Any, layout: Layout) -> bool:
+    """Return whether --torch_compile auto compiles: on GPUs, where all batches have one shape.
+
+    DeepSpeed's hooks cut layers into parts, and FSDP1 refuses what is compiled. Elsewhere too it
+    is left out where nobody measured it: bases of bitsandbytes, ranks that share rows, attention
+    other than sdpa.
+    """
+    accelerator = layout.accelerator
+    has_one_shape = getattr(args, "packing", args.FIXED_SHAPES)
+    fits = layout.device.type == "cuda" and has_one_shape
+    fits = fits and (accelerator.is_fsdp2 or not is_sharded(accelerator))
+    fits = fits and max(layout.sizes.values(), default=1) == 1
+    fits = fits and not (args.load_in_8bit or args.load_in_4bit)
+    return fits and args.attn_implementation in (None, "sdpa")
+
+
+def is_compiled(accelerator: Accelerator) -> bool:
+    """Return whether `prepare` compiles."""
+    plugin: Any = accelerator.state.dynamo_plugin
+    return plugin.backend != DynamoBackend.NO
 
 
 # ---- What would be silently wrong ----

@@ -34,6 +34,24 @@ def token_losses(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     return cross_entropy(logits, targets, reduction="none")
 
 
+def losses_of(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """Return `token_losses` of logits in any dtype."""
+    logits = logits.float()  # The same name, so that the bf16 logits are freed at once.
+    return token_losses(logits, targets)
+
+
+compiled = torch.compile(losses_of)  # when it is first called
+
+
+def compiled_losses_of(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """Return `losses_of` these, compiled once for any number of tokens. No fp32 logits are kept."""
+    if len(targets) < 2:  # torch would compile again
+        return losses_of(logits, targets)
+    for tensor in (logits, targets):
+        torch._dynamo.maybe_mark_dynamic(tensor, 0)
+    return compiled(logits, targets)
+
+
 def logits_mib(max_logits_mib: float | None, device: torch.device) -> float:
     """Return how many MiB of fp32 logits are held at a time: --max_logits_mib, or the default."""
     if max_logits_mib is not None:
@@ -51,13 +69,21 @@ class LossInHead:
     tokens that are trained on. Create it after adapters are added and before `prepare`.
     """
 
-    def __init__(self, model: Any, max_logits_mib: float | None, device: torch.device) -> None:
+    def __init__(
+        self,
+        model: Any,
+        max_logits_mib: float | None,
+        device: torch.device,
+        compiles: bool = False,
+    ) -> None:
         """Replace the forward pass of the model's output head.
 
         Args:
             max_logits_mib: as in `logits_mib`.
             device: the device that the model will be on.
+            compiles: whether to compile what follows the head's product.
         """
+        self._losses_of = compiled_losses_of if compiles else losses_of
         self._model_changes_logits = changes_logits_after_head(model)
         # The embedding has it, while ZeRO-3 has already split the head's weight.
         vocabulary = model.get_input_embeddings().num_embeddings
@@ -72,7 +98,7 @@ class LossInHead:
             layers = [head.original_module, *head.modules_to_save.values()]
         for layer in layers:
             forward = partial(self._forward_of_head, layer, layer.forward)
-            # The head is not compiled, since the number of tokens differs from batch to batch.
+            # The number of tokens differs from batch to batch, so that only the loss is compiled.
             layer.forward = torch.compiler.disable(forward)
 
     def __str__(self) -> str:
@@ -98,7 +124,7 @@ class LossInHead:
         output = model(**batch["inputs"], use_cache=False)
         losses = output.logits
         if self._model_changes_logits:
-            losses = token_losses(output.logits.float(), batch["targets"])
+            losses = self._losses_of(output.logits, batch["targets"])
         return losses, output
 
     def return_logits(self) -> None:
@@ -122,7 +148,7 @@ class LossInHead:
             return forward(hidden)
 
         def losses(hidden: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-            return token_losses(forward(hidden).float(), targets)
+            return self._losses_of(forward(hidden), targets)
 
         if len(targets) <= self._piece:
             return losses(hidden, targets)
@@ -130,7 +156,8 @@ class LossInHead:
         is_linear = type(layer).forward is torch.nn.Linear.forward
         if is_linear and not isinstance(layer.weight, DTensor):
             # The weight is read here, since FSDP has it whole only during the forward pass.
-            return LossInPieces.apply(hidden, layer.weight, layer.bias, targets, self._piece)
+            weights = layer.weight, layer.bias
+            return LossInPieces.apply(hidden, *weights, targets, self._piece, self._losses_of)
         parts = zip(hidden.split(self._piece), targets.split(self._piece), strict=True)
         return torch.cat([checkpoint(losses, *part, use_reentrant=False) for part in parts])
 
@@ -187,6 +214,7 @@ class LossInPieces(torch.autograd.Function):
         bias: torch.Tensor | None,
         targets: torch.Tensor,
         piece: int,
+        losses_of: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
     ) -> torch.Tensor:
         """Return the losses of all tokens, [tokens], in nats and fp32.
 
@@ -194,11 +222,13 @@ class LossInPieces(torch.autograd.Function):
             hidden: [tokens, features].
             weight, bias: of the head, [vocabulary, features] and [vocabulary] or None.
             piece: tokens whose logits are held at a time.
+            losses_of: returns the losses of logits and targets.
         """
         ctx.dtype = None
         if torch.is_autocast_enabled(hidden.device.type):
             ctx.dtype = torch.get_autocast_dtype(hidden.device.type)
         ctx.piece = piece
+        ctx.losses_of = losses_of
         ctx.save_for_backward(hidden, weight, bias, targets)
         # Cast here, once: autocast would cache a cast that was made without gradients, and reuse it
         # wherever the weight is used next.
@@ -206,7 +236,7 @@ class LossInPieces(torch.autograd.Function):
         bias = cast(bias, ctx.dtype)
         losses = []
         for part, wanted in zip(hidden.split(piece), targets.split(piece), strict=True):
-            losses.append(losses_of(cast(part, ctx.dtype), weight, bias, wanted))
+            losses.append(losses_of(linear(cast(part, ctx.dtype), weight, bias), wanted))
         return torch.cat(losses)
 
     @staticmethod
@@ -229,7 +259,8 @@ class LossInPieces(torch.autograd.Function):
             part = slice(start, start + ctx.piece)
             hidden_part = cast(hidden[part], ctx.dtype).requires_grad_()
             with torch.enable_grad(), torch.autocast(hidden.device.type, enabled=False):
-                losses = losses_of(hidden_part, weight_used, bias_used, targets[part])
+                # No name for the logits, so that `losses_of` can free them
+                losses = ctx.losses_of(linear(hidden_part, weight_used, bias_used), targets[part])
             inputs = (hidden_part, weight_used, bias_used)
             trained = [tensor for tensor in inputs if tensor is not None and tensor.requires_grad]
             # In the order of the inputs
@@ -241,7 +272,7 @@ class LossInPieces(torch.autograd.Function):
             if wants_bias:
                 bias_gradient += gradients.pop(0)
         # Autograd rounds them to the dtypes of weight and bias
-        return hidden_gradient, weight_gradient, bias_gradient, None, None
+        return hidden_gradient, weight_gradient, bias_gradient, None, None, None
 
 
 def cast(tensor: Any, dtype: torch.dtype | None) -> Any:
@@ -254,15 +285,6 @@ def cast(tensor: Any, dtype: torch.dtype | None) -> Any:
 def zeros_to_add_to(tensor: torch.Tensor) -> torch.Tensor:
     """Return zeros of the tensor's shape in fp32, or in fp64 for a tensor in fp64."""
     return torch.zeros_like(tensor, dtype=torch.promote_types(tensor.dtype, torch.float32))
-
-
-def losses_of(
-    hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, targets: torch.Tensor
-) -> torch.Tensor:
-    """Return the cross-entropy of each token in nats and fp32, [tokens], from its hidden state."""
-    logits = linear(hidden, weight, bias)
-    logits = logits.float()  # The same name, so that the bf16 logits are freed at once.
-    return token_losses(logits, targets)
 
 
 # ---- Evaluation ----

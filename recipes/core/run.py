@@ -20,6 +20,7 @@ import numpy as np
 import torch
 from accelerate.optimizer import AcceleratedOptimizer
 from filelock import FileLock, Timeout
+from torch._dynamo.utils import counters
 from torch.distributed.tensor import DTensor
 
 from core import checkpoint, workarounds
@@ -27,7 +28,7 @@ from core.arguments import CommonArguments
 from core.batches import Plan
 from core.checkpoint import Checkpoints, gather, on_rank_0
 from core.cli import may_change
-from core.engine import Layout, zero_stage
+from core.engine import Layout, is_compiled, zero_stage
 from core.exits import RANK, End, Exit, end_alone, end_together, fail, print_without_failing
 from core.export import has_result
 from core.extras import parts_of_run
@@ -98,6 +99,8 @@ class Run:
         self._counted = COUNTED[counts]
         self._num_seen: Any = 0  # A number, or a tensor that the device may still compute
         self._share_of_peak: float | None = None  # that one token a second makes, if it is known
+        self._graphs = 0  # compiled so far
+        self._compiled_in = 0  # the step that compiled the last one
         self._saved_step = 0
         self._evaluated = False  # the state after the current step
         # Step, metric and value of the best evaluation; only with --load_best_model_at_end
@@ -310,6 +313,10 @@ class Run:
         """
         self.step += 1
         self._evaluated = False
+        graphs = counters["stats"]["unique_graphs"]
+        if graphs > self._graphs:
+            self._graphs = graphs
+            self._compiled_in = self.step
         self._num_seen = self._num_seen + num_seen
         self._metrics.bar.update()
         if self.step % self._args.logging_steps and self.step != self._total_steps:
@@ -350,11 +357,15 @@ class Run:
 
     def interruptible(self, items: Iterable[T]) -> Iterator[T]:
         """Yield the items of an evaluation; if any rank has to stop meanwhile, save and end."""
-        for item in items:
-            yield item
-            if self._any_rank_must_stop():
-                self._evaluated = False
-                self._stop()
+        stance = "default"
+        if is_compiled(self._accelerator) and self._args.attn_implementation != "flex_attention":
+            stance = "force_eager"  # Its batches have many shapes
+        with torch.compiler.set_stance(stance):
+            for item in items:
+                yield item
+                if self._any_rank_must_stop():
+                    self._evaluated = False
+                    self._stop()
 
     # ---- At the end ----
     def save_and_end(self, code: int, message: str) -> NoReturn:
@@ -367,6 +378,8 @@ class Run:
         """Print how long training took, where the model is, and what to do next."""
         seconds = time.perf_counter() - self._metrics.start
         text = f"Trained in {seconds:.0f} s; the model is in {self._folder}. {hint}"
+        if is_compiled(self._accelerator):
+            text += f"\nCompiled {self._graphs} graphs, the last one in step {self._compiled_in}."
         self._accelerator.print(text, flush=True)
 
     # ---- Between steps ----

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from accelerate import Accelerator
 
+from core.engine import is_compiled
 from core.model import reads_no_text
 
 RUN = "run.json"
@@ -45,6 +46,8 @@ def summary_lines(
         precision += f", quantization {args.bnb_4bit_quant_type}"
     elif getattr(args, "load_in_fp8", False):
         precision += ", quantization float8"
+    if is_compiled(accelerator):
+        precision += ", layers and loss compiled"
     rate = f"learning rate {args.learning_rate:g}, {args.lr_scheduler_type}"
     lines = {
         "model": f"{args.model_name_or_path}, {total:,} parameters",

@@ -138,3 +138,19 @@ def test_a_run_continues_under_its_own_yaml_bit_for_bit(cell, net_tiny, tmp_path
     done = net.launch(cell, tiny, tmp_path / "run").expect(0)
     assert net.figures(done.folder) == net.figures(whole.folder)
     assert net.bytes_of_result(done.folder) == net.bytes_of_result(whole.folder)
+
+
+def test_a_compiled_run_compiles_in_its_first_step_and_continues_bit_for_bit(
+    net_tiny, golden, tmp_path
+):
+    cell = Cell(flags=("--packing", "--max_length", "128"), riding=("--torch_compile",))
+    tiny = net_tiny("llama")
+    whole = net.launch(cell, tiny, tmp_path / "whole").expect(0)
+    row = {"figures": net.figures(whole.folder), "saved_loss": net.saved_loss(whole.folder, tiny)}
+    golden.check("cells", cell.row, row, "fp32", cell.name, ["checkpoints", "tensors"])
+    net.launch(cell, tiny, tmp_path / "run", inject=STOP | {"at": "forward 9"}).expect(75)
+    done = net.launch(cell, tiny, tmp_path / "run").expect(0)
+    assert net.figures(done.folder) == net.figures(whole.folder)
+    assert net.bytes_of_result(done.folder) == net.bytes_of_result(whole.folder)
+    for run, step in ((whole, 1), (done, 3)):
+        assert f"the last one in step {step}." in run.output

@@ -84,6 +84,19 @@ def test_padding_is_not_trained_on_where_its_token_ends_the_rows(rows):
     assert end in batch["targets"] and (batch["inputs"]["input_ids"][:, -1] == end).all()
 
 
+def test_all_packed_batches_have_one_shape(rows):
+    lines = lines_of(rows, "packed")
+    for number in range(4):  # Where an epoch ends, a rank may have few lines or none
+        plain = collate(rows, lines[:number], width=WIDTH)
+        batch = collate(rows, lines[:number], width=WIDTH, height=3)
+        assert batch["inputs"].keys() == {"input_ids", "position_ids"}
+        for name, value in batch["inputs"].items():
+            assert value.shape == (3, WIDTH)
+            assert torch.equal(value[:number], plain["inputs"][name][:number])
+        for name in ("positions", "targets", "counts"):
+            assert torch.equal(batch[name], plain[name])
+
+
 # ---- In one line ----
 def test_a_batch_in_one_line_tells_flash_attention_where_rows_end(rows):
     lines = lines_of(rows, "packed")

@@ -4,7 +4,14 @@
 import pytest
 import torch
 
-from core.engine import Layout, backward_of_sum, find_faults, name_of_engine
+from core.engine import (
+    Layout,
+    backward_of_sum,
+    compiling_pays,
+    find_faults,
+    name_of_engine,
+    set_up_compiler,
+)
 from example_arguments import language_model_arguments
 from fakes import fake_accelerator, parallelism, under
 
@@ -32,6 +39,45 @@ def test_means_over_micro_batches_and_ranks_are_undone(dtype):
 def test_a_loss_that_is_not_finite_has_no_finite_gradient(loss):
     weight = torch.tensor([1.0, 2.0], requires_grad=True)
     assert gradient_of(weight.sum() + loss, weight).isnan().all()
+
+
+# ---- Compiled layers ----
+GPU = {"device": torch.device("cuda")}
+PACKED = "--packing"
+
+
+@pytest.mark.parametrize(
+    ("engine", "words", "settings", "sizes", "pays"),
+    [
+        ("DDP", PACKED, GPU, {}, True),
+        ("FSDP2 FULL_SHARD", PACKED, GPU | {"is_fsdp2": True}, {}, True),
+        ("DDP", PACKED, {}, {}, False),
+        ("DDP", "", GPU, {}, False),
+        ("DDP", "--padding_free", GPU, {}, False),
+        ("DDP", f"{PACKED} --attn_implementation varlen", GPU, {}, False),
+        ("DDP", f"{PACKED} --use_peft", GPU, {}, True),
+        ("DDP", f"{PACKED} --use_peft --load_in_4bit", GPU, {}, False),
+        ("FSDP1 FULL_SHARD", PACKED, GPU, {}, False),
+        ("ZeRO-3", PACKED, GPU, {}, False),
+        ("DDP", PACKED, GPU, {"tp": 2}, False),
+    ],
+)
+def test_auto_compiles_on_gpus_where_batches_have_one_shape(engine, words, settings, sizes, pays):
+    layout = Layout(under(engine, **settings), sizes)
+    assert compiling_pays(language_model_arguments(*words.split()), layout) == pays
+
+
+def test_auto_goes_on_where_nothing_can_be_compiled(monkeypatch):
+    def fail(module):
+        raise RuntimeError("no C compiler\nis here")
+
+    said = []
+    layout = Layout(fake_accelerator(**GPU, print=said.append))
+    monkeypatch.setattr(torch, "compile", fail)
+    set_up_compiler(language_model_arguments(PACKED), layout)
+    reason = "nothing is compiled: RuntimeError: no C compiler is here"
+    assert said == [f"--torch_compile auto: {reason}"]
+    assert not hasattr(layout.accelerator.state, "dynamo_plugin")
 
 
 # ---- What would be silently wrong ----

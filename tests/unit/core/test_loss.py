@@ -12,6 +12,7 @@ import pytest
 import torch
 from datasets import Dataset
 from peft import LoraConfig, get_peft_model
+from torch._dynamo.utils import counters
 from transformers import (
     AutoModelForCausalLM,
     CohereConfig,
@@ -25,7 +26,13 @@ from transformers import (
 
 from core.batches import TokenCollator
 from core.data import IGNORED
-from core.loss import LossInHead, LossInPieces, changes_logits_after_head
+from core.loss import (
+    LossInHead,
+    LossInPieces,
+    changes_logits_after_head,
+    compiled_losses_of,
+    losses_of,
+)
 
 CPU = torch.device("cpu")
 SHAPE = {
@@ -189,8 +196,22 @@ def test_a_weight_that_was_multiplied_without_gradients_still_gets_them():
     torch.manual_seed(0)
     weight, hidden = torch.randn(8, 4, requires_grad=True), torch.randn(6, 4)
     with torch.autocast("cpu", torch.bfloat16):
-        first = LossInPieces.apply(hidden, weight, None, torch.arange(6), 2).sum()
+        first = LossInPieces.apply(hidden, weight, None, torch.arange(6), 2, losses_of).sum()
         second = torch.nn.functional.linear(hidden, weight).float().sum()
     (first_gradient,) = torch.autograd.grad(first, weight)
     (second_gradient,) = torch.autograd.grad(second, weight)
     assert first_gradient.any() and second_gradient.any()
+
+
+def test_the_loss_is_compiled_once_for_any_number_of_tokens():
+    counters.clear()
+    for number in (7, 3, 12, 1, 0, 5):
+        logits = torch.randn(number, 320, requires_grad=True)
+        targets = torch.randint(320, (number,))
+        plain = losses_of(logits, targets)
+        compiled = compiled_losses_of(logits, targets)
+        assert torch.allclose(compiled, plain, rtol=1e-6, atol=1e-6)
+        [gradient] = torch.autograd.grad(plain.sum(), logits)
+        [same] = torch.autograd.grad(compiled.sum(), logits)
+        assert torch.allclose(gradient, same, rtol=1e-6, atol=1e-7)
+    assert counters["stats"]["unique_graphs"] == 1
