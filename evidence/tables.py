@@ -484,6 +484,45 @@ def quickstarts() -> str:
     return table(["quickstart", "on held-out rows", "before", "after", seconds], lines)
 
 
+# ---- A real model ----
+
+TRAINED = {
+    "full": "all weights",
+    "LoRA": "LoRA",
+    "int8": "LoRA, int8 base",
+    "float8": "LoRA, float8 base",
+    "nf4": "LoRA, nf4 base",
+}
+
+
+def real_model() -> str:
+    """Return losses of held-out rows and right answers of a real model, and how it was trained."""
+    rows = {row["kind"]: row for row in read("real_model")}
+    sizes = rows["LoRA"]
+    text = (
+        f"In fp32 on one CPU thread: {sizes['steps']} steps of {sizes['batch']} rows of at most "
+        f"{sizes['most_tokens']} tokens; the loss of {sizes['held_out']} held-out rows, in nats "
+        "per token, and how many of them are answered right."
+    )
+    if "before" in rows:
+        text += f" Before training it was {right_answers(rows['before'], sizes)}."
+    lines = []
+    for kind, what in TRAINED.items():
+        for program in ("ours", "trl"):
+            if run := rows.get(kind, {}).get(program):
+                losses = [f"{loss:.5f}" for loss in run["held_out_losses"]]
+                lines.append([what, NAMES[program], *losses, right_answers(run, sizes)])
+    header = ["trained", "program", "held-out loss before"]
+    evaluated = range(sizes["every"], sizes["steps"] + 1, sizes["every"])
+    header += [f"after {step} steps" for step in evaluated]
+    return f"{text}\n\n{table([*header, 'right answers'], lines)}"
+
+
+def right_answers(run: Row, sizes: Row) -> str:
+    """Return how many held-out rows a model answered right, and how many there are."""
+    return f"{run['exact_match'] * sizes['held_out']:.0f} of {sizes['held_out']}"
+
+
 # ---- On a GPU ----
 
 GPU_JOBS = {
@@ -567,6 +606,7 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "families": families,
     "speed": speed,
     "quickstarts": quickstarts,
+    "real_model": real_model,
     "gpu": gpu,
     "gpu_speed": gpu_speed,
     "gpu_plan": gpu_plan,
