@@ -16,14 +16,14 @@ BUDGETS = {
     "files of it": 53,
     "the largest recipe with all that it imports": 10_146,
     "the longest recipe": 470,
-    "recipes/*.py": 3_327,
+    "recipes/*.py": 3_642,
     "a recipe and its maker, on average": 420,
     "recipes/core": 7_250,
-    "recipes/tasks": 1_713,
-    "scripts": 8_231,
+    "recipes/tasks": 1_912,
+    "scripts": 8_234,
     "programs at the top of scripts": 12,
-    "evidence": 6_741,
-    "tests": 17_759,
+    "evidence": 6_747,
+    "tests": 17_980,
 }
 
 
