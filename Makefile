@@ -15,7 +15,7 @@ endif
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help install install-dev docs quickstart evidence evidence-gpu pictures test check fix test-export test-cluster test-hosts test-object-store clean
-.PHONY: quickstart-llama quickstart-mistral_pretrain quickstart-bert quickstart-bert_ner quickstart-t5 quickstart-llama_dpo quickstart-llama_reward quickstart-vit quickstart-mixtral
+.PHONY: quickstart-llama quickstart-mistral_pretrain quickstart-bert quickstart-bert_ner quickstart-t5 quickstart-llama_dpo quickstart-llama_reward quickstart-vit quickstart-mixtral quickstart-embeddings
 
 help:  ## list these targets
 	@awk -F ':.*## +' '/^[a-z-]+:.*## / {printf "%-17s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -66,6 +66,16 @@ quickstart-bert:
 	@python -c "from transformers import pipeline; classify = pipeline('text-classification', '$(OUT)/run'); \
 	  [print(text, '->', classify(text)[0]) for text in ('the soup was very good', 'the soup was not very good', \
 	  'the waiter was kind and the room was cold')]"
+	python scripts/plot_loss.py $(OUT)/run --output $(OUT)/loss.png
+
+quickstart-embeddings:
+	python scripts/make_tiny.py embeddings $(OUT)
+	@printf '\n== Training, evaluated before its first step ==\n'
+	rm -rf $(OUT)/run  # an existing run would be resumed
+	OMP_NUM_THREADS=$(THREADS) accelerate launch --config_file accelerate_configs/single.yaml \
+	  --mixed_precision $(PRECISION) recipes/embeddings.py --model_name_or_path $(OUT)/model \
+	  --dataset_name $(OUT)/data/train.jsonl --eval_dataset_name $(OUT)/data/test.jsonl --output_dir $(OUT)/run \
+	  --per_device_train_batch_size 64 --num_train_epochs 2 --learning_rate 1e-3 --warmup_steps 0.05 --eval_on_start
 	python scripts/plot_loss.py $(OUT)/run --output $(OUT)/loss.png
 
 quickstart-bert_ner:

@@ -38,6 +38,7 @@ PUSHED = """
     tokenizer_config.json special_tokens_map.json added_tokens.json vocab.json vocab.txt merges.txt
     tekken.json *.model *.spm *.tiktoken chat_template.jinja chat_template.json
     additional_chat_templates/*.jinja custom_generate/*.py custom_generate/requirements.txt
+    modules.json 1_Pooling/config.json config_sentence_transformers.json sentence_bert_config.json
     README.md run_public.json LICENSE* NOTICE*
 """.split()
 SECRET = re.compile(rb"\bhf_[A-Za-z0-9]{20,}|-----BEGIN [A-Z ]*PRIVATE KEY-----")
@@ -178,6 +179,8 @@ def card_of(source: Path, run: Mapping[str, Any], base: str | None) -> str:
     data = ModelCardData(library_name="transformers", datasets=list(filter(is_hub_id, rows)))
     if arguments.get("use_peft"):
         data.library_name = "peft"
+    if (source / "modules.json").is_file():
+        data.library_name = "sentence-transformers"
     if is_hub_id(base):
         data.base_model = base
     settings = [(name, value) for name, value in arguments.items() if type(value) in (int, float)]

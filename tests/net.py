@@ -253,7 +253,11 @@ def saved_loss(folder, tiny):
     losses = []
     for inputs in inputs_of(tiny, model, processor):
         with torch.no_grad():
-            losses.append(model(**inputs).loss.item())
+            output = model(**inputs)
+        if "labels" in inputs:
+            losses.append(output.loss.item())
+        else:  # of a model without a head
+            losses.append(output.last_hidden_state.square().mean().item())
     return sum(losses) / len(losses)
 
 
@@ -298,6 +302,8 @@ def inputs_of(tiny, model, processor):
         elif "label" in row:
             inputs = processor(row["text"], return_tensors="pt")
             yield {**inputs, "labels": as_tensor([model.config.label2id[str(row["label"])]])}
+        elif "query" in row:
+            yield dict(processor(row["query"], return_tensors="pt"))
         elif "source" in row:
             inputs = processor(row["source"], return_tensors="pt")
             target = processor(text_target=row["target"], return_tensors="pt")["input_ids"]

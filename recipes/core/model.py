@@ -120,7 +120,7 @@ def load_pretrained(
 
     With it come the names of the weights of its head that its files do not hold; they are drawn
     from the seed. Ends with 64 if it cannot be loaded, or would be trained as something else than
-    its files say. With --dry_run it has no weights, only their shapes.
+    its files say, a pooler aside. With --dry_run it has no weights, only their shapes.
 
     Args:
         auto_class: one of transformers' AutoModel classes.
@@ -158,9 +158,9 @@ def load_pretrained(
             **options,
         )
     new = {*report["missing_keys"], *(weight for weight, *_ in report["mismatched_keys"])}
-    lacking = sorted(new)
+    lacking = [one for one in sorted(new) if ".pooler." not in f".{one}"]
     if head:
-        lacking = [one for one in lacking if is_of_body(one, model) and ".pooler." not in one]
+        lacking = [one for one in lacking if is_of_body(one, model)]
     if getattr(model, "_hf_peft_config_loaded", False):
         fail(Exit.USAGE, f"--model_name_or_path {name}: is of adapters: first merge them")
     if lacking:

@@ -261,7 +261,7 @@ class Run:
         """
         self._between_steps()
         while self.step < self._total_steps:
-            self._seed_dropout(self.step + 1)
+            self.seed_dropout(self.step + 1)
             yield self.step + 1
             self._between_steps()
         self._finish_save()
@@ -270,6 +270,15 @@ class Run:
         self._watch.rest()
         self._load_best()
         self._metrics.bar.close()
+
+    def seed_dropout(self, step: int) -> None:
+        """Seed what this rank drops in a step, as `steps` does; again before a second pass."""
+        place = (self._args.seed, step, self._layout.token_rank)
+        seed = int(np.random.SeedSequence(place).generate_state(1)[0])
+        if self._accelerator.device.type == "cuda":
+            torch.cuda.manual_seed(seed)
+        else:
+            torch.default_generator.manual_seed(seed)
 
     def skip_if_not_finite(
         self, grad_norm: Any, losses: Sequence[torch.Tensor], batches: Sequence[Mapping[str, Any]]
@@ -423,15 +432,6 @@ class Run:
             f"Stopped and saved after step {self.step} of {self._total_steps}: run the same "
             "command again to continue",
         )
-
-    def _seed_dropout(self, step: int) -> None:
-        """Seed the generator of this rank's device for a step."""
-        place = (self._args.seed, step, self._layout.token_rank)
-        seed = int(np.random.SeedSequence(place).generate_state(1)[0])
-        if self._accelerator.device.type == "cuda":
-            torch.cuda.manual_seed(seed)
-        else:
-            torch.default_generator.manual_seed(seed)
 
     def _check_nonfinite(self) -> None:
         """Save and end with 70 if a step was not finite and is not to be skipped."""

@@ -83,6 +83,12 @@ RECIPES += [
     Cell(recipe="llama_reward", weights="LoRA"),
     Cell(recipe="llama_reward", weights="nf4"),
     Cell("fsdp2_full_shard", recipe="llama_reward", weights="nf4", ranks=2),
+    Cell("ddp", recipe="embeddings", ranks=2, riding=cut(2, 3)),
+    Cell("fsdp2_full_shard", recipe="embeddings", ranks=2),
+    Cell(recipe="embeddings", weights="LoRA"),
+    Cell("deepspeed_zero3", recipe="embeddings", weights="LoRA", ranks=2),
+    Cell(recipe="embeddings", weights="nf4"),
+    Cell("fsdp2_full_shard", recipe="embeddings", weights="nf4", ranks=2),
     Cell("ep", recipe="mixtral", ranks=4, riding=("--ep_size", "2")),
 ]
 

@@ -191,6 +191,10 @@ LOADED = {
     "adapter_config.json",
     "adapter_model.safetensors",
     "custom_generate/generate.py",
+    "modules.json",
+    "1_Pooling/config.json",
+    "config_sentence_transformers.json",
+    "sentence_bert_config.json",
     "README.md",
     "LICENSE.txt",
 }

@@ -29,6 +29,8 @@ FILES = {
     "no_answer.jsonl": f'{GOOD}\n{{"prompt": "Spell.", "completion": ""}}\n',
     "no_rejected.jsonl": '{"prompt": "a", "chosen": "b", "rejected": ""}\n',
     "no_target.jsonl": '{"source": "the dog", "target": ""}\n',
+    "pairs.jsonl": '{"anchor": "a", "positive": "b"}\n',
+    "uneven.jsonl": '{"query": "a", "answer": "b"}\n{"query": "a", "answer": "b", "negative": "c"}',
     "tools.jsonl": json.dumps({"messages": [ASKED, CALLED]}),
 }
 BEST = "--load_best_model_at_end --max_steps 2"
@@ -47,6 +49,8 @@ CALLS = [  # recipe, words, exit code, word
     ("llama_dpo", "--dataset_name {tmp}/no_rejected.jsonl", 65, "line 1"),
     ("t5", "--dataset_name {tmp}/no_target.jsonl", 65, "line 1"),
     ("mixtral", "--dataset_name {tmp}/no_answer.jsonl", 65, "line 2"),
+    ("embeddings", "--dataset_name {tmp}/uneven.jsonl", 65, "line 2"),
+    ("embeddings", "--dataset_name {tmp}/pairs.jsonl --matryoshka_dims 999", 64, "999"),
     ("vit", "--dataset_name {tmp}/images", 65, "00001.png"),
     # Flags: tests/unit/core/test_cli.py has more of them
     ("llama", "--learning_rat 1", 64, "--learning_rate"),
