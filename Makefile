@@ -15,7 +15,7 @@ endif
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help install install-dev docs quickstart evidence evidence-gpu pictures test check fix test-export test-cluster test-hosts test-object-store clean
-.PHONY: quickstart-llama quickstart-mistral_pretrain quickstart-bert quickstart-bert_ner quickstart-t5 quickstart-llama_dpo quickstart-llama_reward quickstart-vit quickstart-mixtral quickstart-embeddings
+.PHONY: quickstart-llama quickstart-mistral_pretrain quickstart-bert quickstart-bert_ner quickstart-t5 quickstart-llama_dpo quickstart-llama_distill quickstart-llama_reward quickstart-vit quickstart-mixtral quickstart-embeddings
 
 help:  ## list these targets
 	@awk -F ':.*## +' '/^[a-z-]+:.*## / {printf "%-17s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -157,6 +157,29 @@ quickstart-llama_reward:
 	  {'role': 'assistant', 'content': answer}], tokenize=False), add_special_tokens=False)[0]['score']) \
 	  for answer in ('t-i-g-e-r', 't i g e r')]"
 	python scripts/plot_loss.py $(OUT)/run --output $(OUT)/loss.png
+
+# First a teacher learns from the rows; then the model learns from its probabilities
+quickstart-llama_distill:
+	python scripts/make_tiny.py llama_distill $(OUT) --num_test_rows 300
+	@printf '\n== Answers before training ==\n'
+	python scripts/generate.py $(OUT)/model --file $(OUT)/data/test.jsonl --max_new_tokens 32 --json $(OUT)/before.json
+	@printf '\n== Training the teacher ==\n'
+	rm -rf $(OUT)/trained $(OUT)/run  # existing runs would be resumed
+	OMP_NUM_THREADS=$(THREADS) accelerate launch --config_file accelerate_configs/single.yaml \
+	  --mixed_precision $(PRECISION) recipes/llama.py --model_name_or_path $(OUT)/teacher \
+	  --dataset_name $(OUT)/data/train.jsonl --output_dir $(OUT)/trained \
+	  --per_device_train_batch_size 64 --num_train_epochs 1 --learning_rate 3e-3 --warmup_steps 0.05
+	@printf '\n== Training the student on what the teacher would say ==\n'
+	OMP_NUM_THREADS=$(THREADS) accelerate launch --config_file accelerate_configs/single.yaml \
+	  --mixed_precision $(PRECISION) recipes/llama_distill.py --model_name_or_path $(OUT)/model \
+	  --teacher_model_name_or_path $(OUT)/trained \
+	  --dataset_name $(OUT)/data/train.jsonl --eval_dataset_name $(OUT)/data/test.jsonl --output_dir $(OUT)/run \
+	  --per_device_train_batch_size 64 --num_train_epochs 1 --learning_rate 3e-3 --warmup_steps 0.05
+	@printf '\n== Answers after training ==\n'
+	python scripts/generate.py $(OUT)/run --file $(OUT)/data/test.jsonl --max_new_tokens 32 --json $(OUT)/after.json
+	python scripts/plot_loss.py $(OUT)/run --output $(OUT)/loss.png
+	@printf '\nThe student is in $(OUT)/run, its teacher in $(OUT)/trained, the rows in $(OUT)/data, the loss curve in $(OUT)/loss.png.\n'
+	@printf 'Ask it: $(VENV)/bin/python scripts/generate.py $(OUT)/run --prompt "Spell the word tiger."\n'
 
 quickstart-vit:
 	python scripts/make_tiny.py vit $(OUT)

@@ -41,6 +41,7 @@ RECIPES = {
     "llama": Recipe(shown=("exact_match", 0.9)),
     "llama_dpo": Recipe(shown=("exact_match", 0.6)),
     "llama_reward": Recipe(flags=SLOW, shown=("eval_accuracy", 0.9)),
+    "llama_distill": Recipe(shown=("exact_match", 0.6)),
     "mistral_pretrain": Recipe(
         narrow="--full_attention",
         flags="--max_length 80 --max_eval_tokens 640",  # a block is longer than the model's window

@@ -162,6 +162,8 @@ def data_of(tiny):
     for flag, split in (("--dataset_name", "train"), ("--eval_dataset_name", "test")):
         rows = tiny / "data" / f"{split}.jsonl"
         words += [flag, rows if rows.exists() else rows.with_suffix("")]
+    if (tiny / "teacher").exists():
+        words += ["--teacher_model_name_or_path", tiny / "teacher"]
     return words
 
 

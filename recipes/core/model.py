@@ -64,12 +64,13 @@ BITSANDBYTES = {
 
 # ---- Load ----
 @contextlib.contextmanager
-def loading(what: str, name: str) -> Generator[None]:
+def loading(what: str, name: str, flag: str = "--model_name_or_path") -> Generator[None]:
     """End with one line, and 64, or 69 if the hub cannot be reached, if a model cannot be loaded.
 
     Args:
         what: is loaded, such as "tokenizer".
         name: the folder or hub id.
+        flag: that names it.
     """
     try:
         yield
@@ -78,7 +79,7 @@ def loading(what: str, name: str) -> Generator[None]:
         is_of_hub = not Path(name).is_absolute() and not Path(name).exists()
         code = Exit.NO_HUB if is_of_hub and isinstance(error, OSError) else Exit.USAGE
         reason = f"{type(error).__name__}: {' '.join(str(error).split())[:400]}"
-        fail(code, f"--model_name_or_path {name}: no {what}: {reason}")
+        fail(code, f"{flag} {name}: no {what}: {reason}")
 
 
 def load_tokenizer(args: Any, **options: Any) -> Any:

@@ -43,6 +43,9 @@ def train(folder: Path, *flags: str, stops: bool = False) -> int:
     for flag, split in (("--dataset_name", "train"), ("--eval_dataset_name", "test")):
         rows = HERE / "tiny" / "data" / f"{split}.jsonl"
         words += [flag, str(rows if rows.exists() else rows.with_suffix(""))]
+    teacher = HERE / "tiny" / "teacher"
+    if teacher.exists():
+        words += ["--teacher_model_name_or_path", str(teacher)]
     words += ["--output_dir", str(folder), "--max_steps", str(STEPS), "--save_steps", "2"]
     environment = os.environ | {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
     if __name__ == "__main__":

@@ -45,6 +45,7 @@ class Maker:
         tokenizer: a key of TOKENIZERS in models.py; None if the model sees images.
         columns: of the rows, on whose texts the tokenizer is trained.
         settings: a function from the shape to the settings of the configuration.
+        has_teacher: whether FOLDER/teacher is made too, a model with the same tokenizer.
     """
 
     model_type: str
@@ -54,6 +55,7 @@ class Maker:
     tokenizer: str | None = None
     columns: tuple[str, ...] = ()
     settings: Callable[[Shape], Shape] = dict
+    has_teacher: bool = False
 
 
 def make_syllable(rng: random.Random) -> str:

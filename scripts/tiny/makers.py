@@ -76,6 +76,9 @@ def carry_out(args: Namespace) -> None:
     model, processor = models.make(module.MAKER, args, texts)
     try:
         save_model(args.folder / "model", model, processor)
+        if module.MAKER.has_teacher:
+            others = Namespace(**vars(args) | {"seed": args.seed + 1})
+            save_model(args.folder / "teacher", *models.make(module.MAKER, others, texts))
         for name, rows in files.items():
             write_rows(args.folder / "data" / name, rows)
     except OSError as error:

@@ -71,6 +71,11 @@ QUANTIZED = [
     Cell("deepspeed_zero2", weights="int8", ranks=2, riding=SELECTIVE),
 ]
 
+# Under ZeRO-3 too a teacher in 4 bits is whole on each rank
+OF_TEACHER = (
+    *("--teacher_load_in_4bit", "--loss_type", "jsd", "--beta", "0.3"),
+    *("--temperature", "2", "--hard_loss_share", "0.3"),
+)
 RECIPES = [Cell(recipe=recipe) for recipe in OTHERS]
 RECIPES += [
     Cell("fsdp2_full_shard", recipe="llama_dpo", ranks=2, riding=PIECES),
@@ -90,6 +95,9 @@ RECIPES += [
     Cell(recipe="embeddings", weights="nf4"),
     Cell("fsdp2_full_shard", recipe="embeddings", weights="nf4", ranks=2),
     Cell("ep", recipe="mixtral", ranks=4, riding=("--ep_size", "2")),
+    Cell("fsdp2_full_shard", recipe="llama_distill", ranks=2, riding=PIECES),
+    Cell(recipe="llama_distill", weights="LoRA", flags=OF_TEACHER),
+    Cell("deepspeed_zero3", "llama_distill", "LoRA", ranks=2, flags=OF_TEACHER),
 ]
 
 # One matrix for embedding and output, which the first and the last stage share, and which is

@@ -110,6 +110,8 @@ CONFLICTS = [
     ("llama", "--dtype float16", "fp32"),
     ("llama", "--optim adam", "adamw_torch_fused"),
     ("llama_dpo", "--beta 0", "--beta"),
+    ("llama_distill", "--loss_type jsd --beta 0", "forward_kl"),
+    ("llama_distill", "--loss_type reverse_kl --beta 0.3", "jsd"),
     ("llama", "--learn last --no_assistant_only_loss", "--learn"),
     ("llama", "--metric_for_best_model accuracy", "--load_best_model_at_end"),
     ("llama", "--resume_from_checkpoint newest", "newest"),
