@@ -40,7 +40,7 @@ SLOW = "--learning_rate 1e-4"
 RECIPES = {
     "llama": Recipe(shown=("exact_match", 0.9)),
     "llama_dpo": Recipe(shown=("exact_match", 0.6)),
-    "llama_reward": Recipe(flags=SLOW, shown=("eval_accuracy", 0.9)),
+    "llama_reward": Recipe(flags="--learning_rate 3e-5", shown=("eval_accuracy", 0.9)),
     "llama_distill": Recipe(shown=("exact_match", 0.6)),
     "mistral_pretrain": Recipe(
         narrow="--full_attention",
