@@ -168,13 +168,13 @@ quickstart-llama_distill:
 	OMP_NUM_THREADS=$(THREADS) accelerate launch --config_file accelerate_configs/single.yaml \
 	  --mixed_precision $(PRECISION) recipes/llama.py --model_name_or_path $(OUT)/teacher \
 	  --dataset_name $(OUT)/data/train.jsonl --output_dir $(OUT)/trained \
-	  --per_device_train_batch_size 64 --num_train_epochs 1 --learning_rate 3e-3 --warmup_steps 0.05
+	  --per_device_train_batch_size 32 --num_train_epochs 1 --learning_rate 2e-3 --warmup_steps 0.05
 	@printf '\n== Training the student on what the teacher would say ==\n'
 	OMP_NUM_THREADS=$(THREADS) accelerate launch --config_file accelerate_configs/single.yaml \
 	  --mixed_precision $(PRECISION) recipes/llama_distill.py --model_name_or_path $(OUT)/model \
 	  --teacher_model_name_or_path $(OUT)/trained \
 	  --dataset_name $(OUT)/data/train.jsonl --eval_dataset_name $(OUT)/data/test.jsonl --output_dir $(OUT)/run \
-	  --per_device_train_batch_size 64 --num_train_epochs 1 --learning_rate 3e-3 --warmup_steps 0.05
+	  --per_device_train_batch_size 32 --num_train_epochs 1 --learning_rate 2e-3 --warmup_steps 0.05
 	@printf '\n== Answers after training ==\n'
 	python scripts/generate.py $(OUT)/run --file $(OUT)/data/test.jsonl --max_new_tokens 32 --json $(OUT)/after.json
 	python scripts/plot_loss.py $(OUT)/run --output $(OUT)/loss.png
