@@ -22,7 +22,7 @@ BUDGETS = {
     "recipes/tasks": 2_111,
     "scripts": 8_242,
     "programs at the top of scripts": 12,
-    "evidence": 6_747,
+    "evidence": 6_964,
     "tests": 18_158,
 }
 
