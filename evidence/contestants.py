@@ -17,6 +17,7 @@ import itertools
 import json
 import math
 import os
+import random
 import re
 import runpy
 import shutil
@@ -76,7 +77,7 @@ class Job:
     shape: Flags  # of scripts/make_tiny.py
     flags: Flags  # of all contestants
     contestants: Mapping[str, Flags]  # own flags by label, whose first word is the program
-    rows: str = "gsm8k"  # or "words" (made with the model), "long" (longer than --max_length)
+    rows: str = "gsm8k"  # or made with the model: "words", "long" (than --max_length), "varied"
     steps: int = 20  # timed ones; 0: one pass over the rows
     warmup: int = 3  # steps before
     num_rows: int = 0  # 0: as many as the steps need
@@ -172,14 +173,16 @@ def text_rows(job: Job, home: Path, count: int) -> list[str]:
     made = home / "data" / "train.jsonl"
     source = GSM8K / "train.jsonl" if job.rows == "gsm8k" else made
     lines = source.read_text().splitlines()
-    if job.rows != "long":
+    if job.rows not in ("long", "varied"):
         return lines[:count]
     texts = itertools.cycle(json.loads(line)["prompt"] for line in lines)
     length = job.flags["max_length"] * CHARACTERS_PER_TOKEN
     found = []
+    shares = random.Random(0)
     for _ in range(count):
         text = ""
-        while len(text) < length:
+        share = shares.uniform(0.02, 0.5) if job.rows == "varied" else 1
+        while len(text) < share * length:
             text += next(texts) + " "
         found.append(json.dumps({"prompt": "Go on.", "completion": text}))
     return found
@@ -445,7 +448,9 @@ def run_trainer(call: SimpleNamespace) -> None:
     if call.matched:  # Without, settings keep the tool's own defaults.
         settings["gradient_checkpointing"] = hasattr(args, "gradient_checkpointing")
         settings |= {"optim": "adamw_torch_fused", "logging_steps": 1}
-        settings["train_sampling_strategy"] = "sequential"
+        settings["train_sampling_strategy"] = args.train_sampling_strategy
+        for name in ("torch_compile", "use_liger_kernel"):
+            settings[name] = hasattr(args, name)
     rows = tokenized_rows(f"{call.data}/rows.jsonl", tokenizer, args.max_length)
     common = {"train_dataset": rows, "processing_class": tokenizer}
     if call.tool == "trl":

@@ -573,6 +573,28 @@ def gpu_speed() -> str:
     return table(header, lines)
 
 
+def gpu_race() -> str:
+    """Return the table of each race and ladder, "" before they were run."""
+    lines = []
+    for cell in gpu_cells():
+        name = cell["cell"].removeprefix("race.")
+        if name == cell["cell"]:
+            continue
+        first = next(row["tokens/s"] for row in cell["rows"] if row["label"] == "ours")
+        for row in cell["rows"]:
+            tool, *levers = row["label"].split()
+            line = [name.replace("_", " "), " ".join([NAMES[tool], *levers])]
+            if row["result"] != "trained":
+                lines.append([*line, row["result"], "", "", ""])
+                continue
+            times = [speed / own for speed, own in zip(row["tokens/s"], first, strict=True)]
+            line += [spread(row["tokens/s"], "{:,.0f}"), spread(times, "{:.2f}")]
+            share = spread(row["MFU, causal"], "{:.1%}")
+            lines.append([*line, share, f"{row['allocated, GiB']:.2f}"])
+    header = ["job and settings", "program", "tokens/s, median and range", "times the recipe's"]
+    return table([*header, "MFU, causal", "peak, GiB"], lines) if lines else ""
+
+
 def gpu_plan() -> str:
     """Return the table of planned and measured tensors at the peak of each run."""
     lines = []
@@ -609,6 +631,7 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "real_model": real_model,
     "gpu": gpu,
     "gpu_speed": gpu_speed,
+    "gpu_race": gpu_race,
     "gpu_plan": gpu_plan,
 }
 
