@@ -46,7 +46,7 @@ def settings_of(command):
         if word.startswith("--"):
             value = words[place + 1] if place + 1 < len(words) else "--"
             settings[word] = True if value.startswith("--") else value
-    for name in ("model_name_or_path", "dataset_name", "eval_dataset_name", "output_dir"):
+    for name in ("model_name_or_path", "dataset_name", "eval_split", "output_dir"):
         settings.pop(f"--{name}", None)
     if "--learning_rate" in settings:
         settings["--learning_rate"] = float(settings["--learning_rate"])
