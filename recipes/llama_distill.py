@@ -216,17 +216,14 @@ def train(args: Arguments, run: Run) -> None:
     plan = Plan(args, layout, len(lines or lengths), lengths)
     run.check_plan(plan, train_rows, eval_rows)
     # The collator makes batches of rows, for evaluation always. The packer makes those to train on:
-    # with --packing all have one shape, for which layers are compiled once.
+    # with --packing all have one shape, --max_length wide, for which layers are compiled once.
     collator = TokenCollator(
         pad_token_id=tokenizer.pad_token_id,
+        height=args.per_device_train_batch_size,
         refit=args.padding_free,  # fit the rows of a batch into fewer lines, in place of padding
         one_line=takes_one_line(args.attn_implementation),
     )
-    packer = collator
-    if lines:
-        packer = dataclasses.replace(
-            collator, width=args.max_length, height=args.per_device_train_batch_size
-        )
+    packer = dataclasses.replace(collator, width=args.max_length if lines else 0)
     train_loader = plan.training_loader(train_rows, packer, first_step=run.step, lines=lines)
     eval_loader = plan.evaluation_loader(eval_rows, collator)
 

@@ -190,9 +190,10 @@ def make_batch(
         one_line: put all blocks into one line, for FlashAttention.
         layout: that of the run. If ranks share the tokens of a line, nothing keeps documents in it
             apart, so each gets a line of its own.
-        height: the number of blocks that a batch has at least.
+        height: the number of blocks that a batch has at least, unless they are in one line.
     """
     empty = torch.zeros(3, max_length + 1, dtype=torch.long)
+    height = 1 if one_line else height
     stacked = torch.stack([*blocks, *[empty] * (height - len(blocks))]).long()
     ids, places, numbers = stacked[:, :, :-1].unbind(1)
     next_ids, next_places, _ = stacked[:, :, 1:].unbind(1)
@@ -270,8 +271,6 @@ def train(args: Arguments, run: Run) -> None:
     stream = BlockStream(corpus.documents, tokenizer, plan, corpus.passes)
     one_line = takes_one_line(args.attn_implementation)
     to_batch = partial(make_batch, max_length=args.max_length, one_line=one_line, layout=layout)
-    # All batches to train on have one shape, for which layers are compiled once.
-    height = 1 if one_line else args.per_device_train_batch_size
     size = args.per_device_eval_batch_size
     eval_batches = []
     for start in starts_of_batches(len(corpus.eval_blocks), size, layout):
@@ -292,8 +291,8 @@ def train(args: Arguments, run: Run) -> None:
         "eval text": f"{len(corpus.eval_blocks)} blocks",
         "batch": plan.describe_batch("blocks", args.max_length),
         "loss": str(token_loss),
+        "sample": tokenizer.decode(corpus.first_block[0, :SHOWN_TOKENS].tolist()),
     }
-    notes["sample"] = tokenizer.decode(corpus.first_block[0, :SHOWN_TOKENS].tolist())
     run.summarize(model, notes)
     optimizer, schedule = make_optimizer(model, args, accelerator, plan.total_steps)
     model, optimizer = accelerator.prepare(model, optimizer)
@@ -309,7 +308,8 @@ def train(args: Arguments, run: Run) -> None:
             blocks = stream.next_step(is_last=step == plan.total_steps)
         except ValueError as error:
             run.save_and_end(Exit.DATA, str(error))
-        batches = [to_batch(part, height=height) for part in blocks]
+        # Of one shape, for which layers are compiled once
+        batches = [to_batch(part, height=args.per_device_train_batch_size) for part in blocks]
         micro_batches: Any = send_to_device(batches, accelerator.device, non_blocking=True)
         # Tokens that are trained on, and all tokens without padding.
         # Divided by the counts of the whole step on all ranks, the loss is the same for any number

@@ -280,7 +280,7 @@ class TokenCollator:
 
     Attributes:
         width: the length that lines are padded to; 0 pads to the longest of the batch.
-        height: the number of lines that a batch has at least, of which some may be without rows.
+        height: the number of lines that a batch of this width has at least, with rows or without.
         refit: put the rows of a batch into as few lines as they need.
         one_line: put them into one line, for FlashAttention.
         pad_to_multiple_of: the length of a line is a multiple of this.
@@ -305,7 +305,7 @@ class TokenCollator:
         shares_lines = len(rows) > len(laid_out)
         # A rank without rows runs the model on one token, so that collective calls still match
         nothing = {"input_ids": [self.pad_token_id], "labels": [IGNORED]}
-        height = 1 if self.one_line else self.height
+        height = self.height if self.width and not self.one_line else 1
         laid_out += [[nothing]] * (height - len(laid_out))
         row_lengths = [[len(row["input_ids"]) for row in line] for line in laid_out]
         width = max(sum(line) for line in row_lengths)

@@ -47,7 +47,7 @@ def summary_lines(
     elif getattr(args, "load_in_fp8", False):
         precision += ", quantization float8"
     if is_compiled(accelerator):
-        precision += ", layers and loss compiled"
+        precision += ", compiled"
     rate = f"learning rate {args.learning_rate:g}, {args.lr_scheduler_type}"
     lines = {
         "model": f"{args.model_name_or_path}, {total:,} parameters",

@@ -210,8 +210,8 @@ def load_weights(
             quantization_config=quantization,
             output_loading_info=True,
         )
-    for name in report["missing_keys"]:  # The head of a classifier or a reward model is another one
-        stop(Exit.DATA, f"{source.weights}: has no {name}: it is no causal language model")
+    if lacking := report["missing_keys"]:  # The head of a reward model is another one
+        stop(Exit.DATA, f"{source.weights}: has no {min(lacking)}: it is no causal language model")
     return model
 
 

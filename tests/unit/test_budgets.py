@@ -12,11 +12,11 @@ from template.imports import modules_needed
 RECIPES = sorted((REPO / "recipes").glob("*.py"))
 # Lines of Python at most; each issue of the rewrite lowers them to its own
 BUDGETS = {
-    "llama.py with all that it imports": 10_099,
+    "llama.py with all that it imports": 10_097,
     "files of it": 53,
     "the largest recipe with all that it imports": 10_147,
     "the longest recipe": 470,
-    "recipes/*.py": 3_952,
+    "recipes/*.py": 3_947,
     "a recipe and its maker, on average": 420,
     "recipes/core": 7_251,
     "recipes/tasks": 2_111,
