@@ -7,8 +7,10 @@ import os
 import signal
 import sys
 from functools import partial
+from getpass import getuser
 from importlib.metadata import version
 from pathlib import Path
+from tempfile import gettempdir
 from types import SimpleNamespace
 
 import pytest
@@ -24,6 +26,9 @@ os.environ |= {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "OMP_NU
 # differ by up to 1e-3 between AVX2 and AVX-512
 os.environ |= {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2"}
 os.environ |= {"MKL_CBWR": "AVX2", "MKL_ENABLE_INSTRUCTIONS": "AVX2"}
+# torch finds compiled graphs by all but the width of these kernels: with the graphs that a run
+# outside tests left, a run gave NaN or crashed (torch 2.13)
+os.environ["TORCHINDUCTOR_CACHE_DIR"] = f"{gettempdir()}/torchinductor_{getuser()}_avx2"
 # What a shell starts in the background ignores Ctrl-C, and so would all that tests start
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
