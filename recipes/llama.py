@@ -147,7 +147,8 @@ def load_data(args: Arguments, tokenizer: Any) -> tuple[Rows, Rows | None]:
         assistant_only_loss=args.assistant_only_loss,
     )
     rows, eval_rows = read_rows(args, prepare)
-    # EDIT: to filter rows, as in rows = rows.filter(lambda row: row["length"] >= 8)
+    # EDIT: to filter rows, as in rows = rows.filter(lambda row: row["length"] >= 8); by a column of
+    # your own, return it from tokenize_row
     return hold_out_and_mix(args, rows, eval_rows)
 
 
@@ -246,6 +247,7 @@ def train(args: Arguments, run: Run) -> None:
                 optimizer.step()
                 schedule.step()
                 optimizer.zero_grad()
+        # EDIT: to log a metric of your own, as in more=lambda: {"trained": num_trained_on.item()}
         run.finish_step(losses, grad_norm, num_tokens, epoch=step / plan.steps_per_epoch)
         if eval_loader and step in plan.evaluate_after:
             measure(eval_loader)

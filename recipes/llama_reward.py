@@ -37,7 +37,7 @@ from core.arguments import (
     RowArguments,
 )
 from core.batches import Plan
-from core.chat import ChatTemplate
+from core.chat import ChatTemplate, note_plain_template
 from core.cli import NOT_NEGATIVE, arg, parse
 from core.data import Rows, describe_rows, hold_out_and_mix, read_rows
 from core.engine import Layout, backward_of_sum, make_accelerator
@@ -176,7 +176,7 @@ def train(args: Arguments, run: Run) -> None:
     first = train_rows.dataset[0]
     chosen, rejected = tokenizer.batch_decode([first["chosen_ids"], first["rejected_ids"]])
     notes["batch"] = plan.describe_batch("pairs", 2 * lengths.mean())
-    notes["sample"] = f"{chosen} rather than {rejected}"
+    notes["sample"] = f"{chosen} rather than {rejected}" + note_plain_template(tokenizer)
     run.summarize(model, notes)
     optimizer, schedule = make_optimizer(model, args, accelerator, plan.total_steps)
     model, optimizer = accelerator.prepare(model, optimizer)

@@ -127,7 +127,8 @@ def load_data(args: Arguments, tokenizer: Any) -> tuple[Rows, Rows | None]:
         assistant_only_loss=args.assistant_only_loss,
     )
     rows, eval_rows = read_rows(args, prepare)
-    # EDIT: to filter rows, as in rows = rows.filter(lambda row: row["length"] >= 8)
+    # EDIT: to filter rows, as in rows = rows.filter(lambda row: row["length"] >= 8); by a column of
+    # your own, return it from tokenize_row
     return hold_out_and_mix(args, rows, eval_rows)
 
 

@@ -610,4 +610,11 @@ def show_trained_tokens(row: Mapping[str, Any], tokenizer: Any) -> str:
     for is_trained_on, part in itertools.groupby(pairs, lambda pair: pair[1] != IGNORED):
         written = tokenizer.decode([token for token, _ in part])
         text += f"[[{written}]]" if is_trained_on else written
-    return text
+    return text + note_plain_template(tokenizer)
+
+
+def note_plain_template(tokenizer: Any) -> str:
+    """Return a line below a sample if the tokenizer had no chat template of its own."""
+    if tokenizer.chat_template != DEFAULT_TEMPLATE:
+        return ""
+    return "\n(in a plain chat template, since the tokenizer has none: --chat_template FILE)"

@@ -38,7 +38,26 @@ def summary_lines(
     if trained < total:
         what = f"{trained:,} parameters ({trained / total:.2%} of all)"
     if args.use_peft:
-        what = f"LoRA adapters, {what}"
+        layers = ", ".join(args.lora_target_modules)
+        what = f"LoRA adapters of rank {args.lora_r} on {layers}: {what}"
+    rate = f"learning rate {args.learning_rate:g}, {args.lr_scheduler_type}"
+    lines = {
+        "model": f"{args.model_name_or_path}, {total:,} parameters",
+        "trained": what,
+        "strategy": f"{strategy}, {accelerator.num_processes} x {accelerator.device.type}",
+        "precision": describe_precision(accelerator, args),
+        "attention": model.config._attn_implementation,
+        "steps": f"{total_steps:,}, --save_steps {args.save_steps}",
+        "optimizer": f"--optim {args.optim}, weight decay {args.weight_decay:g}",
+        "schedule": f"{rate}, --warmup_steps {args.warmup_steps:g}",
+    }
+    if getattr(args, "chat_template", None):
+        lines["template"] = args.chat_template
+    return lines | dict(notes)
+
+
+def describe_precision(accelerator: Accelerator, args: Any) -> str:
+    """Return what weights and products are in, and how layers are computed."""
     precision = f"weights {args.dtype}, mixed precision {accelerator.mixed_precision}"
     if getattr(args, "load_in_8bit", False):
         precision += ", quantization int8"
@@ -48,17 +67,9 @@ def summary_lines(
         precision += ", quantization float8"
     if is_compiled(accelerator):
         precision += ", compiled"
-    rate = f"learning rate {args.learning_rate:g}, {args.lr_scheduler_type}"
-    lines = {
-        "model": f"{args.model_name_or_path}, {total:,} parameters",
-        "trained": what,
-        "strategy": f"{strategy}, {accelerator.num_processes} x {accelerator.device.type}",
-        "precision": precision,
-        "attention": model.config._attn_implementation,
-        "steps": f"{total_steps:,}, --save_steps {args.save_steps}",
-        "schedule": f"{rate}, --warmup_steps {args.warmup_steps:g}",
-    }
-    return lines | dict(notes)
+    if args.gradient_checkpointing != "no":
+        precision += f", recomputation {args.gradient_checkpointing}"
+    return precision
 
 
 def size_of(weight: torch.Tensor) -> int:

@@ -19,6 +19,7 @@ from core.chat import (
     close_last_turn,
     fit_arguments,
     make_conversation,
+    note_plain_template,
 )
 from core.data import IGNORED, Row, Rows, hash_of_row, missing_columns, tokenize_text
 from core.workarounds import workaround
@@ -182,7 +183,8 @@ def show_pair(row: Mapping[str, Any], tokenizer: Any) -> str:
     prompt = tokenizer.decode(row["prompt_ids"])
     chosen = tokenizer.decode(row["chosen_ids"])
     rejected = tokenizer.decode(row["rejected_ids"])
-    return f"{prompt}[[{chosen}]] rather than [[{rejected}]]"
+    pair = f"{prompt}[[{chosen}]] rather than [[{rejected}]]"
+    return pair + note_plain_template(tokenizer)
 
 
 # ---- Batches ----
