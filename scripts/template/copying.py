@@ -3,6 +3,7 @@
 
 import fnmatch
 import itertools
+import json
 import re
 import subprocess
 from dataclasses import dataclass
@@ -149,6 +150,10 @@ def origin_of(root: Path, wish: Wish) -> str:
 
 def describe_commit(root: Path) -> str:
     """Return which version is copied."""
+    if root.name == "accelerate_recipes":  # Installed (scripts/installed.py), perhaps in a clone
+        origin = metadata.distribution("accelerate-recipes").read_text("direct_url.json") or "{}"
+        name = json.loads(origin).get("vcs_info", {}).get("commit_id")
+        return f"commit {name}" if name else f"version {metadata.version('accelerate-recipes')}"
     try:
         name, date = git(root, "log", "-1", "--format=%H %cs").split()
         changes = git(root, "status", "--porcelain", "--untracked-files=no")
