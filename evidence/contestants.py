@@ -108,6 +108,7 @@ def prepare(job: Job, home: Path) -> None:
     The batches are the recipe's own in its sequential order, made in advance for the bare loops.
     """
     import torch
+    from datasets import Dataset
     from transformers import AutoTokenizer
 
     import llama
@@ -121,15 +122,16 @@ def prepare(job: Job, home: Path) -> None:
     (home / "data" / "rows.jsonl").write_text("\n".join(lines) + "\n")
     tokenizer: Any = AutoTokenizer.from_pretrained(home / "model")
     template = ChatTemplate(tokenizer)
-    rows = Rows()
+    rows = []
     for line in lines:
         row = llama.tokenize_row(json.loads(line), template, job.flags["max_length"])
         rows.append({"input_ids": row["input_ids"], "labels": row["labels"], "row": 0})
+    source = Dataset.from_list(rows)
     collate = TokenCollator(pad_token_id=tokenizer.pad_token_id, width=0)
     batches = []
     for start in range(0, len(rows), batch_size):
         numbers = range(start, min(start + batch_size, len(rows)))
-        batch = collate(rows, [[number] for number in numbers])
+        batch = collate(source, [[number] for number in numbers])
         names = ("inputs", "positions", "targets", "counts")
         batches.append({name: batch[name] for name in names})
     torch.save(batches, home / "data" / "batches.pt")
@@ -141,13 +143,6 @@ def make_model(job: Job, home: Path) -> None:
     command = [sys.executable, "scripts/make_tiny.py", "llama", str(home), *job.maker]
     command += ["--num_train_rows", "9000", "--num_test_rows", "210"]
     subprocess.run([*command, *words_of(job.shape)], cwd=REPO, check=True, capture_output=True)
-
-
-class Rows(list):
-    """Rows as the recipe's collator reads them from a data set."""
-
-    def __getitems__(self, numbers: Sequence[int]) -> list[dict[str, Any]]:
-        return [self[number] for number in numbers]
 
 
 def text_rows(job: Job, home: Path, count: int) -> list[str]:
