@@ -3,7 +3,7 @@
 
 import re
 
-from tiny import llama, makers
+from tiny import llama
 
 
 def subject(row: dict[str, str]) -> str:
@@ -21,11 +21,3 @@ def test_no_test_row_of_skills_asks_about_what_is_trained_on():
     held_out = {subject(row) for row in files["test"]}
     assert len(held_out) == 20  # ten words, ten numbers
     assert not held_out & {subject(row) for row in files["train"]}
-
-
-def test_a_tokenizer_is_trained_on_a_text(tmp_path):
-    rows = tmp_path / "rows.jsonl"
-    rows.write_text('{"a": ["hello hello", {"b": "hello"}], "n": 3}\n\n"hello"\n')
-    makers.make("llama", tmp_path, ["--text", str(rows), "--vocab_size", "270"])
-    assert '"hello"' in (tmp_path / "model" / "tokenizer.json").read_text()
-    assert not (tmp_path / "data").exists()
