@@ -61,8 +61,9 @@ def carry_out(args: Namespace) -> None:
     """
     module = importlib.import_module(f"tiny.{args.recipe}")
     files = module.make_rows(args.num_train_rows, args.num_test_rows, args.seed)
-    cells = [row[name] for row in files["train"] for name in module.MAKER.columns]
-    texts = strings_in(cells)
+    texts: list[str] = []
+    for row in files["train"]:
+        texts += strings_in([row[name] for name in module.MAKER.columns])
     from tiny import models
 
     model, processor = models.make(module.MAKER, args, texts)
