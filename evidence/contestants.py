@@ -8,9 +8,9 @@
     trl        TRL's SFTTrainer
 
 `run` starts `python evidence/contestants.py CALL.json`, which writes CALL's folder/timed.json: the
-seconds from the start of the process to its first step, the end of each step, and peaks of memory.
-A hook that torch calls after `step` of any optimizer notes the time. On a GPU, Python runs ahead of
-the kernels, so the hook waits for the GPU after the first step and at both ends of the timed ones.
+end of each step, and peaks of memory. A hook that torch calls after `step` of any optimizer notes
+the time. On a GPU, Python runs ahead of the kernels, so the hook waits for the GPU at both ends of
+the timed steps. gpu/test_race.py has the jobs.
 """
 
 import itertools
@@ -31,9 +31,6 @@ from types import SimpleNamespace
 from typing import Any
 
 REPO = Path(__file__).resolve().parents[1]
-GSM8K = REPO.parent / "shared" / "data" / "gsm8k"  # https://github.com/openai/grade-school-math
-MOST_LOAD = 1.8  # load average: the run itself is 1, and a second core must be nearly free
-PATIENCE = 1800  # seconds to wait for an idle machine
 CHARACTERS_PER_TOKEN = 6  # more than the average, so that rows are long enough
 ON_A_CPU = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "ACCELERATE_USE_CPU": "true"}
 # What Trainer and SFTTrainer call as the recipe does
@@ -44,16 +41,8 @@ SAME_NAMES = (
     "weight_decay",
     "max_grad_norm",
     "max_steps",
-    "num_train_epochs",
 )
-DEFAULTS = {
-    "weight_decay": 0.0,
-    "max_grad_norm": 1.0,
-    "max_steps": -1,
-    "num_train_epochs": 1,
-    "lora_r": 16,
-    "dtype": "float32",
-}
+DEFAULTS = {"dtype": "float32"}
 # A model whose steps take next to no time, and flags that a tiny job on a CPU leaves out
 NEAR_ZERO = {
     "hidden_size": 64,
@@ -77,11 +66,9 @@ class Job:
     shape: Flags  # of scripts/make_tiny.py
     flags: Flags  # of all contestants
     contestants: Mapping[str, Flags]  # own flags by label, whose first word is the program
-    rows: str = "gsm8k"  # or made with the model: "words", "long" (than --max_length), "varied"
-    steps: int = 20  # timed ones; 0: one pass over the rows
+    rows: str = "long"  # than --max_length, or "varied"
+    steps: int = 20  # timed ones
     warmup: int = 3  # steps before
-    num_rows: int = 0  # 0: as many as the steps need
-    matched: bool = True  # all do as the bare loop; otherwise each has its own defaults
     device: str = "cpu"
     maker: Sequence[str] = ()  # more words for scripts/make_tiny.py
 
@@ -93,9 +80,7 @@ class Job:
             self,
             shape=dict(self.shape) | NEAR_ZERO,
             flags=flags,
-            rows="words" if self.rows == "gsm8k" else self.rows,
             steps=min(self.steps, 2),
-            num_rows=min(self.num_rows, 24),
             device="cpu",
             maker=(),
         )
@@ -123,6 +108,7 @@ def prepare(job: Job, home: Path) -> None:
     The batches are the recipe's own in its sequential order, made in advance for the bare loops.
     """
     import torch
+    from datasets import Dataset
     from transformers import AutoTokenizer
 
     import llama
@@ -132,19 +118,20 @@ def prepare(job: Job, home: Path) -> None:
     if not (home / "model" / "config.json").exists():
         make_model(job, home)
     batch_size = job.flags["per_device_train_batch_size"]
-    lines = text_rows(job, home, job.num_rows or batch_size * (job.steps + job.warmup))
+    lines = text_rows(job, home, batch_size * (job.steps + job.warmup))
     (home / "data" / "rows.jsonl").write_text("\n".join(lines) + "\n")
     tokenizer: Any = AutoTokenizer.from_pretrained(home / "model")
     template = ChatTemplate(tokenizer)
-    rows = Rows()
+    rows = []
     for line in lines:
         row = llama.tokenize_row(json.loads(line), template, job.flags["max_length"])
         rows.append({"input_ids": row["input_ids"], "labels": row["labels"], "row": 0})
+    source = Dataset.from_list(rows)
     collate = TokenCollator(pad_token_id=tokenizer.pad_token_id, width=0)
     batches = []
     for start in range(0, len(rows), batch_size):
         numbers = range(start, min(start + batch_size, len(rows)))
-        batch = collate(rows, [[number] for number in numbers])
+        batch = collate(source, [[number] for number in numbers])
         names = ("inputs", "positions", "targets", "counts")
         batches.append({name: batch[name] for name in names})
     torch.save(batches, home / "data" / "batches.pt")
@@ -154,27 +141,13 @@ def make_model(job: Job, home: Path) -> None:
     """Write home/model with random weights, and rows that come with it."""
     home.mkdir(parents=True, exist_ok=True)
     command = [sys.executable, "scripts/make_tiny.py", "llama", str(home), *job.maker]
-    if job.rows == "gsm8k":
-        command += ["--text", str(GSM8K / "train.jsonl")]  # the tokenizer is trained on it
-    else:
-        command += ["--num_train_rows", "9000", "--num_test_rows", "210"]
+    command += ["--num_train_rows", "9000", "--num_test_rows", "210"]
     subprocess.run([*command, *words_of(job.shape)], cwd=REPO, check=True, capture_output=True)
-
-
-class Rows(list):
-    """Rows as the recipe's collator reads them from a data set."""
-
-    def __getitems__(self, numbers: Sequence[int]) -> list[dict[str, Any]]:
-        return [self[number] for number in numbers]
 
 
 def text_rows(job: Job, home: Path, count: int) -> list[str]:
     """Return the first `count` rows of a job as lines of JSON."""
-    made = home / "data" / "train.jsonl"
-    source = GSM8K / "train.jsonl" if job.rows == "gsm8k" else made
-    lines = source.read_text().splitlines()
-    if job.rows not in ("long", "varied"):
-        return lines[:count]
+    lines = (home / "data" / "train.jsonl").read_text().splitlines()
     texts = itertools.cycle(json.loads(line)["prompt"] for line in lines)
     length = job.flags["max_length"] * CHARACTERS_PER_TOKEN
     found = []
@@ -189,26 +162,23 @@ def text_rows(job: Job, home: Path, count: int) -> list[str]:
 
 
 # ---- Runs ----
-def run(job: Job, label: str, home: Path, cold: bool = False) -> Run:
+def run(job: Job, label: str, home: Path) -> Run:
     """Train with one contestant; return what was measured, with the losses of its steps, in nats.
 
-    home: as `prepare` left it. cold: with an empty cache of data sets.
+    home: as `prepare` left it.
     """
     folder = home / "runs" / slug(f"{job.name} {label}")
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     tool = label.split()[0]
-    steps = job.steps and job.steps + job.warmup
-    flags = dict(job.flags) | dict(job.contestants[label])
-    if steps:
-        flags["max_steps"] = steps
+    steps = job.steps + job.warmup
+    flags = dict(job.flags) | dict(job.contestants[label]) | {"max_steps": steps}
     flags |= {"model_name_or_path": str(home / "model"), "output_dir": str(folder / "run")}
     call = {"tool": tool, "flags": flags, "data": str(home / "data"), "folder": str(folder)}
-    call |= {"warmup": job.warmup, "steps": steps, "matched": job.matched}
     precision = "bf16" if job.device == "cuda" else "no"
-    call |= {"precision": precision, "saves": not job.matched}
+    call |= {"warmup": job.warmup, "steps": steps, "precision": precision}
     (folder / "call.json").write_text(json.dumps(call))
-    cache = folder / "cache" if cold else home / "cache" / slug(tool)
+    cache = home / "cache" / slug(tool)
     variables = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
     variables |= {"HF_DATASETS_CACHE": str(cache), "ACCELERATE_MIXED_PRECISION": precision}
     if job.device == "cpu":
@@ -218,26 +188,18 @@ def run(job: Job, label: str, home: Path, cold: bool = False) -> Run:
         done = subprocess.run(
             command, cwd=REPO, env=os.environ | variables, stdout=output, stderr=output
         )
-    found: Run = {"contestant": label, "load": round(os.getloadavg()[0], 2)}
     if done.returncode:
         last = (folder / "output.txt").read_text().strip().splitlines()[-1:]
-        return found | {"failed": f"exit code {done.returncode}: {''.join(last)[:300]}"}
-    found |= measured(folder, job.warmup)
+        return {"failed": f"exit code {done.returncode}: {''.join(last)[:300]}"}
+    found = measured(folder, job.warmup)
     if job.device == "cuda":
         for path in folder.rglob("*.safetensors"):
             path.unlink()  # gigabytes that nobody reads
     return found
 
 
-def wait_until_idle() -> None:
-    """Wait until the machine does nothing else, for PATIENCE seconds at most."""
-    end = time.monotonic() + PATIENCE
-    while os.getloadavg()[0] > MOST_LOAD and time.monotonic() < end:
-        time.sleep(5)
-
-
 def measured(folder: Path, warmup: int) -> Run:
-    """Return seconds, tokens per second, peaks in MiB, and the loss of each step, in nats."""
+    """Return tokens per second, peaks in MiB, and the loss of each step, in nats."""
     timed = json.loads((folder / "timed.json").read_text())
     lines = (folder / "run" / "metrics.jsonl").read_text().splitlines()
     steps = [json.loads(line) for line in lines]
@@ -245,37 +207,31 @@ def measured(folder: Path, warmup: int) -> Run:
     ends = timed["ends"]
     if len(ends) != len(seen):
         return {"failed": f"{len(ends)} optimizer steps, but {len(seen)} lines of metrics"}
-    found = {
-        "seconds_to_first_step": round(timed["started"] + ends[0], 3),
+    seconds = ends[-1] - ends[warmup - 1]
+    return {
         "memory_mib": {name: round(size / 2**20, 1) for name, size in timed["memory"].items()},
         "losses": [line["loss"] for line in steps],
-        "steps": len(steps),
-        "tokens": seen[-1],
+        "tokens_per_second": round((seen[-1] - seen[warmup - 1]) / seconds, 2),
     }
-    if warmup and len(ends) > warmup:
-        seconds = ends[-1] - ends[warmup - 1]
-        found["seconds_per_step"] = round(seconds / (len(ends) - warmup), 6)
-        found["tokens_per_second"] = round((seen[-1] - seen[warmup - 1]) / seconds, 2)
-    return found
 
 
 # ---- In the process of a contestant ----
-def watch(call: SimpleNamespace, started: float) -> dict[str, Any]:
+def watch(call: SimpleNamespace) -> dict[str, Any]:
     """Make torch note the end of each step, and the peaks of memory at the last timed one.
 
-    started: seconds that the process has lived. Returns what is noted, which grows.
+    Returns what is noted, which grows.
     """
     import torch
     from torch.optim.optimizer import register_optimizer_step_post_hook
 
     begun = time.perf_counter()
-    noted: dict[str, Any] = {"started": started, "ends": []}
+    noted: dict[str, Any] = {"ends": []}
 
     def after_step(*_: object) -> None:
         ends = noted["ends"]
         number = len(ends) + 1
         on_gpu = torch.cuda.is_initialized()
-        if on_gpu and number in (1, call.warmup, call.steps):
+        if on_gpu and number in (call.warmup, call.steps):
             torch.cuda.synchronize()
         ends.append(time.perf_counter() - begun)
         if on_gpu and number == call.warmup:
@@ -297,13 +253,6 @@ def peaks(on_gpu: bool) -> dict[str, int]:
         found["allocated"] = torch.cuda.max_memory_allocated()
         found["reserved"] = torch.cuda.max_memory_reserved()
     return found
-
-
-def seconds_alive() -> float:
-    """Return the seconds since the kernel started this process, to a hundredth."""
-    fields = Path("/proc/self/stat").read_text().rsplit(")", 1)[1].split()
-    ticks = int(fields[19])  # field 22 of proc(5), after boot
-    return time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
 
 
 def run_recipe(call: SimpleNamespace) -> None:
@@ -356,13 +305,12 @@ def run_bare(call: SimpleNamespace) -> None:
         model = model.to(device)
     if hasattr(args, "gradient_checkpointing"):
         model.gradient_checkpointing_enable({"use_reentrant": False})
-    steps = args.max_steps if args.max_steps > 0 else len(batches)
     optimizer = torch.optim.AdamW(weight_groups(model, args), lr=args.learning_rate, fused=True)
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 - step / steps)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 - step / len(batches))
     weights = [weight for weight in model.parameters() if weight.requires_grad]
     model.train()
     losses = []
-    for batch in batches[:steps]:
+    for batch in batches:
         with torch.autocast(device, torch.bfloat16, enabled=call.precision == "bf16"):
             loss = loss_of(model, batch) / batch["counts"][0]
         loss.backward()
@@ -371,9 +319,7 @@ def run_bare(call: SimpleNamespace) -> None:
         schedule.step()
         optimizer.zero_grad()
         losses.append(loss.detach())
-    if call.saves:
-        model.save_pretrained(args.output_dir)
-    counts = [int(batch["counts"][1]) for batch in batches[:steps]]
+    counts = [int(batch["counts"][1]) for batch in batches]
     write_metrics(args.output_dir, counts, [float(loss) for loss in losses])
 
 
@@ -445,12 +391,10 @@ def run_trainer(call: SimpleNamespace) -> None:
     settings = {name: getattr(args, name) for name in SAME_NAMES}
     settings |= {"output_dir": args.output_dir, "save_strategy": "no", "report_to": "none"}
     settings["bf16"] = call.precision == "bf16"  # TRL would turn it on by itself
-    if call.matched:  # Without, settings keep the tool's own defaults.
-        settings["gradient_checkpointing"] = hasattr(args, "gradient_checkpointing")
-        settings |= {"optim": "adamw_torch_fused", "logging_steps": 1}
-        settings["train_sampling_strategy"] = args.train_sampling_strategy
-        for name in ("torch_compile", "use_liger_kernel"):
-            settings[name] = hasattr(args, name)
+    settings |= {"optim": "adamw_torch_fused", "logging_steps": 1}
+    settings["train_sampling_strategy"] = args.train_sampling_strategy
+    for name in ("gradient_checkpointing", "torch_compile", "use_liger_kernel"):
+        settings[name] = hasattr(args, name)
     rows = tokenized_rows(f"{call.data}/rows.jsonl", tokenizer, args.max_length)
     common = {"train_dataset": rows, "processing_class": tokenizer}
     if call.tool == "trl":
@@ -464,7 +408,7 @@ def run_trainer(call: SimpleNamespace) -> None:
         collator = DataCollatorForSeq2Seq(tokenizer)
         settings = TrainingArguments(**settings)
         trainer = Trainer(load_model(args), settings, data_collator=collator, **common)
-    train(trainer, args, call.saves)
+    train(trainer, args.output_dir)
 
 
 def tokenized_rows(file: str, tokenizer: Any, max_length: int) -> Any:
@@ -490,7 +434,7 @@ def tokenized_rows(file: str, tokenizer: Any, max_length: int) -> Any:
     return rows.map(to_tokens, remove_columns=rows.column_names)
 
 
-def train(trainer: Any, args: SimpleNamespace, saves: bool) -> None:
+def train(trainer: Any, output_dir: str) -> None:
     """Train, counting the tokens of each batch without padding, and write the metrics."""
     collate: Callable[[Any], Any] = trainer.data_collator
     tokens = []
@@ -501,12 +445,10 @@ def train(trainer: Any, args: SimpleNamespace, saves: bool) -> None:
 
     trainer.data_collator = counting
     trainer.train()
-    if saves:
-        trainer.save_model()
     logged = {line["step"]: line["loss"] for line in trainer.state.log_history if "loss" in line}
     steps = range(1, trainer.state.global_step + 1)
     losses = [logged.get(step) for step in steps]
-    write_metrics(args.output_dir, tokens[: len(steps)], losses)
+    write_metrics(output_dir, tokens[: len(steps)], losses)
 
 
 def write_metrics(folder: str, tokens: Sequence[int], losses: Sequence[float | None]) -> None:
@@ -529,9 +471,8 @@ TOOLS = {
 
 def main() -> None:
     """Train as a call says, and write the times however that ends."""
-    started = seconds_alive()
     call = SimpleNamespace(**json.loads(Path(sys.argv[1]).read_text()))
-    noted = watch(call, started)
+    noted = watch(call)
     try:
         TOOLS[call.tool](call)
     finally:

@@ -89,6 +89,7 @@ def to_svg(figure: Figure) -> str:
 
 CARD = "h100"
 GPUS = 4  # what the mesh of fsdp2_hybrid_shard.yaml needs
+NOT_DRAWN = ("fsdp2_full_shard", "pp", "ep", "fsdp2_ep")  # as fsdp; of other recipes
 LENGTH = 4096  # tokens of a sequence
 FLAGS = f"--eval_strategy no --max_length {LENGTH} --per_device_train_batch_size 1".split()
 # What the planner tells apart, in five parts that a reader knows, with their colors
@@ -164,7 +165,7 @@ def planned_peaks() -> dict[str, dict[str, float]]:
     import llama
     from config_strategy import read, strategy_of
     from core.cli import parse
-    from paths import CONFIGS, OF_EXPERTS, OF_PIPELINES, SAME_AS_FIRST_CHOICE
+    from paths import CONFIGS
     from planner.engines import Profiles
     from planner.plan import CARDS, GIB, Batch, logits_mib_on, plan_of, with_constants
 
@@ -176,10 +177,10 @@ def planned_peaks() -> dict[str, dict[str, float]]:
         words = [*FLAGS, "--gradient_checkpointing", "--model_name_or_path", model]
         words += ["--max_logits_mib", str(logits_mib_on(CARDS[CARD] * GIB))]
         args = parse(llama.Arguments, words=words)
-        for path in sorted(set(CONFIGS.glob("*.yaml")) - {SAME_AS_FIRST_CHOICE, OF_PIPELINES}):
+        for path in sorted(CONFIGS.glob("*.yaml")):
             config = read(path)
             strategy = strategy_of(config)
-            if path in OF_EXPERTS or strategy.ranks_per_row > 1 or strategy.groups_are_machines:
+            if path.stem in NOT_DRAWN or strategy.ranks_per_row > 1 or strategy.groups_are_machines:
                 continue
             ranks = 1 if path.stem == "single" else GPUS
             held = profiles.held(plan_of(args, config, ranks, 1, "bf16"), Batch(1, LENGTH, LENGTH))

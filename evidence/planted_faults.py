@@ -254,14 +254,14 @@ FAULTS = [
         "found, others = finder.parse_known_args(words)",
         "found, others = finder.parse_known_args([word for word in words if '--config=' not in "
         "word])",
-        test="test_kept_or_refused.py -k spellings",
+        test="../unit/core/test_cli.py -k overrides_them",
     ),
     Planted(
         "a state whose shape shrank is read",
         f"{CORE}/checkpoint.py",
         "if list(box.shape) != list(tensor.shape):",
         "if False:",
-        test="test_kept_or_refused.py -k shape",
+        test="../unit/core/test_state.py -k another_shape",
     ),
     Planted(
         "state is asked for where no gradient had reached a weight",

@@ -391,86 +391,7 @@ def faults() -> str:
     return table(["what was done", "trials, all as promised", "worst outcome"], lines)
 
 
-# ---- Speed on a CPU, and quickstarts ----
-
-NAMES = {
-    "floor": "plain PyTorch loop",
-    "lean": "plain loop without unneeded logits",
-    "ours": "this recipe",
-    "trainer": "Trainer",
-    "trl": "SFTTrainer",
-}
-# Each with its own defaults
-SHIPPED = {
-    "floor": "plain PyTorch loop",
-    "ours": "this recipe, --packing",
-    "trainer": "Trainer",
-    "trl": "SFTTrainer",
-    "trl packed": "SFTTrainer, --packing",
-}
-
-
-def repeats_of(job: str, label: str, key: str) -> dict[int, Any]:
-    """Return a fact of each run of a contestant that is not void, by repeat."""
-    (cell,) = [row for row in read("speed") if row["cell"] == job]
-    found = {}
-    for run in cell["runs"]:
-        if run["contestant"] == label and not run["void"]:
-            found[run["repeat"]] = run[key]
-    return found
-
-
-def ratios(job: str, label: str, other: str, key: str) -> list[float]:
-    """Return how many times the number of `other` that of `label` is, in each repeat.
-
-    A ratio is of processes that ran one after the other: that of two means would be distorted by
-    one slow minute of the machine.
-    """
-    ours = repeats_of(job, label, key)
-    theirs = repeats_of(job, other, key)
-    return [ours[repeat] / theirs[repeat] for repeat in sorted(ours.keys() & theirs.keys())]
-
-
-def spread(numbers: Iterable[float], form: str) -> str:
-    """Return the median of some numbers and their range, as text; "" without numbers."""
-    found = sorted(numbers)
-    if not found:
-        return ""
-    middle = form.format(statistics.median(found))
-    low, high = form.format(found[0]), form.format(found[-1])
-    return middle if low == high else f"{middle} ({low} to {high})"
-
-
-def speed() -> str:
-    """Return the tables of the same batches, and of each tool's own defaults."""
-    lines = []
-    for label, name in NAMES.items():
-        relative = ratios("matched, medium", label, "floor", "seconds_per_step")
-        smallest = repeats_of("matched, near zero", label, "seconds_per_step").values()
-        line = [name, spread(relative, "{:.3f}"), spread((1e3 * n for n in smallest), "{:.2f}")]
-        for cache in ("cold", "warm"):
-            seconds = repeats_of(f"start, {cache} cache", label, "seconds_to_first_step")
-            line.append(spread(seconds.values(), "{:.1f}"))
-        lines.append(line)
-    header = ["same batches, same losses", "36M parameters: time of a step, relative"]
-    header += [
-        "almost no compute: ms per step",
-        "seconds until the first step ends, cold data cache",
-    ]
-    matched = table([*header, "the same, warm data cache"], lines)
-
-    job = "shipped, medium"
-    lines = []
-    for label, name in SHIPPED.items():
-        tokens = repeats_of(job, label, "tokens_per_second").values()
-        lead = ratios(job, "ours", label, "tokens_per_second")
-        losses = repeats_of(job, label, "held_out_loss").values()
-        memory = [each["resident"] for each in repeats_of(job, label, "memory_mib").values()]
-        line = [name, spread(tokens, "{:,.0f}"), spread(lead, "{:.2f}")]
-        lines.append([*line, f"{statistics.median(memory):,.0f}", spread(losses, "{:.3f}")])
-    header = ["own defaults", "tokens/s without padding", "this recipe is faster by a factor of"]
-    header += ["peak memory, MiB", "held-out loss"]
-    return f"{matched}\n\n{table(header, lines)}"
+# ---- Quickstarts ----
 
 
 def quickstarts() -> str:
@@ -486,6 +407,13 @@ def quickstarts() -> str:
 
 # ---- A real model ----
 
+NAMES = {
+    "floor": "plain PyTorch loop",
+    "lean": "plain loop without unneeded logits",
+    "ours": "this recipe",
+    "trainer": "Trainer",
+    "trl": "SFTTrainer",
+}
 TRAINED = {
     "full": "all weights",
     "LoRA": "LoRA",
@@ -595,6 +523,14 @@ def gpu_race() -> str:
     return table([*header, "MFU, causal", "peak, GiB"], lines) if lines else ""
 
 
+def spread(numbers: Iterable[float], form: str) -> str:
+    """Return the median of some numbers and their range, as text."""
+    found = sorted(numbers)
+    middle = form.format(statistics.median(found))
+    low, high = form.format(found[0]), form.format(found[-1])
+    return middle if low == high else f"{middle} ({low} to {high})"
+
+
 def gpu_plan() -> str:
     """Return the table of planned and measured tensors at the peak of each run."""
     lines = []
@@ -626,7 +562,6 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "host_memory": host_memory,
     "checkpoint_memory": checkpoint_memory,
     "families": families,
-    "speed": speed,
     "quickstarts": quickstarts,
     "real_model": real_model,
     "gpu": gpu,

@@ -37,14 +37,13 @@ from common import Exit
 from core.checkpoint import checkpoints_in, find_damage
 from faults import Fault
 from job import CUT, ENVIRONMENT, ROOT, Run, make_model, read_steps, read_weights, rehearsal
-from net import data_of
+from net import data_of, figures, read_json
 from test_parity import configs, on_mesh, ranks_of, reference_of, runs_on_meshes
 
 TIMEOUT = 600  # seconds for a launch: a run that hangs is not as promised
 MOST_LAUNCHES = 9  # times that the same command is started in a row
 STEPS, EPOCH, ROWS = 20, 18, 210  # of the job; EPOCH: steps of the first epoch
 ROWS_PER_STEP, ROWS_OF_EVALUATION, ROWS_OF_SECOND_EPOCH, SEED = 12, 21, 24, 42
-MEASURED = ("_per_second", "_seconds", "_memory_gib")  # suffixes of numbers that vary between runs
 # Starts of lines of launchers and of the rehearsal
 LAUNCHERS_LINE = re.compile(
     r"[WEI]\d{4} |Traceback|  |torch\.distributed|[=-]{5}|\S+ FAILED|Root|Fail|\[\d\]|<NO_"
@@ -256,15 +255,6 @@ def seconds_until_gone(processes: dict[int, int]) -> float:
 # ---- What runs have left ----
 
 
-def metrics_of(folder: Path) -> list[dict]:
-    """Return the lines of metrics.jsonl, without speed, time and memory."""
-    lines = []
-    for text in (folder / "metrics.jsonl").read_text().splitlines():
-        numbers = json.loads(text).items()
-        lines.append({name: value for name, value in numbers if not name.endswith(MEASURED)})
-    return lines
-
-
 def last_step(folder: Path) -> int:
     """Return the last step in metrics.jsonl or 0; the last line may be incomplete."""
     path = folder / "metrics.jsonl"
@@ -279,11 +269,6 @@ def verified(folder: Path) -> list[int]:
     return [step for step, path in checkpoints.items() if find_damage(path) is None]
 
 
-def status_of(folder: Path) -> dict:
-    """Return the content of a run's status.json."""
-    return json.loads((folder / "status.json").read_text())
-
-
 def hash_of_state(folder: Path, step: int) -> dict:
     """Return sizes and hashes of weights and optimizer state in the checkpoint of a step."""
     manifest = json.loads((folder / f"checkpoint-{step}" / "manifest.json").read_text())
@@ -292,7 +277,7 @@ def hash_of_state(folder: Path, step: int) -> dict:
 
 def none_unequal(folder: Path, whole: Path) -> int:
     """Assert that two finished runs are equal, except for speed and memory; return 0."""
-    lines, others = metrics_of(folder), metrics_of(whole)
+    lines, others = figures(folder), figures(whole)
     assert lines and lines == others
     ours, theirs = read_weights(folder), read_weights(whole)
     assert ours and ours.keys() == theirs.keys()
@@ -354,7 +339,9 @@ def stop_by_signal(lab, folder, job, name, rank, place):
     # The last line of the recipe itself, before those of the rehearsal and the launcher
     lines = ended.output.split("shard report:")[0].splitlines()
     own = [line for line in lines if line.strip() and not LAUNCHERS_LINE.match(line)]
-    assert status_of(folder)["state"] == "stopped" and own[-1].endswith(LAST_WORDS), own[-1]
+    assert read_json(folder / "status.json")["state"] == "stopped" and own[-1].endswith(
+        LAST_WORDS
+    ), own[-1]
     assert max(verified(folder), default=0) == at.saved
     return lab.resume(folder, job, flags=at.flags)
 
@@ -369,7 +356,9 @@ def stop_a_rank_that_waits(lab, folder, name):
     sent = time.monotonic()
     os.kill(wait_for_ranks(launch, 2)[1], getattr(signal, name))
     launch.end().expect(Exit.STOPPED, Exit.FAILED)
-    assert time.monotonic() - sent < GRACE and status_of(folder)["state"] == "stopped"
+    assert (
+        time.monotonic() - sent < GRACE and read_json(folder / "status.json")["state"] == "stopped"
+    )
     return lab.resume(folder, job)
 
 
@@ -389,7 +378,7 @@ def stop_a_group_that_tokenizes(lab, folder, name):
     os.killpg(launch.process.pid, getattr(signal, name))
     ended = launch.end()
     ended.expect(Exit.STOPPED)
-    assert status_of(folder)["state"] == "stopped" and "error:" not in ended.output
+    assert read_json(folder / "status.json")["state"] == "stopped" and "error:" not in ended.output
     return lab.resume(folder, job)
 
 
@@ -404,7 +393,10 @@ def kill_while_saving(lab, folder, config, change, in_background=False):
     stop = Fault("SIGTERM", "summed_loss", rank=0, step=8)
     again = Fault("SIGTERM", "save", rank=0, call=3)
     ended = lab.run(job, folder, stop, again, crash, flags=flags)
-    assert ended.code not in (0, Exit.STOPPED) and status_of(folder)["state"] != "stopped"
+    assert (
+        ended.code not in (0, Exit.STOPPED)
+        and read_json(folder / "status.json")["state"] != "stopped"
+    )
     assert 6 in verified(folder)
     return lab.resume(folder, job, flags=flags)
 
@@ -463,7 +455,7 @@ def kill_the_launcher(lab, folder, job):
     launch.process.wait()
     seconds = seconds_until_gone(processes)
     ended = launch.kill()
-    assert status_of(folder)["state"] == "stopped", ended.output
+    assert read_json(folder / "status.json")["state"] == "stopped", ended.output
     lab.resume(folder, job)
     return seconds
 
@@ -561,7 +553,7 @@ def fill_the_disk(lab, folder, quarter, more=()):
     ended.expect(Exit.CANNOT_WRITE)
     assert "No space left" in ended.output, ended.output
     assert verified(folder) == [3]
-    assert quarter == 0 or status_of(folder)["exit_code"] == Exit.CANNOT_WRITE
+    assert quarter == 0 or read_json(folder / "status.json")["exit_code"] == Exit.CANNOT_WRITE
     return lab.resume(folder, job, flags=flags)
 
 

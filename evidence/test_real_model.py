@@ -15,10 +15,10 @@ from importlib.metadata import PackageNotFoundError, distribution
 import pytest
 import torch
 
-from contestants import GSM8K
-from launching import recipe, script
+from launching import REPO, recipe, script
 from net import WEIGHTS, metrics, read_json
 
+GSM8K = REPO.parent / "shared" / "data" / "gsm8k"  # https://github.com/openai/grade-school-math
 SIZES = {
     "steps": 20,
     "every": 10,  # steps between two evaluations

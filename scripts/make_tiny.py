@@ -1,6 +1,6 @@
 #!/usr/bin/env python
 # SPDX-License-Identifier: Apache-2.0
-r"""Make, offline, a tiny random model that a recipe can train, and rows for it.
+"""Make, offline, a tiny random model that a recipe can train, and rows for it.
 
     python scripts/make_tiny.py llama runs/tiny
     python scripts/make_tiny.py mixtral runs/tiny_mixtral --num_local_experts 8
@@ -9,13 +9,7 @@ FOLDER/model is for the recipe's --model_name_or_path, and FOLDER/data holds the
 model learns them in minutes on a CPU, and no test row is a training row. `make_tiny.py RECIPE
 --help` describes what is written for a recipe and lists its options.
 
-To train a tokenizer on your own texts, with a model that is large enough for them:
-
-    python scripts/make_tiny.py llama runs/gsm8k --text train.jsonl --vocab_size 4096 \
-        --hidden_size 384 --num_hidden_layers 6 --num_attention_heads 6 --intermediate_size 1024 \
-        --max_position_embeddings 1024
-
-Exit codes: 0 done, 64 usage, 65 data, 73 cannot write.
+Exit codes: 0 done, 64 usage, 73 cannot write.
 """
 
 import argparse

@@ -83,26 +83,3 @@ def rows_of_their_own(ranks=1, rank=0):
     from core.engine import Layout
 
     return Layout(fake_accelerator(num_processes=ranks, process_index=rank))
-
-
-def sharing_rows(ranks, rank=0):
-    """The layout of one of the ranks that share each row by sequence parallelism."""
-    from extras.mesh.layout import MeshLayout
-
-    accelerator = fake_accelerator(
-        num_processes=ranks, process_index=rank, parallelism_config=parallelism(sp=ranks)
-    )
-    return MeshLayout(accelerator, {"sp": ranks})
-
-
-def alone(ranks):
-    """What a run asks of an Accelerator before its first step, on rank 0 of `ranks`."""
-    return SimpleNamespace(
-        num_processes=ranks,
-        process_index=0,
-        parallelism_config=None,
-        print=print,
-        is_main_process=True,
-        wait_for_everyone=lambda: None,
-        end_training=lambda: None,
-    )

@@ -6,7 +6,7 @@ import pytest
 import llama
 from contestants import words_of
 from core.cli import parse
-from gpu import runs, test_precisions, test_quantized, test_race, test_resume, test_side_by_side
+from gpu import runs, test_precisions, test_quantized, test_race, test_resume
 from gpu import test_planner as planner
 from gpu import test_strategies as strategies
 
@@ -16,7 +16,7 @@ LAUNCHES = [
     *((test_precisions, name, None) for name in ("precisions", "packed", "packed_rows")),
     *((test_quantized, name, None) for name in ("bases", "optimizers")),
 ]
-JOBS = [flags | own["ours"] for _, _, flags, own in test_side_by_side.CELLS.values()]
+JOBS = []
 for flags, own in test_race.CELLS.values():
     JOBS += [flags | own[label] for label in own if label.startswith("ours")]
 for _, _, points in planner.CELLS.values():

@@ -1,20 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """What scripts/plan_memory.py plans for a GPU, and the tensors that the runs there had."""
 
+import json
+import subprocess
+import sys
+
 import pytest
 
 import contestants
-from gpu.test_side_by_side import (
-    CHECKPOINTED,
-    COMMON,
-    LLAMA_1B,
-    LLAMA_8B,
-    LORA,
-    NF4,
-    home_of,
-    job_of,
-    planned_tensors,
-)
+from gpu.runs import REPO
+from gpu.test_race import CHECKPOINTED, COMMON, LLAMA_1B, LLAMA_8B, LORA, NF4, home_of, job_of
 
 QLORA = LORA | NF4
 # (rows, their tokens, flags)
@@ -56,3 +51,18 @@ def test_plan(name, cell):
         row["planned tensors"] = planned_tensors(job, home, cell)
         peaks = {kind: round(mib * 2**20) for kind, mib in run["memory_mib"].items()}
         cell.rows.append(row | peaks)
+
+
+def planned_tensors(job, home, cell):
+    """Bytes of tensors at the peak of the recipe, as scripts/plan_memory.py plans them."""
+    config = ["--config_file", "accelerate_configs/single.yaml", "--num_processes", "1"]
+    config += ["--mixed_precision", "bf16" if cell.on_gpu else "no", "--json", home / "plan.json"]
+    if cell.on_gpu:
+        config += ["--gpu", f"{cell.facts['memory_mib'] / 1024}GiB"]
+    files = {"model_name_or_path": home / "model", "dataset_name": home / "data" / "rows.jsonl"}
+    flags = job.flags | job.contestants["ours"] | files | {"eval_strategy": "no"}
+    command = [sys.executable, "scripts/plan_memory.py", *config, "recipes/llama.py"]
+    command += contestants.words_of(flags)
+    subprocess.run(command, cwd=REPO, check=True, capture_output=True)
+    planned = json.loads((home / "plan.json").read_text())["device"]
+    return sum(planned.values()) - planned.get("constants", 0)

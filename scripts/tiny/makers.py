@@ -52,25 +52,18 @@ def add_options(parser: Any, maker: Maker) -> None:
     add("--seed", type=int, default=0, help="of weights and rows [%(default)s]")
     add("--dtype", choices=["float32", "bfloat16"], default="float32", help="of the weights")
     add("--device", default="cpu", help="where the weights are drawn [%(default)s]")
-    parser.set_defaults(text=None)
-    if maker.tokenizer is not None:
-        add("--text", type=Path, help=".txt or .jsonl file to train the tokenizer on; no rows")
 
 
 def carry_out(args: Namespace) -> None:
     """Write the model and the rows.
 
-    Raises SystemExit with 65 for a text that cannot be read, with 73 for a folder that cannot be
-    written, after one line on stderr.
+    Raises SystemExit with 73 for a folder that cannot be written, after one line on stderr.
     """
     module = importlib.import_module(f"tiny.{args.recipe}")
-    files: dict[str, list[Row]] = {}
-    if args.text is not None:
-        texts = read_texts(args.text)
-    else:
-        files = module.make_rows(args.num_train_rows, args.num_test_rows, args.seed)
-        cells = [row[name] for row in files["train"] for name in module.MAKER.columns]
-        texts = strings_in(cells)
+    files = module.make_rows(args.num_train_rows, args.num_test_rows, args.seed)
+    texts: list[str] = []
+    for row in files["train"]:
+        texts += strings_in([row[name] for name in module.MAKER.columns])
     from tiny import models
 
     model, processor = models.make(module.MAKER, args, texts)
@@ -83,17 +76,6 @@ def carry_out(args: Namespace) -> None:
             write_rows(args.folder / "data" / name, rows)
     except OSError as error:
         stop(Exit.CANNOT_WRITE, f"cannot write to {args.folder}: {error}")
-
-
-def read_texts(path: Path) -> list[str]:
-    """Return the lines of a .txt file, or all strings of a .jsonl file."""
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-        if path.suffix == ".txt":
-            return lines
-        return strings_in([json.loads(line) for line in lines if line])
-    except (OSError, ValueError) as error:
-        stop(Exit.DATA, f"cannot read {path}: {error}")
 
 
 def strings_in(value: Any) -> list[str]:

@@ -12,24 +12,6 @@ from net import Cell
 LORA = Cell(weights="LoRA")
 
 
-def test_a_file_of_flags_is_read_in_both_spellings(net_tiny, tmp_path):
-    (tmp_path / "flags.yaml").write_text("learning_rate: 0.00321\n")
-    data = [*net.data_of(net_tiny("llama")), "--output_dir", tmp_path / "run", "--dry_run"]
-    for words in (["--config", "flags.yaml"], ["--config=flags.yaml"]):
-        done = recipe(*data, *words, cwd=tmp_path, code=0)
-        assert "learning rate 0.00321" in done.output
-
-
-def test_a_state_of_another_shape_is_not_read(net_tiny, tmp_path):
-    """Adapters of rank 8 must not become their own first four."""
-    tiny = net_tiny("llama")
-    stop = {"at": "forward 14", "do": "SIGTERM"}
-    net.launch(LORA, tiny, tmp_path / "run", "--lora_r", "8", inject=stop).expect(75)
-    changed = ["--lora_r", "4", "--allow_change", "lora_r"]
-    done = net.launch(LORA, tiny, tmp_path / "run", *changed)
-    assert done.code not in (0, 75), done.output[-3000:]
-
-
 def test_a_data_set_without_a_row_left_is_refused_in_a_mixture(net_tiny, tmp_path):
     """And its share is not taken from the rows of another one."""
     row = {"prompt": "1 + 1?", "completion": "2"}

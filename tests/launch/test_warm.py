@@ -1,14 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A warm start (tests/warm) is what a cold one would have been: streams, environment and ends.
+"""A warm start (tests/warm) is what a cold one would have been: streams and environment.
 
 That its figures are the same is seen in test_stops.py, where launches of the golden runs are cold.
 """
 
 import os
-import signal
 import subprocess
 import sys
-import time
 
 import pytest
 
@@ -45,19 +43,6 @@ def test_it_has_what_its_caller_has_and_the_libraries_and_no_file_of_this_projec
     out, told = start(text, "a b", "--c", cwd=tmp_path, env=environment).communicate("typed")
     expected = f"['a b', '--c'] {tmp_path} 7 __main__\ntyped {tmp_path} True\n[]\n"
     assert (out, told) == (expected, "told\n")
-
-
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 75), (signal.SIGKILL, -9)])
-def test_a_signal_reaches_it_and_what_is_killed_is_gone(number, code, start):
-    text = "import os, signal, sys\nsignal.signal(15, lambda *_: sys.exit(75))\n"
-    process = start(f"{text}print(os.getpid(), flush=True)\nsignal.pause()\n")
-    pid = int(process.stdout.readline())
-    process.send_signal(number)
-    assert process.wait(10) == code and pid != process.pid
-    deadline = time.monotonic() + 10
-    while os.path.exists(f"/proc/{pid}"):
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 def test_what_imports_have_read_otherwise_starts_cold_and_says_why(start):

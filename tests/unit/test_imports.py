@@ -50,26 +50,20 @@ def test_recipes_and_their_modules_import_nothing_of_scripts(imported):
     assert files_that_import(OF_SCRIPTS, recipes) == []
 
 
-def test_the_core_imports_itself_and_libraries_only(imported):
-    core = {path: names for path, names in imported.items() if "recipes/core/" in path}
-    recipes = {path.stem for path in (REPO / "recipes").iterdir()} - {"core"}
-    assert core and files_that_import(OF_SCRIPTS | recipes, core) == []
+@pytest.mark.parametrize(
+    ("room", "allowed"),
+    [("core", {"core"}), ("tasks", {"core", "tasks"}), ("extras", {"core", "extras"})],
+)
+def test_a_room_imports_itself_the_core_and_libraries_only(room, allowed, imported):
+    own = {path: names for path, names in imported.items() if f"recipes/{room}/" in path}
+    recipes = {path.stem for path in (REPO / "recipes").iterdir()}
+    assert own and files_that_import(recipes - allowed, own) == []
 
 
-def test_tasks_import_the_core_themselves_and_libraries_only(imported):
-    tasks = {path: names for path, names in imported.items() if "recipes/tasks/" in path}
-    recipes = {path.stem for path in (REPO / "recipes").iterdir()} - {"core", "tasks"}
-    assert tasks and files_that_import(OF_SCRIPTS | recipes, tasks) == []
-
-
-def test_an_extra_imports_no_recipe_no_task_and_no_other_extra(imported):
-    recipes = {path.stem for path in (REPO / "recipes").glob("*.py")}
-    extras = {path: names for path, names in imported.items() if "recipes/extras/" in path}
-    assert extras and files_that_import(OF_SCRIPTS | recipes | {"tasks"}, extras) == []
-    for path in extras:
-        text = (REPO / path).read_text()
-        named = re.findall(r"^ *(?:from|import) extras\.(\w+)", text, re.MULTILINE)
-        assert set(named) <= {path.split("/")[2]}, path
+def test_an_extra_imports_no_other_extra():
+    for path in (REPO / "recipes" / "extras").rglob("*.py"):
+        named = re.findall(r"^ *(?:from|import) extras\.(\w+)", path.read_text(), re.MULTILINE)
+        assert set(named) <= {path.parent.name}, path
 
 
 def test_nothing_that_people_use_imports_evidence_or_tests(imported):

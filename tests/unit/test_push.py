@@ -19,13 +19,6 @@ def test_the_record_of_a_whole_model_keeps_the_hub_id_of_its_base(tmp_path):
     assert json.loads(made["run_public.json"]) == {"arguments": kept}
 
 
-def test_adapters_name_their_base_in_one_place_only(tmp_path):
-    (tmp_path / "adapter_config.json").write_text('{"base_model_name_or_path": "owner/base"}')
-    run = {"arguments": {"model_name_or_path": "owner/base"}, "base_weights": "ab"}
-    made = made_of(tmp_path, run)
-    assert json.loads(made["run_public.json"]) == {"arguments": {}, "base_weights": "ab"}
-
-
 def test_the_card_of_a_run_says_what_it_recorded_and_no_path(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", "/home/alice")
     arguments = {

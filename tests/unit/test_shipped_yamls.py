@@ -6,7 +6,6 @@ import yaml
 
 from config_strategy import read, strategy_of
 from launching import CONFIGS
-from paths import FIRST_CHOICE, SAME_AS_FIRST_CHOICE
 
 EXPECTED = {  # engine and the strategy in FSDP1's words; places of the mesh
     "ddp": ("ddp NO_SHARD", 0),
@@ -44,7 +43,8 @@ def test_the_files_are_the_expected_ones():
 
 def test_the_yaml_to_start_with_is_a_file_with_the_content_of_fsdp2_full_shard():
     assert not any(path.is_symlink() for path in CONFIGS.glob("*.yaml"))  # a download lacks it
-    assert FIRST_CHOICE.read_bytes() == SAME_AS_FIRST_CHOICE.read_bytes()
+    first, same = CONFIGS / "fsdp.yaml", CONFIGS / "fsdp2_full_shard.yaml"
+    assert first.read_bytes() == same.read_bytes()
 
 
 @pytest.mark.parametrize("name", EXPECTED)

@@ -10,9 +10,7 @@ import pytest
 import torch
 from datasets import Dataset
 
-from core.batches import Plan, TokenCollator, pack
-from example_arguments import language_model_arguments
-from fakes import rows_of_their_own
+from core.batches import TokenCollator, pack
 
 WIDTH = 64
 LAYOUTS = {"padded": {}, "packed": {"width": WIDTH}, "padding free": {"refit": True}}
@@ -38,23 +36,6 @@ def lines_of(rows, layout):
 
 def collate(rows, lines, pad_token_id=0, **options):
     return TokenCollator(pad_token_id=pad_token_id, **options)(rows, lines)
-
-
-# ---- Which rows form which batch ----
-def plan_of(flags, num_rows, layout=None, lengths=None):
-    args = language_model_arguments(*flags.split())
-    return Plan(args, layout or rows_of_their_own(), num_rows, lengths)
-
-
-def test_rows_of_one_length_come_together_and_each_comes_once():
-    lengths = np.random.default_rng(0).integers(1, 513, 1000)
-    flags = "--train_sampling_strategy group_by_length --per_device_train_batch_size 4"
-    plan = plan_of(f"{flags} --num_train_epochs 2", 1000, rows_of_their_own(6), lengths)
-    for epoch in range(2):
-        order = plan.order_of(epoch)
-        assert sorted(order.tolist()) == list(range(1000))
-        filled = lengths[order].reshape(-1, 4)
-        assert np.mean(filled.sum(1) / (4 * filled.max(1))) > 0.97
 
 
 # ---- Batches of tokens ----

@@ -105,11 +105,11 @@ def template_of(text, **settings):
     return ChatTemplate(tokenizer_of(text + "<|end|><|user|><|assistant|><|tool|>"), settings)
 
 
-def shown(text, messages, tools=(), **settings):
+def shown(text, messages):
     """Return the text of a conversation, with the parts that are trained on in [[ ]]."""
-    template = template_of(text, **settings)
+    template = template_of(text)
     template.tokenizer.chat_template = text
-    conversation = make_conversation(messages, list(tools))
+    conversation = make_conversation(messages, [])
     row = tokenize_conversation(conversation, template, 10**6)
     is_trained_on = [label != -100 for label in row["labels"]]
     return show(template.tokenizer, row["input_ids"], is_trained_on)

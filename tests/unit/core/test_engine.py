@@ -84,8 +84,8 @@ def test_auto_goes_on_where_nothing_can_be_compiled(monkeypatch):
 BF16 = {"mixed_precision": "bf16"}
 
 
-def faults_of(accelerator, words="", layout=None):
-    found = find_faults(language_model_arguments(*words.split()), layout or Layout(accelerator))
+def faults_of(accelerator, words=""):
+    found = find_faults(language_model_arguments(*words.split()), Layout(accelerator))
     return " ".join(found)
 
 

@@ -18,7 +18,7 @@ from core.exits import End, fail
 from core.metrics import find_missing_tracker
 from core.stop import Status
 from core.weights import fingerprint_of_weights
-from fakes import alone
+from fakes import fake_accelerator
 from launching import read_json
 
 # What changes what is trained on, or how, of each recipe as in tests/golden/flags.json: a run
@@ -34,13 +34,13 @@ def plan_of(total_steps, rows_per_step):
 
 @pytest.fixture
 def resumed(start_run, arguments, tmp_path):
-    """A function from step, arguments of the checkpoint's run, and ranks to a resumed run."""
+    """A function from step and arguments of the checkpoint's run to a resumed run."""
 
-    def resumed(step, before, ranks=1):
+    def resumed(step, before):
         if arguments.output_dir == "runs/llama":
             arguments.output_dir = str(tmp_path)
         run = start_run(arguments)
-        run._accelerator, run._group = alone(ranks), None
+        run._accelerator, run._group = fake_accelerator(print=print), None
         run._checkpoint = tmp_path / f"checkpoint-{step}"
         run._restored = {"step": step, "arguments": before}
         run.step = step

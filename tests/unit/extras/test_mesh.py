@@ -22,7 +22,7 @@ from transformers import (
 from extras.mesh import workarounds
 from extras.mesh.hooks import find_attention_of_its_own, find_faults_of_engine
 from extras.mesh.layout import MeshLayout
-from fakes import fake_accelerator, mixture_of_two, sharing_rows
+from fakes import fake_accelerator, mixture_of_two, parallelism
 from harm import shows_harm_without
 
 
@@ -60,7 +60,8 @@ def test_engines_that_form_no_such_groups():
     def faults(layout):
         return " ".join(find_faults_of_engine(layout))
 
-    assert "does not split rows" in faults(sharing_rows(2))
+    plain = fake_accelerator(num_processes=2, parallelism_config=parallelism(sp=2))
+    assert "does not split rows" in faults(MeshLayout(plain, {"sp": 2}))
     assert not faults(MeshLayout(fake_accelerator(num_processes=2), {"tp": 2}))
     assert "never compared" in faults(MeshLayout(fake_accelerator(), {"tp": 2, "cp": 2}))
 
