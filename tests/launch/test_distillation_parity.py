@@ -132,7 +132,8 @@ def test_a_teacher_may_be_a_folder_of_adapters(models, tmp_path):
     adapted.save_pretrained(tmp_path)
     teacher = FrozenModel(str(tmp_path), Accelerator(cpu=True), "float32", False)
     logits = adapted(**BATCH["inputs"]).logits.flatten(0, 1)[POSITIONS]
-    assert torch.equal(teacher.logits(teacher.hidden_states(BATCH)), logits)
+    # A product over chosen rows may round otherwise than one over all
+    torch.testing.assert_close(teacher.logits(teacher.hidden_states(BATCH)), logits)
 
 
 def test_a_teacher_with_other_tokens_is_refused(models, tmp_path, capsys):
