@@ -47,6 +47,8 @@ def summary_lines(
         "strategy": f"{strategy}, {accelerator.num_processes} x {accelerator.device.type}",
         "precision": describe_precision(accelerator, args),
         "attention": model.config._attn_implementation,
+    }
+    lines |= {
         "steps": f"{total_steps:,}, --save_steps {args.save_steps}",
         "optimizer": f"--optim {args.optim}, weight decay {args.weight_decay:g}",
         "schedule": f"{rate}, --warmup_steps {args.warmup_steps:g}",

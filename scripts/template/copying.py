@@ -150,7 +150,7 @@ def origin_of(root: Path, wish: Wish) -> str:
 
 def describe_commit(root: Path) -> str:
     """Return which version is copied."""
-    if root.name == "accelerate_recipes":  # Installed (scripts/installed.py), perhaps in a clone
+    if root.name == "accelerate_recipes":  # Installed (scripts/installed/), perhaps in a clone
         origin = metadata.distribution("accelerate-recipes").read_text("direct_url.json") or "{}"
         name = json.loads(origin).get("vcs_info", {}).get("commit_id")
         return f"commit {name}" if name else f"version {metadata.version('accelerate-recipes')}"
