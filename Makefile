@@ -15,7 +15,7 @@ endif
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help install install-dev docs quickstart evidence evidence-gpu pictures test check fix test-export test-cluster test-hosts test-object-store clean
-.PHONY: quickstart-llama quickstart-mistral_pretrain quickstart-bert quickstart-bert_ner quickstart-t5 quickstart-llama_dpo quickstart-llama_distill quickstart-llama_reward quickstart-vit quickstart-mixtral quickstart-embeddings
+.PHONY: quickstart-llama quickstart-mistral_pretrain quickstart-bert quickstart-bert_ner quickstart-t5 quickstart-llama_dpo quickstart-llama_distill quickstart-llama_reward quickstart-llama_grpo quickstart-vit quickstart-mixtral quickstart-embeddings
 
 help:  ## list these targets
 	@awk -F ':.*## +' '/^[a-z-]+:.*## / {printf "%-17s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -157,6 +157,29 @@ quickstart-llama_reward:
 	  {'role': 'assistant', 'content': answer}], tokenize=False), add_special_tokens=False)[0]['score']) \
 	  for answer in ('t-i-g-e-r', 't i g e r')]"
 	python scripts/plot_loss.py $(OUT)/run --output $(OUT)/loss.png
+
+# First demonstrations, half of them wrong; then nothing but rewards of the model's own answers
+quickstart-llama_grpo:
+	python scripts/make_tiny.py llama_grpo $(OUT)
+	@printf '\n== Learning from demonstrations, every second one a mistake ==\n'
+	rm -rf $(OUT)/base $(OUT)/run  # existing runs would be resumed
+	OMP_NUM_THREADS=$(THREADS) accelerate launch --config_file accelerate_configs/single.yaml \
+	  --mixed_precision $(PRECISION) recipes/llama.py --model_name_or_path $(OUT)/model \
+	  --dataset_name $(OUT)/data/demonstrations.jsonl --output_dir $(OUT)/base \
+	  --per_device_train_batch_size 32 --num_train_epochs 1 --learning_rate 3e-3 --warmup_steps 0.05
+	@printf '\n== Answers before learning from rewards ==\n'
+	python scripts/generate.py $(OUT)/base --file $(OUT)/data/test.jsonl --max_new_tokens 8 --json $(OUT)/before.json
+	@printf '\n== Learning from rewards of its own answers ==\n'
+	OMP_NUM_THREADS=$(THREADS) accelerate launch --config_file accelerate_configs/single.yaml \
+	  --mixed_precision $(PRECISION) recipes/llama_grpo.py --model_name_or_path $(OUT)/base \
+	  --dataset_name $(OUT)/data/train.jsonl --eval_dataset_name $(OUT)/data/test.jsonl --output_dir $(OUT)/run \
+	  --per_device_train_batch_size 128 --num_generations 8 --max_completion_length 8 --num_train_epochs 2 \
+	  --learning_rate 3e-4 --eval_on_start
+	@printf '\n== Answers after learning from rewards ==\n'
+	python scripts/generate.py $(OUT)/run --file $(OUT)/data/test.jsonl --max_new_tokens 8 --json $(OUT)/after.json
+	python scripts/plot_loss.py $(OUT)/run --output $(OUT)/loss.png
+	@printf '\nThe model is in $(OUT)/run, the one before in $(OUT)/base, its answers and their rewards in $(OUT)/run/samples.jsonl.\n'
+	@printf 'Ask it: $(VENV)/bin/python scripts/generate.py $(OUT)/run --prompt "What comes after 41?"\n'
 
 # First a teacher learns from the rows; then the model learns from its probabilities
 quickstart-llama_distill:

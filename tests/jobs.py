@@ -42,6 +42,12 @@ RECIPES = {
     "llama_dpo": Recipe(shown=("exact_match", 0.6)),
     "llama_reward": Recipe(flags="--learning_rate 3e-5", shown=("eval_accuracy", 0.9)),
     "llama_distill": Recipe(shown=("exact_match", 0.6)),
+    # Of answers that are all equally long the first loss would be 0 but for rounding
+    "llama_grpo": Recipe(
+        flags="--num_generations 4 --max_completion_length 32 --num_iterations 2 --beta 0.1 "
+        "--save_steps 4",
+        shown=("exact_match", 0.8),
+    ),
     "mistral_pretrain": Recipe(
         narrow="--full_attention",
         flags="--max_length 80 --max_eval_tokens 640",  # a block is longer than the model's window

@@ -115,5 +115,5 @@ def read_metrics(output_dir):
     """Lines of metrics.jsonl: (training steps, evaluations)."""
     lines = read_rows(Path(output_dir, "metrics.jsonl"))
     steps = [line for line in lines if "loss" in line]
-    evaluations = [line for line in lines if "eval_loss" in line]
+    evaluations = [line for line in lines if "loss" not in line]
     return steps, evaluations

@@ -194,8 +194,10 @@ def launch(cell, tiny, folder, *more, inject=None, notes=None, config_file=None)
 
 # ---- What a run leaves ----
 # Figures of time and memory, which no run has again, and what follows from others: perplexity from
-# the loss, and small differences of large numbers, as rewards of DPO and margins of rewards are
+# the loss, and small differences of large numbers, as rewards of DPO, margins of rewards and the KL
+# to a model before training are
 LEFT_OUT = ("seconds", "memory", "per_second", "perplexity", "rewards", "mean_reward", "margin")
+LEFT_OUT += ("kl",)
 
 
 def metrics(folder):
@@ -320,6 +322,8 @@ def text_of(row, tokenizer):
     if "text" in row:
         return row["text"]
     messages = row.get("messages")
+    if "question" in row:
+        messages = [{"role": "user", "content": row["question"]}]
     if messages is None:
         messages = [*row["prompt"], *row["chosen"]]
     return tokenizer.apply_chat_template(messages, tokenize=False)

@@ -296,7 +296,8 @@ class EvaluationArguments:
     run_name: str | None = free(None, "name of the run in the tracker [the tracker chooses]")
 
     def conflicts(self) -> Iterator[str]:
-        chooses = self.metric_for_best_model != "loss" or self.greater_is_better is not None
+        usual = type(self).metric_for_best_model
+        chooses = self.metric_for_best_model != usual or self.greater_is_better is not None
         if chooses and not self.load_best_model_at_end:
             yield (
                 "--metric_for_best_model and --greater_is_better have no effect without "

@@ -24,6 +24,7 @@ from core.run import Run
 # What fp32 logits may take at a time. For a moment the loss takes about three times as much.
 LOGITS_SHARE = 1 / 64  # of a GPU's memory: 1.25 GiB of 80
 LOGITS_MIB_ON_CPU = 256
+LossesOf = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]  # of logits and targets
 
 
 def token_losses(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
@@ -83,7 +84,7 @@ class LossInHead:
             device: the device that the model will be on.
             compiles: whether to compile what follows the head's product.
         """
-        self._losses_of = compiled_losses_of if compiles else losses_of
+        self._losses_of: LossesOf = compiled_losses_of if compiles else losses_of
         self._model_changes_logits = changes_logits_after_head(model)
         # The embedding has it, while ZeRO-3 has already split the head's weight.
         vocabulary = model.get_input_embeddings().num_embeddings
@@ -214,7 +215,7 @@ class LossInPieces(torch.autograd.Function):
         bias: torch.Tensor | None,
         targets: torch.Tensor,
         piece: int,
-        losses_of: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
+        losses_of: LossesOf,
     ) -> torch.Tensor:
         """Return the losses of all tokens, [tokens], in nats and fp32.
 

@@ -51,8 +51,9 @@ T = TypeVar("T")
 # The names of the counts in metrics.jsonl and in checkpoints
 COUNTED = {"tokens": "num_input_tokens_seen", "images": "num_images_seen"}
 NONFINITE_ROWS = "nonfinite_rows.jsonl"
+SAMPLES = "samples.jsonl"  # answers of a recipe that learns from those of its model
 # What a run writes into its folder beside a model and checkpoints
-OWN_FILES = ("status.json", RUN, METRICS, NONFINITE_ROWS, "predictions*.jsonl")
+OWN_FILES = ("status.json", RUN, METRICS, NONFINITE_ROWS, SAMPLES, "predictions*.jsonl")
 # Rank 0 of a run whose launcher was killed still needs a moment to end
 SECONDS_TO_END = 10
 SMALLER_IS_BETTER = ("loss", "perplexity", "mse")
@@ -239,7 +240,7 @@ class Run:
             self._restore(self._checkpoint)
         workarounds.settle_gradient_buckets(model)
         if accelerator.is_main_process:
-            for name in (METRICS, NONFINITE_ROWS):
+            for name in (METRICS, NONFINITE_ROWS, SAMPLES):
                 cut_after(self._folder / name, self.step, self._evaluated)
             for predictions in self._folder.glob("predictions-*.jsonl"):  # Of later steps
                 if int(predictions.stem.partition("-")[2]) > self.step:
@@ -252,18 +253,24 @@ class Run:
         return self.step in evaluate_after and not self._evaluated
 
     # ---- In the loop ----
-    def steps(self) -> Iterator[int]:
+    def steps(self, together: int = 1) -> Iterator[int]:
         """Yield the numbers of the steps that are left; the first step of a run is 1.
 
         The body of the loop has to call `finish_step` once in each. Between steps a checkpoint is
         written if one is due, and if any rank was asked to stop, the run is saved and ends with 75.
         Dropout is drawn from seed, step and rank, so that no random state has to be saved.
+
+        Args:
+            together: steps that belong together, between which nothing is saved.
         """
         self._between_steps()
         while self.step < self._total_steps:
             self.seed_dropout(self.step + 1)
             yield self.step + 1
-            self._between_steps()
+            if self.step % together == 0 or self.step == self._total_steps:
+                self._between_steps()
+            else:
+                self._progress_before = self._progress()
         self._finish_save()
         # Reading the best model and writing the result may take long: from here on no sign of life
         # is expected.

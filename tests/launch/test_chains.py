@@ -13,9 +13,9 @@ from net import Cell
 
 # DDP runs forward once before the loop; otherwise this is the second micro-batch of the first step
 STOP = {"at": "forward 2", "do": "SIGTERM", "rank": 0}
-# Of a recipe that does not run one whole model
+# Of a recipe that does not run one whole model, or runs it to sample answers
 STOP_BY_STEP = {"at": "step 2", "do": "SIGTERM", "rank": 0}
-BY_STEP = ("llama_pipeline", "llama_distill")
+BY_STEP = ("llama_pipeline", "llama_distill", "llama_grpo")
 
 
 def on(config, ranks=2, sharing=1, **options):
