@@ -10,6 +10,7 @@ import sys
 import pytest
 from accelerate.commands.launch import launch_command_parser
 
+import installed
 import plan_memory
 import rehearse
 from core.cli import parse
@@ -134,6 +135,9 @@ def test_the_command_is_accepted(command, monkeypatch):
         assert re.search(rf"^{words[1]}:", (REPO / "Makefile").read_text(), re.MULTILINE)
     elif words[0] == "pytest":
         assert all((REPO / word).exists() for word in words if "/" in word)
+    elif "accelerate-recipes" in words:
+        name, *arguments = words[words.index("accelerate-recipes") + 1 :]
+        parse_with(f"scripts/{installed.COMMANDS[name]}.py", arguments, monkeypatch)
     elif words[0] == "python":
         assert words[1] == "llama.py" or (REPO / words[1]).is_file()
         parse_with(words[1], words[2:], monkeypatch)
