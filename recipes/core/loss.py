@@ -30,9 +30,14 @@ LossesOf = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]  # of logits and
 def token_losses(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     """Return the cross-entropy of each token in nats, [tokens]. EDIT: label smoothing, a z-loss.
 
-    Every path to the loss ends here. Logits are [tokens, vocabulary], in fp32.
+    Every path to the loss of training ends here. Logits are [tokens, vocabulary], in fp32.
     """
     return cross_entropy(logits, targets, reduction="none")
+
+
+def evaluated_losses_of(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """Return the cross-entropy that evaluations log, whatever `token_losses` returns."""
+    return cross_entropy(logits.float(), targets, reduction="none")
 
 
 def losses_of(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
@@ -85,6 +90,7 @@ class LossInHead:
             compiles: whether to compile what follows the head's product.
         """
         self._losses_of: LossesOf = compiled_losses_of if compiles else losses_of
+        self._evaluated_losses_of: LossesOf = evaluated_losses_of
         self._model_changes_logits = changes_logits_after_head(model)
         # The embedding has it, while ZeRO-3 has already split the head's weight.
         vocabulary = model.get_input_embeddings().num_embeddings
@@ -125,8 +131,12 @@ class LossInHead:
         output = model(**batch["inputs"], use_cache=False)
         losses = output.logits
         if self._model_changes_logits:
-            losses = self._losses_of(output.logits, batch["targets"])
+            losses = self._function(model)(output.logits, batch["targets"])
         return losses, output
+
+    def _function(self, module: torch.nn.Module) -> LossesOf:
+        """Return what has the losses of logits and targets: of training, or of an evaluation."""
+        return self._losses_of if module.training else self._evaluated_losses_of
 
     def return_logits(self) -> None:
         """Have the head return logits from now on, until losses are requested again."""
@@ -148,8 +158,10 @@ class LossInHead:
         if self._model_changes_logits:
             return forward(hidden)
 
+        losses_of = self._function(layer)
+
         def losses(hidden: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-            return self._losses_of(forward(hidden), targets)
+            return losses_of(forward(hidden), targets)
 
         if len(targets) <= self._piece:
             return losses(hidden, targets)
@@ -158,7 +170,7 @@ class LossInHead:
         if is_linear and not isinstance(layer.weight, DTensor):
             # The weight is read here, since FSDP has it whole only during the forward pass.
             weights = layer.weight, layer.bias
-            return LossInPieces.apply(hidden, *weights, targets, self._piece, self._losses_of)
+            return LossInPieces.apply(hidden, *weights, targets, self._piece, losses_of)
         parts = zip(hidden.split(self._piece), targets.split(self._piece), strict=True)
         return torch.cat([checkpoint(losses, *part, use_reentrant=False) for part in parts])
 

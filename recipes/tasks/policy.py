@@ -23,6 +23,7 @@ class LogpsInHead(LossInHead):
         """Replace the forward pass of the model's output head, as LossInHead does."""
         super().__init__(model, args.max_logits_mib, device)
         self._losses_of = partial(logps_and_entropies, temperature=args.temperature)
+        self._evaluated_losses_of = self._losses_of
 
     def of_answers(
         self, model: torch.nn.Module, batch: Mapping[str, Any]

@@ -215,3 +215,13 @@ def test_the_loss_is_compiled_once_for_any_number_of_tokens():
         [same] = torch.autograd.grad(compiled.sum(), logits)
         assert torch.allclose(gradient, same, rtol=1e-6, atol=1e-7)
     assert counters["stats"]["unique_graphs"] == 1
+
+
+@pytest.mark.parametrize("mib", [256, 0.01], ids=["whole", "in pieces"])
+def test_an_evaluation_has_the_cross_entropy_whatever_the_loss_of_training(monkeypatch, mib):
+    model = model_of("llama")
+    token_loss = LossInHead(model, mib, CPU)
+    plain = token_loss(model.train(), LAYOUTS["padded"])
+    monkeypatch.setattr("core.loss.token_losses", lambda logits, _: logits.logsumexp(-1))
+    assert token_loss(model.eval(), LAYOUTS["padded"]) == plain
+    assert token_loss(model.train(), LAYOUTS["padded"]) != plain
