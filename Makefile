@@ -1,8 +1,8 @@
 # Everything runs in .venv, which these targets make; to use another environment: make test VENV=/path/to/venv
 VENV ?= .venv
 BASE_PYTHON ?= python3
-OUT ?= runs/quickstart
 RECIPE ?= llama
+OUT ?= runs/quickstart/$(RECIPE)
 PRECISION ?= no
 THREADS ?= $(shell getconf _NPROCESSORS_ONLN)
 export PATH := $(abspath $(VENV))/bin:$(PATH)
@@ -23,7 +23,11 @@ help:  ## list these targets
 $(VENV)/bin/python:
 	$(BASE_PYTHON) -m venv $(VENV)
 
+# A quick start that was interrupted continues, and one that has ended runs again
+START_ANEW = @! grep -qs '"state": "done"' $(OUT)/run/status.json || rm -rf $(OUT)/run $(OUT)/base $(OUT)/trained
+
 $(VENV)/.installed: requirements.txt | $(VENV)/bin/python
+	@echo 'Installing 1.8 GB into $(VENV), about three minutes in silence'
 	$(VENV)/bin/python -m pip install --quiet -r requirements.txt
 	touch $@
 
@@ -43,7 +47,7 @@ quickstart-llama:
 	@printf '\n== Answers before training ==\n'
 	python scripts/generate.py $(OUT)/model --file $(OUT)/data/test.jsonl --max_new_tokens 32 --json $(OUT)/before.json
 	@printf '\n== Training ==\n'
-	rm -rf $(OUT)/run  # an existing run would be resumed
+	$(START_ANEW)
 	OMP_NUM_THREADS=$(THREADS) accelerate launch --config_file accelerate_configs/single.yaml \
 	  --mixed_precision $(PRECISION) recipes/llama.py --model_name_or_path $(OUT)/model \
 	  --dataset_name $(OUT)/data/train.jsonl --eval_dataset_name $(OUT)/data/test.jsonl --output_dir $(OUT)/run \
@@ -57,7 +61,7 @@ quickstart-llama:
 quickstart-bert:
 	python scripts/make_tiny.py bert $(OUT)
 	@printf '\n== Training, evaluated before its first step ==\n'
-	rm -rf $(OUT)/run  # an existing run would be resumed
+	$(START_ANEW)
 	OMP_NUM_THREADS=$(THREADS) accelerate launch --config_file accelerate_configs/single.yaml \
 	  --mixed_precision $(PRECISION) recipes/bert.py --model_name_or_path $(OUT)/model \
 	  --dataset_name $(OUT)/data/train.jsonl --eval_dataset_name $(OUT)/data/test.jsonl --output_dir $(OUT)/run \
@@ -71,7 +75,7 @@ quickstart-bert:
 quickstart-embeddings:
 	python scripts/make_tiny.py embeddings $(OUT)
 	@printf '\n== Training, evaluated before its first step ==\n'
-	rm -rf $(OUT)/run  # an existing run would be resumed
+	$(START_ANEW)
 	OMP_NUM_THREADS=$(THREADS) accelerate launch --config_file accelerate_configs/single.yaml \
 	  --mixed_precision $(PRECISION) recipes/embeddings.py --model_name_or_path $(OUT)/model \
 	  --dataset_name $(OUT)/data/train.jsonl --eval_dataset_name $(OUT)/data/test.jsonl --output_dir $(OUT)/run \
@@ -81,7 +85,7 @@ quickstart-embeddings:
 quickstart-bert_ner:
 	python scripts/make_tiny.py bert_ner $(OUT)
 	@printf '\n== Training, with the F1 of names on held-out rows before (step 0), after each epoch and at the end ==\n'
-	rm -rf $(OUT)/run  # an existing run would be resumed
+	$(START_ANEW)
 	OMP_NUM_THREADS=$(THREADS) accelerate launch --config_file accelerate_configs/single.yaml \
 	  --mixed_precision $(PRECISION) recipes/bert_ner.py --model_name_or_path $(OUT)/model \
 	  --dataset_name $(OUT)/data/train.jsonl --eval_dataset_name $(OUT)/data/test.jsonl --output_dir $(OUT)/run \
@@ -98,7 +102,7 @@ quickstart-mistral_pretrain:
 	@printf '\n== A text continued before training ==\n'
 	python scripts/generate.py $(OUT)/model --raw --prompt "Lamo is a baker in Frim. Every morning" --max_new_tokens 48
 	@printf '\n== Training ==\n'
-	rm -rf $(OUT)/run  # an existing run would be resumed
+	$(START_ANEW)
 	OMP_NUM_THREADS=$(THREADS) accelerate launch --config_file accelerate_configs/single.yaml \
 	  --mixed_precision $(PRECISION) recipes/mistral_pretrain.py --model_name_or_path $(OUT)/model \
 	  --dataset_name $(OUT)/data/train.jsonl --eval_dataset_name $(OUT)/data/test.jsonl --output_dir $(OUT)/run \
@@ -112,7 +116,7 @@ quickstart-mistral_pretrain:
 quickstart-t5:
 	python scripts/make_tiny.py t5 $(OUT)
 	@printf '\n== Training; at its start, in between and at its end translations of sentences that it never sees ==\n'
-	rm -rf $(OUT)/run  # an existing run would be resumed
+	$(START_ANEW)
 	OMP_NUM_THREADS=$(THREADS) accelerate launch --config_file accelerate_configs/single.yaml \
 	  --mixed_precision $(PRECISION) recipes/t5.py --model_name_or_path $(OUT)/model \
 	  --dataset_name $(OUT)/data/train.jsonl --eval_dataset_name $(OUT)/data/test.jsonl --output_dir $(OUT)/run \
@@ -126,7 +130,7 @@ quickstart-t5:
 quickstart-llama_dpo:
 	python scripts/make_tiny.py llama_dpo $(OUT) --num_test_rows 300
 	@printf '\n== Learning from demonstrations, every second one a mistake ==\n'
-	rm -rf $(OUT)/base $(OUT)/run  # existing runs would be resumed
+	$(START_ANEW)
 	OMP_NUM_THREADS=$(THREADS) accelerate launch --config_file accelerate_configs/single.yaml \
 	  --mixed_precision $(PRECISION) recipes/llama.py --model_name_or_path $(OUT)/model \
 	  --dataset_name $(OUT)/data/demonstrations.jsonl --output_dir $(OUT)/base \
@@ -146,7 +150,7 @@ quickstart-llama_dpo:
 quickstart-llama_reward:
 	python scripts/make_tiny.py llama_reward $(OUT)
 	@printf '\n== Training, evaluated before its first step ==\n'
-	rm -rf $(OUT)/run  # an existing run would be resumed
+	$(START_ANEW)
 	OMP_NUM_THREADS=$(THREADS) accelerate launch --config_file accelerate_configs/single.yaml \
 	  --mixed_precision $(PRECISION) recipes/llama_reward.py --model_name_or_path $(OUT)/model \
 	  --dataset_name $(OUT)/data/train.jsonl --eval_dataset_name $(OUT)/data/test.jsonl --output_dir $(OUT)/run \
@@ -162,7 +166,7 @@ quickstart-llama_reward:
 quickstart-llama_grpo:
 	python scripts/make_tiny.py llama_grpo $(OUT)
 	@printf '\n== Learning from demonstrations, every second one a mistake ==\n'
-	rm -rf $(OUT)/base $(OUT)/run  # existing runs would be resumed
+	$(START_ANEW)
 	OMP_NUM_THREADS=$(THREADS) accelerate launch --config_file accelerate_configs/single.yaml \
 	  --mixed_precision $(PRECISION) recipes/llama.py --model_name_or_path $(OUT)/model \
 	  --dataset_name $(OUT)/data/demonstrations.jsonl --output_dir $(OUT)/base \
@@ -187,7 +191,7 @@ quickstart-llama_distill:
 	@printf '\n== Answers before training ==\n'
 	python scripts/generate.py $(OUT)/model --file $(OUT)/data/test.jsonl --max_new_tokens 32 --json $(OUT)/before.json
 	@printf '\n== Training the teacher ==\n'
-	rm -rf $(OUT)/trained $(OUT)/run  # existing runs would be resumed
+	$(START_ANEW)
 	OMP_NUM_THREADS=$(THREADS) accelerate launch --config_file accelerate_configs/single.yaml \
 	  --mixed_precision $(PRECISION) recipes/llama.py --model_name_or_path $(OUT)/teacher \
 	  --dataset_name $(OUT)/data/train.jsonl --output_dir $(OUT)/trained \
@@ -207,7 +211,7 @@ quickstart-llama_distill:
 quickstart-vit:
 	python scripts/make_tiny.py vit $(OUT)
 	@printf '\n== Training, with the accuracy on held-out images before (step 0), after each epoch and at the end ==\n'
-	rm -rf $(OUT)/run  # an existing run would be resumed
+	$(START_ANEW)
 	OMP_NUM_THREADS=$(THREADS) accelerate launch --config_file accelerate_configs/single.yaml \
 	  --mixed_precision $(PRECISION) recipes/vit.py --model_name_or_path $(OUT)/model \
 	  --dataset_name $(OUT)/data --output_dir $(OUT)/run --eval_on_start --augmentation flip --num_train_epochs 8 \
@@ -220,7 +224,7 @@ quickstart-mixtral:
 	@printf '\n== Answers before training ==\n'
 	python scripts/generate.py $(OUT)/model --file $(OUT)/data/test.jsonl --max_new_tokens 32 --json $(OUT)/before.json
 	@printf '\n== Training ==\n'
-	rm -rf $(OUT)/run  # an existing run would be resumed
+	$(START_ANEW)
 	OMP_NUM_THREADS=$(THREADS) accelerate launch --config_file accelerate_configs/single.yaml \
 	  --mixed_precision $(PRECISION) recipes/mixtral.py --model_name_or_path $(OUT)/model \
 	  --dataset_name $(OUT)/data/train.jsonl --eval_dataset_name $(OUT)/data/test.jsonl --output_dir $(OUT)/run \
