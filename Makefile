@@ -15,7 +15,7 @@ endif
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help install install-dev docs quickstart evidence evidence-gpu pictures test check fix test-export test-cluster test-hosts test-object-store clean
-.PHONY: quickstart-llama quickstart-mistral_pretrain quickstart-bert quickstart-bert_ner quickstart-t5 quickstart-llama_dpo quickstart-llama_distill quickstart-llama_reward quickstart-llama_grpo quickstart-vit quickstart-mixtral quickstart-embeddings
+.PHONY: quickstart-llama quickstart-mistral_pretrain quickstart-bert quickstart-bert_ner quickstart-t5 quickstart-llama_dpo quickstart-llama_distill quickstart-llama_reward quickstart-llama_grpo quickstart-vit quickstart-mixtral quickstart-embeddings quickstart-vlm
 
 help:  ## list these targets
 	@awk -F ':.*## +' '/^[a-z-]+:.*## / {printf "%-17s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -207,6 +207,22 @@ quickstart-llama_distill:
 	python scripts/plot_loss.py $(OUT)/run --output $(OUT)/loss.png
 	@printf '\nThe student is in $(OUT)/run, its teacher in $(OUT)/trained, the rows in $(OUT)/data, the loss curve in $(OUT)/loss.png.\n'
 	@printf 'Ask it: $(VENV)/bin/python scripts/generate.py $(OUT)/run --prompt "Spell the word tiger."\n'
+
+quickstart-vlm:
+	python scripts/make_tiny.py vlm $(OUT)
+	@printf '\n== Answers about pictures before training ==\n'
+	python scripts/generate.py $(OUT)/model --file $(OUT)/data/test.jsonl --max_new_tokens 24 --json $(OUT)/before.json
+	@printf '\n== Training, also what reads the pictures, since the model has learned nothing yet ==\n'
+	$(START_ANEW)
+	OMP_NUM_THREADS=$(THREADS) accelerate launch --config_file accelerate_configs/single.yaml \
+	  --mixed_precision $(PRECISION) recipes/vlm.py --model_name_or_path $(OUT)/model \
+	  --dataset_name $(OUT)/data/train.jsonl --eval_dataset_name $(OUT)/data/test.jsonl --output_dir $(OUT)/run \
+	  --per_device_train_batch_size 32 --learning_rate 2e-3 --warmup_steps 0.05 --freeze_vision_tower false
+	@printf '\n== Answers after training ==\n'
+	python scripts/generate.py $(OUT)/run --file $(OUT)/data/test.jsonl --max_new_tokens 24 --json $(OUT)/after.json
+	python scripts/plot_loss.py $(OUT)/run --output $(OUT)/loss.png
+	@printf '\nThe model is in $(OUT)/run, its rows and pictures in $(OUT)/data, the loss curve in $(OUT)/loss.png.\n'
+	@printf 'Ask it: $(VENV)/bin/python scripts/generate.py $(OUT)/run --image $(OUT)/data/images/test-00000-0.png --prompt "What is it?"\n'
 
 quickstart-vit:
 	python scripts/make_tiny.py vit $(OUT)

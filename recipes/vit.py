@@ -16,7 +16,6 @@ EDIT.
 """
 
 import math
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -24,7 +23,6 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
-from accelerate import Accelerator
 from accelerate.utils import set_seed
 from PIL import Image, ImageOps
 from torch.nn.modules.batchnorm import _NormBase
@@ -46,7 +44,14 @@ from core.exits import Exit, fail
 from core.export import save_model
 from core.model import base_model_of, loading, make_optimizer, read_config
 from core.run import Run
-from tasks.images import cast_pixels, check_image, decode_image, hash_of_image, open_images
+from tasks.images import (
+    cast_pixels,
+    check_image,
+    choose_num_workers,
+    decode_image,
+    hash_of_image,
+    open_images,
+)
 from tasks.labels import (
     LabelArguments,
     add_labels,
@@ -58,8 +63,6 @@ from tasks.labels import (
     read_label,
     weighted_row_losses,
 )
-
-MOST_WORKERS = 16
 
 
 @dataclass(kw_only=True)
@@ -118,7 +121,7 @@ def load_data(args: Arguments) -> tuple[Rows, Rows | None, dict[str, int]]:
     if args.label_column_name:
         label_columns = [args.label_column_name]
     label = partial(label_image, image_column=args.image_column_name, label_columns=label_columns)
-    train, test = open_sources(args, partial(open_images, column=args.image_column_name))
+    train, test = open_sources(args, partial(open_images, columns=[args.image_column_name]))
     rows = prepare_rows(train, label, args)
     # EDIT: to filter rows, as in rows = rows.filter(lambda row: row["label_text"] != "unclear")
     found = [name for name in label_columns if name in train[0].dataset.column_names]
@@ -225,20 +228,6 @@ def load_processor(args: Arguments) -> tuple[Any, tuple[int, int]]:
     return processor, tuple(pixels.shape[-2:])
 
 
-def choose_num_workers(args: Arguments, accelerator: Accelerator) -> int:
-    """Return how many processes decode images for each rank; images do not depend on it.
-
-    Without --dataloader_num_workers it is one per core of the rank, at most 16, and none where the
-    cores train the model.
-    """
-    if args.dataloader_num_workers is not None:
-        return args.dataloader_num_workers
-    if accelerator.device.type == "cpu":
-        return 0
-    ranks_here = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
-    return min(MOST_WORKERS, len(os.sched_getaffinity(0)) // ranks_here)
-
-
 def settle_statistics(model: Any, args: Arguments, layout: Layout) -> None:
     """Keep BatchNorm's running statistics beside adapters, or end with 64 if they would be wrong.
 
@@ -271,7 +260,7 @@ def train(args: Arguments, run: Run) -> None:
     with accelerator.local_main_process_first():  # the other ranks read its cache
         train_rows, eval_rows, classes = load_data(args)
     encoded = images_of(train_rows, args)
-    num_workers = choose_num_workers(args, accelerator)
+    num_workers = choose_num_workers(args.dataloader_num_workers, accelerator)
     plan = Plan(replace(args, dataloader_num_workers=num_workers), layout, len(train_rows))
     run.check_plan(plan, train_rows, eval_rows)
     collator = ImageCollator(encoded, processor, size, args.augmentation, args.seed)

@@ -6,6 +6,7 @@ r"""Answer prompts with a trained folder: a model, or adapters, which are loaded
     python scripts/generate.py runs/tiny/run --file runs/tiny/data/test.jsonl --output answers.jsonl
     python scripts/generate.py runs/gsm8k/run --file test.jsonl --answer_pattern "#### (.+)" \
         --max_new_tokens 256
+    python scripts/generate.py runs/tiny_vlm/run --image photo.jpg --prompt "What is it?"
     python scripts/generate.py runs/tiny_text/run --raw --prompt "Lamo is a baker in Frim."
     python scripts/generate.py runs/lora --file test.jsonl --server http://127.0.0.1:8000/v1 \
         --server_model my-lora
@@ -36,6 +37,13 @@ def parse_args() -> argparse.Namespace:
     asked.add_argument("--prompt", action="append", help="answer this prompt; may be repeated")
     rows = ".jsonl, .json, .csv or .parquet"
     asked.add_argument("--file", type=Path, help=f"answer and score its rows: {rows}")
+    add(
+        "--image",
+        type=Path,
+        action="append",
+        default=[],
+        help="image before each --prompt, for a model that reads some; may be repeated",
+    )
     add("--limit", type=at_least_1, help="answer only the first rows of --file, this many")
     add("--output", type=Path, help="write prompts, answers and references here, as JSON lines")
     add("--json", type=Path, help="write the score here, as JSON")

@@ -66,6 +66,7 @@ RECIPES = {
     "bert_ner": Recipe(flags=SLOW, shown=("eval_f1", 0.85)),
     # They grow faster still in a loss of cosines times 20
     "embeddings": Recipe(flags="--learning_rate 3e-5", shown=("eval_recall@10", 0.9)),
+    "vlm": Recipe(shown=("exact_match", 0.9)),
     "vit": Recipe(flags=SLOW, shown=("eval_accuracy", 0.85)),
 }
 OTHERS = [name for name in RECIPES if name != "llama"]

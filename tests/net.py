@@ -286,6 +286,8 @@ def load_result(folder, tiny):
     if is_adapter:
         model = PeftModel.from_pretrained(model, folder)
     kind = "AutoImageProcessor" if "Image" in name else "AutoTokenizer"
+    if (folder / "processor_config.json").exists():
+        kind = "AutoProcessor"
     return model.eval(), getattr(transformers, kind).from_pretrained(folder)
 
 
@@ -306,6 +308,11 @@ def inputs_of(tiny, model, processor):
         elif "label" in row:
             inputs = processor(row["text"], return_tensors="pt")
             yield {**inputs, "labels": as_tensor([model.config.label2id[str(row["label"])]])}
+        elif "images" in row:
+            messages = with_images(row, rows.parent)
+            options = {"tokenize": True, "return_dict": True, "return_tensors": "pt"}
+            inputs = processor.apply_chat_template(messages, **options)
+            yield {**inputs, "labels": inputs["input_ids"]}
         elif "query" in row:
             yield dict(processor(row["query"], return_tensors="pt"))
         elif "source" in row:
@@ -327,6 +334,16 @@ def text_of(row, tokenizer):
     if messages is None:
         messages = [*row["prompt"], *row["chosen"]]
     return tokenizer.apply_chat_template(messages, tokenize=False)
+
+
+def with_images(row, folder):
+    """The messages of a row, with the paths of its images in their places."""
+    left = [str(folder / name) for name in row["images"]]
+    for message in row["messages"]:
+        for part in message["content"]:
+            if part["type"] == "image":
+                part["path"] = left.pop(0)
+    return row["messages"]
 
 
 def images_of(folder, model, processor):

@@ -60,12 +60,14 @@ class Conversation:
     Attributes:
         is_trained_on: of each message, whether it is trained on; only the assistant's are.
         is_pair: whether it is from a column with a question and one with its answer.
+        images: those in its messages, in their order, which recipes for images have.
     """
 
     messages: list[Message]
     tools: list[dict[str, Any]] = field(default_factory=list)
     is_trained_on: Sequence[bool] = ()
     is_pair: bool = False
+    images: Sequence[Any] = ()
 
     def up_to(self, index: int) -> "Conversation":
         """Return the conversation before the message at an index."""
@@ -520,12 +522,7 @@ def check_nothing_is_lost(
 
 # ---- Tokens ----
 def tokenize_conversation(
-    conversation: Conversation,
-    template: ChatTemplate,
-    max_length: int,
-    learn: str = "all",
-    completion_only_loss: bool = True,
-    assistant_only_loss: bool = True,
+    conversation: Conversation, template: ChatTemplate, max_length: int, **options: Any
 ) -> dict[str, Any]:
     """Return the tokens of a conversation and their labels, at most max_length of each.
 
@@ -534,12 +531,34 @@ def tokenize_conversation(
     (huggingface/trl#976).
 
     Args:
-        learn, completion_only_loss, assistant_only_loss: as in `InstructionTuningArguments`.
+        options: as in `find_trained_text`.
 
     Returns:
-        input_ids and labels (IGNORED: not trained on); truncated, whether the end is missing;
-        rewritten, the number of answers that `find_answers` leaves out; length, largest and hash of
-        the tokens.
+        The columns of `label_tokens`, and rewritten, the number of answers that `find_answers`
+        leaves out.
+    """
+    text, spans, rewritten = find_trained_text(conversation, template, **options)
+    encoded = template.tokenizer(
+        text, add_special_tokens=False, return_offsets_mapping=True, verbose=False
+    )
+    starts = [start for start, _ in encoded["offset_mapping"]]
+    labeled = label_tokens(encoded["input_ids"], starts, spans, max_length)
+    return {**labeled, "rewritten": rewritten}
+
+
+def find_trained_text(
+    conversation: Conversation,
+    template: ChatTemplate,
+    learn: str = "all",
+    completion_only_loss: bool = True,
+    assistant_only_loss: bool = True,
+) -> tuple[str, list[Span], int]:
+    """Return the text of a conversation, and the spans of it that are trained on.
+
+    With them comes the number of answers that `find_answers` leaves out.
+
+    Args:
+        learn, completion_only_loss, assistant_only_loss: as in `InstructionTuningArguments`.
     """
     if learn == "last":
         numbers = range(len(conversation.messages))
@@ -555,13 +574,23 @@ def tokenize_conversation(
         text = closed
     answers_only = completion_only_loss if conversation.is_pair else assistant_only_loss
     if not answers_only:
-        spans = [(0, len(text))]
-        left_out = []
-    encoded = template.tokenizer(
-        text, add_special_tokens=False, return_offsets_mapping=True, verbose=False
-    )
-    tokens = encoded["input_ids"]
-    starts = [start for start, _ in encoded["offset_mapping"]]
+        return text, [(0, len(text))], 0
+    return text, spans, len(left_out)
+
+
+def label_tokens(
+    tokens: list[int], starts: Any, spans: Sequence[Span], max_length: int
+) -> dict[str, Any]:
+    """Return the tokens of a text and their labels, at most max_length of each.
+
+    Args:
+        starts: where in the text each token begins, ascending.
+        spans: the parts of the text that are trained on.
+
+    Returns:
+        input_ids and labels (IGNORED: not trained on); truncated, whether the end is missing;
+        length, largest and hash of the tokens.
+    """
     labels = [IGNORED] * len(tokens)
     for start, end in spans:
         inside = slice(bisect_left(starts, start), bisect_left(starts, end))
@@ -581,7 +610,6 @@ def tokenize_conversation(
         "input_ids": tokens[:max_length],
         "labels": labels[:max_length],
         "truncated": len(tokens) > max_length,
-        "rewritten": len(left_out),
         "length": len(kept),
         "largest": int(kept.max()),
         "hash": hash_of_row(kept.tobytes()),

@@ -281,6 +281,14 @@ def reader_options(file_type: str, text_columns: Sequence[str]) -> dict[str, Any
     return {"path": file_type.removeprefix(".")}
 
 
+def row_of(source: Source, number: int) -> Row:
+    """Return a row of a source as it is, by its number there, from 1."""
+    row = source.dataset[number - 1]
+    if source.file_type == ".jsonl":
+        row = parse_line(row["text"])
+    return row or {}
+
+
 def parse_line(text: str) -> dict[str, Any] | None:
     """Return the object in a line of a .jsonl file, which was read as Latin-1; None if it is blank.
 
@@ -354,11 +362,15 @@ class Rows:
         sizes = [len(source.dataset) for source in self.sources]
         return np.cumsum([0, *sizes[:-1]])
 
+    def find(self, number: int) -> tuple[Source, int]:
+        """Return the source of a row, and its number there, by its number `row`."""
+        source = int(np.searchsorted(self.starts, number)) - 1
+        return self.sources[source], number - int(self.starts[source])
+
     def place(self, index: int) -> str:
         """Return where the row at an index, counted from 0, comes from: "train.jsonl, line 7"."""
-        number = int(self.dataset[index]["row"])
-        source = int(np.searchsorted(self.starts, number)) - 1
-        return f"{self.sources[source].prefix} {number - self.starts[source]}"
+        source, number = self.find(int(self.dataset[index]["row"]))
+        return f"{source.prefix} {number}"
 
 
 def read_rows(
@@ -385,17 +397,28 @@ def read_rows(
     return rows, prepare_rows(test, prepare, args) if test else None
 
 
-def prepare_rows(sources: Sequence[Source], prepare: Prepare, args: Any) -> Rows:
+def prepare_rows(
+    sources: Sequence[Source],
+    prepare: Callable[..., dict[str, Any]],
+    args: Any,
+    of_source: Callable[[Source], Mapping[str, Any]] | None = None,
+) -> Rows:
     """Return the rows of some sources as `prepare` makes them, from the cache if it has them.
 
     The arguments are those of `read_rows`. A row that cannot be used ends the process with 65 and
     is named, unless --skip_bad_rows leaves it out.
+
+    Args:
+        of_source: a function of a source, which returns further arguments of `prepare`.
     """
     parts = []
     notes = []
     before = 0
     for source in sources:
-        dataset = prepare_source(source, prepare, args)
+        prepare_own = prepare
+        if of_source is not None:
+            prepare_own = functools.partial(prepare, **of_source(source))
+        dataset = prepare_source(source, prepare_own, args)
         note = describe_source(source, dataset, args)
         if before:
             note = f"{source.name} (numbered from {before + 1}): {note}"
@@ -529,6 +552,7 @@ def describe_source(source: Source, dataset: Any, args: Any) -> str:
     counted = {
         "truncated": "truncated",
         "rewritten": "answers before the last not trained on, as the chat template rewrites them",
+        "recolored": "images with transparency or CMYK colors, which become RGB on white",
     }
     notes = [str(len(dataset))]
     for column, told in counted.items():

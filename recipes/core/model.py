@@ -37,7 +37,7 @@ CALL_THEIR_LAYERS = ("BloomAttention", "BloomMLP", "DisentangledSelfAttention")
 # What follows where the code only looks at a weight, or draws it at the start
 ONLY_LOOKS = r"\.(dtype|device|shape|data|_is)| = "
 # In the names of parts that read no text: towers, and what maps their output to embeddings
-OF_OTHER_INPUTS = re.compile("vision|visual|image|img|audio|multi_modal")
+OF_OTHER_INPUTS = re.compile("vision|visual|image|img|audio|multi_modal|connector")
 # Found in the source of a model that makes its masks from the positions. OPT and Falcon take
 # positions too, but make their masks without them.
 MASKS_BY_POSITION = re.compile(
@@ -153,7 +153,7 @@ def load_pretrained(
             layout,
             name,
             stays_on_host=getattr(args, "load_in_fp8", False),
-            quantization_config=quantization(args, layout.accelerator, of_classifier=bool(head)),
+            quantization_config=quantization(args, layout.accelerator, auto_class, bool(head)),
             output_loading_info=True,
             ignore_mismatched_sizes=True,  # These weights are in the report.
             **options,
@@ -181,15 +181,18 @@ def is_of_body(name: str, model: Any) -> bool:
 
 
 def quantization(
-    args: Any, accelerator: Accelerator, of_classifier: bool = False
+    args: Any, accelerator: Accelerator, auto_class: Any = None, of_classifier: bool = False
 ) -> BitsAndBytesConfig | None:
     """Return bitsandbytes' config for --load_in_8bit or --load_in_4bit, or None.
 
     Args:
+        auto_class: of transformers. A model of images and text keeps its tower in its own type.
         of_classifier: whether the model has layers outside of blocks that may be new, which must
             not be quantized. Only the names of layers in blocks have a number.
     """
     skipped = [r"(?!.*\.\d).*"] if of_classifier else None
+    if auto_class is transformers.AutoModelForImageTextToText:
+        skipped = [f".*({OF_OTHER_INPUTS.pattern}).*", "lm_head"]
     if getattr(args, "load_in_8bit", False):
         return BitsAndBytesConfig(load_in_8bit=True, llm_int8_skip_modules=skipped)
     if not getattr(args, "load_in_4bit", False):
@@ -300,8 +303,12 @@ def why_rows_would_mix(base: Any, gives_ends: bool) -> str:
 
 
 # ---- Layers ----
-def set_up_layers(model: Any, args: Any) -> None:
-    """Turn on --gradient_checkpointing and --use_liger_kernel, and freeze what nothing trains."""
+def set_up_layers(model: Any, args: Any, frozen: re.Pattern = OF_OTHER_INPUTS) -> None:
+    """Turn on --gradient_checkpointing and --use_liger_kernel, and freeze what nothing trains.
+
+    Args:
+        frozen: is found in the names of the weights to freeze.
+    """
     if args.gradient_checkpointing != "no":
         options: dict[str, Any] = {"use_reentrant": False}
         if args.gradient_checkpointing == "selective":
@@ -310,7 +317,7 @@ def set_up_layers(model: Any, args: Any) -> None:
     workarounds.keep_4bit_weights_as_loaded(model)
     workarounds.keep_frozen_weights_frozen(model)
     for name, weight in model.named_parameters():
-        if reads_no_text(model, name):  # Weight decay would change it, and DDP wait for it.
+        if is_frozen(model, name, frozen):  # Weight decay would change it, and DDP wait for it.
             weight.requires_grad_(False)
     workarounds.name_layers_to_wrap(model)
     if getattr(args, "use_liger_kernel", False):
@@ -337,25 +344,31 @@ def keep_costly(_: Any, operator: Any, *arguments: Any, **options: Any) -> Check
     return CheckpointPolicy.PREFER_RECOMPUTE
 
 
-def reads_no_text(model: Any, name: str) -> bool:
-    """Return whether a part of a model, such as "model.vision_tower", is for no text."""
-    return model.main_input_name == "input_ids" and bool(OF_OTHER_INPUTS.search(name))
+def is_frozen(model: Any, name: str, frozen: re.Pattern = OF_OTHER_INPUTS) -> bool:
+    """Return whether a part of a model is not trained: by default, one that reads no text."""
+    return model.main_input_name == "input_ids" and bool(frozen.search(name))
 
 
 def add_adapters(
-    model: Any, args: Any, layout: Layout, new_modules: Sequence[str] = (), **options: Any
+    model: Any,
+    args: Any,
+    layout: Layout,
+    new_modules: Sequence[str] = (),
+    frozen: re.Pattern = OF_OTHER_INPUTS,
+    **options: Any,
 ) -> Any:
     """Return the model with LoRA adapters, or with --use_peft off the model as it is.
 
     Args:
         new_modules: names of modules that are trained whole beside the adapters.
+        frozen: as in `set_up_layers`; these parts get no adapters.
         options: further arguments of peft's LoraConfig, such as task_type.
     """
     if not args.use_peft:
         return model
     from peft import LoraConfig, get_peft_model
 
-    problems = list(find_untrained(model, args))
+    problems = list(find_untrained(model, args, frozen))
     if problems:
         fail(Exit.USAGE, *problems)
     if os.path.isdir(args.model_name_or_path):  # peft writes it into adapter_config.json
@@ -376,8 +389,8 @@ def add_adapters(
     excluded = []
     if targets == ["all-linear"]:
         excluded += map(re.escape, unfit_layers(model))
-    if any(reads_no_text(model, path) for path, _ in model.named_modules()):
-        excluded.append(f".*({OF_OTHER_INPUTS.pattern}).*")
+    if any(is_frozen(model, path, frozen) for path, _ in model.named_modules()):
+        excluded.append(f".*({frozen.pattern}).*")
     if excluded:
         known["exclude_modules"] = "|".join(excluded)
     computes_in_16_bits = accelerator.mixed_precision != "no"
@@ -421,7 +434,7 @@ def has_own_forward(kind: type) -> bool:
     return is_of_models and "forward" in vars(kind) and kind.__name__ != "FalconLinear"
 
 
-def find_untrained(model: Any, args: Any) -> Iterator[str]:
+def find_untrained(model: Any, args: Any, frozen: re.Pattern = OF_OTHER_INPUTS) -> Iterator[str]:
     """Yield a problem for each name in a flag whose modules would silently not be trained.
 
     peft refuses names of layers only if none of them fits, and never those of whole modules.
@@ -435,8 +448,8 @@ def find_untrained(model: Any, args: Any) -> Iterator[str]:
             if not found and name != "all-linear":
                 kind = type(model).__name__
                 yield f"--{flag} {name}: {kind} has none of this name: print(model) shows its names"
-            elif found and all(reads_no_text(model, place) for place in found):
-                yield f"--{flag} {name}: it reads no text, so that nothing would train it"
+            elif found and all(is_frozen(model, place, frozen) for place in found):
+                yield f"--{flag} {name}: it is frozen, or reads no text, so nothing would train it"
     for pair in model.all_tied_weights_keys.items():
         for name in args.modules_to_save:
             if any(f".{weight}".endswith(f".{name}.weight") for weight in pair):

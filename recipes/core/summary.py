@@ -14,7 +14,7 @@ import torch
 from accelerate import Accelerator
 
 from core.engine import is_compiled
-from core.model import reads_no_text
+from core.model import is_frozen
 
 RUN = "run.json"
 LIBRARIES = ("torch", "accelerate", "transformers", "datasets", "peft", "bitsandbytes", "deepspeed")
@@ -105,7 +105,7 @@ def flops_per_token(model: Any, args: Any, lengths: np.ndarray | None) -> float 
     experts = getattr(config, "num_experts_per_tok", None)
     flops = 0.0
     for path, module in model.named_modules():  # A head that shares its weight has it too
-        is_unused = path.endswith("original_module") or reads_no_text(model, path)
+        is_unused = path.endswith("original_module") or is_frozen(model, path)
         if is_unused or isinstance(module, torch.nn.Embedding):
             continue
         for weight in module.parameters(recurse=False):

@@ -16,6 +16,7 @@ from transformers import StoppingCriteriaList, TextIteratorStreamer
 
 from core.chat import ChatTemplate, Conversation, fit_arguments
 from core.generation import answer_in, greedy_options, listed_stop_tokens, most_positions
+from tasks.illustrated import IMAGE, IllustratedTemplate
 
 # What is raised for a prompt that is too long, that the chat template refuses, or for which the
 # memory does not suffice
@@ -95,9 +96,7 @@ class Answerer:
         for conversation in conversations:
             conversation = fit_arguments(conversation, self.template)
             prompts.append(self.template.render(conversation, add_generation_prompt=True))
-        inputs = tokenizer(prompts, add_special_tokens=False, padding=True, return_tensors="pt")
-        inputs = inputs.to(self.model.device)
-        inputs.pop("token_type_ids", None)
+        inputs = self.encode(prompts, conversations).to(self.model.device)
         length = inputs["input_ids"].shape[1]
         longest = most_positions(self.model.config)
         if length >= longest:
@@ -107,6 +106,19 @@ class Answerer:
         options["pad_token_id"] = tokenizer.pad_token_id
         options["max_new_tokens"] = min(self.max_new_tokens, longest - length)
         return inputs, options
+
+    def encode(self, prompts: Sequence[str], conversations: Sequence[Conversation]) -> Any:
+        """Return the tokens of prompts, padded on the left, and the images of their messages.
+
+        The images of a conversation are functions that load one.
+        """
+        options = {"padding": True, "return_tensors": "pt"}
+        if isinstance(self.template, IllustratedTemplate):
+            images = [images_of(conversation) for conversation in conversations]
+            return self.template.encode(prompts, images, padding_side="left", **options)
+        inputs = self.template.tokenizer(prompts, add_special_tokens=False, **options)
+        inputs.pop("token_type_ids", None)
+        return inputs
 
     # ---- While it is shown ----
     def start(
@@ -153,6 +165,12 @@ class Answerer:
         if tokens[-1].item() not in options["eos_token_id"]:
             mark = STOPPED if stopping.is_set() else CUT
         return Reply(self.decode(tokens), mark)
+
+
+def images_of(conversation: Conversation) -> list[Any]:
+    """Return the images of the messages of a conversation, loaded."""
+    number = sum(message["content"].count(IMAGE) for message in conversation.messages)
+    return [load()[0] for load in conversation.images[:number]]
 
 
 def decoding_options(model: Any, temperature: float) -> dict[str, Any]:

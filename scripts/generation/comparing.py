@@ -17,12 +17,13 @@ from transformers import AutoConfig
 
 from common import Exit, stop
 from core import workarounds
-from core.chat import ChatTemplate, Conversation, fit_arguments
+from core.chat import Conversation, fit_arguments
 from core.generation import listed_stop_tokens, most_positions
 from core.model import quantization
 from generation.loading import (
     Source,
     add_adapters,
+    auto_class_of,
     default_device,
     load_tokenizer,
     load_weights,
@@ -70,7 +71,7 @@ class Trained:
         """Return the tokens that end an answer: those of scripts/generate.py."""
         ends = {self.tokenizer.eos_token_id} - {None}
         if self.tokenizer.chat_template:
-            ends = ChatTemplate(self.tokenizer).stop_tokens()
+            ends = self.source.template().stop_tokens()
         return sorted(listed_stop_tokens(generation_config) | ends)
 
     def load_base(self, base_name: str, dtype: Any = None) -> Any:
@@ -82,7 +83,8 @@ class Trained:
         """
         in_bits = None
         if base_name != SIXTEEN_BITS:
-            in_bits = quantization(SimpleNamespace(**self.arguments), Accelerator())
+            given = SimpleNamespace(**self.arguments)
+            in_bits = quantization(given, Accelerator(), auto_class_of(self.source))
         wanted = dtype or self.arguments.get("dtype", "auto")
         model = load_weights(self.source, wanted, self.device, in_bits)
         workarounds.keep_4bit_weights_as_loaded(model)
@@ -127,7 +129,7 @@ def read_trained(source: Source, args: argparse.Namespace) -> Trained:
     for conversation in find_conversations(trained, args):
         text = conversation.messages[0]["content"]
         if tokenizer.chat_template:
-            template = ChatTemplate(tokenizer, source.settings)
+            template = source.template()
             text = template.render(fit_arguments(conversation, template), True)
         if len(tokens_of(text, tokenizer)) <= longest:
             trained.conversations.append(conversation)
@@ -146,7 +148,8 @@ def find_conversations(trained: Trained, args: argparse.Namespace) -> list[Conve
     if path is None:
         path = Path(trained.arguments.get("eval_dataset_name") or "none")
         has_texts = "text_column" in trained.arguments or not trained.tokenizer.chat_template
-        if has_texts or not path.is_file():
+        # One text without images is asked of all forms of a model that reads some
+        if has_texts or trained.source.reads_images or not path.is_file():
             numbers = range(1, args.num_prompts + 1)
             texts = [SIMPLE_QUESTION.format(number) for number in numbers]
             return [Conversation([{"role": "user", "content": text}]) for text in texts]

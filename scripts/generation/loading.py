@@ -11,12 +11,19 @@ from typing import Any
 import datasets
 import torch
 from peft import PeftModel
-from transformers import AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    AutoTokenizer,
+    BitsAndBytesConfig,
+)
 from transformers.utils import logging
 
 from common import Exit, find_missing, stop
 from core.chat import ChatTemplate
-from core.weights import fingerprint_of_weights
+from core.weights import find_folder, fingerprint_of_weights
+from tasks.illustrated import IllustratedTemplate
+from tasks.images import load_processor_of_text_and_images
 
 RECORDS = ("run.json", "run_public.json")  # of a run; the second is what push.py publishes of it
 MAIN = "main"  # the revision of a model on the hub that is taken if none is named
@@ -61,9 +68,21 @@ class Source:
         """Return the variables of the chat template that the run set."""
         return self.arguments.get("chat_template_kwargs") or {}
 
+    @property
+    def reads_images(self) -> bool:
+        """Return whether there is what makes tensors of images, beside the tokenizer."""
+        folder = find_folder(self.tokenizer, self.revision)
+        names = ("processor_config.json", "preprocessor_config.json")
+        return folder is not None and any((folder / name).is_file() for name in names)
+
     def template(self) -> ChatTemplate:
         """Return the tokenizer with its chat template. Raises SystemExit with 65 without one."""
-        return ChatTemplate(load_tokenizer(self), self.settings)
+        tokenizer = load_tokenizer(self)
+        if not self.reads_images:
+            return ChatTemplate(tokenizer, self.settings)
+        with loading(self.tokenizer):
+            processor = load_processor_of_text_and_images(self.tokenizer, revision=self.revision)
+        return IllustratedTemplate(tokenizer, self.settings, processor)
 
 
 # ---- What is in a folder ----
@@ -201,7 +220,7 @@ def load_weights(
 ) -> Any:
     """Return the whole model of a source, without its adapters. Raises SystemExit with 65 or 69."""
     with loading(source.weights):
-        model, report = AutoModelForCausalLM.from_pretrained(
+        model, report = auto_class_of(source).from_pretrained(
             source.weights,
             dtype=dtype,
             device_map=device,
@@ -213,6 +232,13 @@ def load_weights(
     if lacking := report["missing_keys"]:  # The head of a reward model is another one
         stop(Exit.DATA, f"{source.weights}: has no {min(lacking)}: it is no causal language model")
     return model
+
+
+def auto_class_of(source: Source) -> Any:
+    """Return the class of transformers that loads the whole model of a source."""
+    if source.reads_images:
+        return AutoModelForImageTextToText
+    return AutoModelForCausalLM
 
 
 def add_adapters(model: Any, source: Source, adapter_name: str = "default") -> PeftModel:

@@ -14,8 +14,9 @@ import torch
 from peft import get_peft_model_state_dict, load_peft_weights
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoProcessor, AutoTokenizer
 
+import vlm
 from common import Exit, stop
 from core import checkpoint
 from core.chat import ChatTemplate
@@ -25,7 +26,16 @@ from core.model import load_tokenizer
 from core.weights import files_of_tensors, note_left_out
 from generation import comparing
 from generation.comparing import Trained, differ
-from generation.loading import MAIN, Source, add_adapters, be_quiet, find_source, load_weights
+from generation.loading import (
+    MAIN,
+    Source,
+    add_adapters,
+    auto_class_of,
+    be_quiet,
+    find_source,
+    load_weights,
+)
+from tasks.illustrated import IllustratedTemplate
 
 # An int8 base also rounds activations to 8 bits, which no merged model does
 INT8_ACTIVATIONS = 0.15
@@ -155,10 +165,11 @@ def write_folder(folder: Path, model: Any, trained: Trained, stop_tokens: Sequen
     tensors = [*model.named_parameters(), *saved_buffers(model)]
     list_stop_tokens(model, stop_tokens)
     save_whole(model, folder, {name: tensor.detach().cpu() for name, tensor in tensors})
-    tokenizer: Any = AutoTokenizer.from_pretrained(
+    auto_class = AutoProcessor if source.reads_images else AutoTokenizer
+    processor: Any = auto_class.from_pretrained(
         source.tokenizer, revision=source.revision, trust_remote_code=False
     )
-    tokenizer.save_pretrained(folder)
+    processor.save_pretrained(folder)
     for path in Path(source.weights).glob("LICENSE*"):
         shutil.copyfile(path, folder / path.name)
 
@@ -174,7 +185,7 @@ def reload(folder: Path, trained: Trained, stop_tokens: Sequence[int]) -> Any:
     for prompt in trained.prompts:
         if comparing.tokens_of(prompt, tokenizer) != comparing.tokens_of(prompt, trained.tokenizer):
             differ(folder, "its tokenizer makes other tokens")
-    model, report = AutoModelForCausalLM.from_pretrained(
+    model, report = auto_class_of(Source(str(folder))).from_pretrained(
         folder,
         dtype="auto",
         device_map=trained.device,
@@ -230,11 +241,14 @@ def join(state: Path, folder: Path, dtype: str) -> None:
     lacking = {name for name, _ in model.named_parameters()} - weights.keys()
     if lacking:
         stop(Exit.DATA, f"{state}: has no {min(lacking)}, which its run has not trained")
-    tokenizer = load_tokenizer(trained)
+    processor = tokenizer = load_tokenizer(trained)
     stop_tokens = {tokenizer.eos_token_id} - {None}
-    if hasattr(trained, "chat_template"):
+    if source.reads_images:
+        processor = vlm.load_processor(trained)
+        stop_tokens = IllustratedTemplate(processor.tokenizer, {}, processor).stop_tokens()
+    elif hasattr(trained, "chat_template"):
         stop_tokens = ChatTemplate(tokenizer).stop_tokens()
     list_stop_tokens(model, stop_tokens)
     save_whole(model, folder, weights, max_shard_size=BYTES_OF_A_FILE)
     shutil.rmtree(parts)
-    tokenizer.save_pretrained(folder)
+    processor.save_pretrained(folder)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rows of a file as questions, read as recipes/llama.py reads them, and how many answers are right.
+"""Rows of a file as questions, read as recipes/vlm.py reads them, and how many answers are right.
 
 Columns that the run's --columns named, which its run.json has, need not be named again.
 """
@@ -7,15 +7,18 @@ Columns that the run's --columns named, which its run.json has, need not be name
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from common import Exit, stop
 from core.chat import Conversation
-from core.data import open_rows, parse_line
+from core.data import parse_line
 from generation.answering import printable
-from llama import Arguments, row_to_conversation
+from tasks.illustrated import IMAGE, IMAGE_COLUMNS, PLACEHOLDER
+from tasks.images import load_picture, open_images
+from vlm import Arguments, row_to_conversation
 
 Row = dict[str, Any]
 SHOWN = 8  # answers that are printed
@@ -53,7 +56,8 @@ def load_questions(
     Raises SystemExit with 65 after a line that names the first bad row and its place.
     """
     texts = [*Arguments.COLUMN_ROLES, *columns.values()]
-    source: Any = open_rows(str(path), None, "train", True, texts)
+    columned = [columns.get(role, role) for role in IMAGE_COLUMNS]
+    source: Any = open_images(str(path), None, "train", True, columned, text_columns=texts)
     found = []
     for number, row in enumerate(source.dataset, 1):
         if len(found) == limit:
@@ -63,7 +67,7 @@ def load_questions(
             if source.file_type == ".jsonl":
                 row = parse_line(row["text"])
             if row is not None:
-                found.append(to_question(place, row, pattern, columns))
+                found.append(to_question(place, row, pattern, columns, path.parent))
         except (ValueError, TypeError) as error:
             stop(Exit.DATA, f"{place}: {error}")
     if not found:
@@ -71,11 +75,19 @@ def load_questions(
     return found
 
 
-def to_question(place: str, row: Row, pattern: str | None, columns: Mapping[str, str]) -> Question:
-    """Return a row as a question. Raises ValueError with what is wrong with it."""
+def to_question(
+    place: str, row: Row, pattern: str | None, columns: Mapping[str, str], folder: Path
+) -> Question:
+    """Return a row as a question. Raises ValueError with what is wrong with it.
+
+    Args:
+        folder: where relative paths of images begin.
+    """
     if "chosen" in row and "completion" not in row:
         row = {**row, "completion": row["chosen"]}  # A row of preference tuning
     conversation = row_to_conversation(row, columns_in(row, columns))
+    loads = [partial(load_picture, image, folder, False) for image in conversation.images]
+    conversation = replace(conversation, images=loads)
     last = find_last_answer(conversation)
     reference = conversation.messages[last]["content"].strip()
     if pattern is not None and re.search(pattern, reference) is None:
@@ -116,7 +128,11 @@ def judge(
     """Return what is written of each answer: what was asked, the reference, whether it is right."""
     lines = []
     for question, answer in zip(questions, answers, strict=True):
-        line: dict[str, Any] = {"messages": question.conversation.messages}
+        messages = []
+        for message in question.conversation.messages:
+            content = message["content"].replace(IMAGE, PLACEHOLDER)
+            messages.append({**message, "content": content})
+        line: dict[str, Any] = {"messages": messages}
         if question.conversation.tools:
             line["tools"] = question.conversation.tools
         line |= {"reference": question.reference, "skill": question.skill, "answer": answer}

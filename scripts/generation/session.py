@@ -3,7 +3,9 @@
 
 import argparse
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -21,6 +23,8 @@ from generation.answering import (
     printable,
 )
 from generation.loading import be_quiet, find_source, load_model, load_tokenizer
+from tasks.illustrated import IMAGE, IllustratedTemplate
+from tasks.images import load_picture
 
 
 def find_problems(args: argparse.Namespace) -> Iterator[str]:
@@ -28,6 +32,8 @@ def find_problems(args: argparse.Namespace) -> Iterator[str]:
     for name in ("limit", "output", "json", "answer_pattern", "server"):
         if getattr(args, name) is not None and args.file is None:
             yield f"--{name} needs --file"
+    if args.image and (args.raw or args.file is not None):
+        yield "--image is for --prompt: a row of --file names its images"
     if args.raw and args.file is not None:
         yield "--raw is for --prompt: rows have no text that is continued as it is"
     if (args.server is None) != (args.server_model is None):
@@ -51,12 +57,13 @@ def run(args: argparse.Namespace) -> None:
     if args.file is not None:
         columns = rows.columns_of(source.arguments)
         questions = rows.load_questions(args.file, columns, args.limit, args.answer_pattern)
-    tokenizer = load_tokenizer(source, needs_template=not args.raw)
-    model = load_model(source, args)
     if args.raw:
-        continue_texts(model, tokenizer, args)
+        tokenizer = load_tokenizer(source, needs_template=False)
+        continue_texts(load_model(source, args), tokenizer, args)
         return
-    template = ChatTemplate(tokenizer, source.settings)
+    template = source.template()
+    images = find_images(args.image, template)
+    model = load_model(source, args)
     answerer = Answerer(model, template, args.temperature, args.max_new_tokens)
     try:
         if args.server is not None:
@@ -66,17 +73,36 @@ def run(args: argparse.Namespace) -> None:
             answers = answerer.answer(conversations, args.per_device_eval_batch_size)
             report(rows.judge(questions, answers, args.answer_pattern), args)
         else:
-            answer_prompts(answerer, args.prompt)
+            answer_prompts(answerer, args.prompt, images)
     except UNANSWERED as error:
         stop(Exit.DATA, first_line(error))
 
 
 # ---- --prompt ----
-def answer_prompts(answerer: Answerer, prompts: Sequence[str]) -> None:
-    """Answer each prompt on its own, and print that while it is generated."""
+def find_images(paths: Sequence[Path], template: ChatTemplate) -> list[Callable[[], Any]]:
+    """Return functions that load the images of --image.
+
+    Raises SystemExit with 64 if the model reads none, with 65 if one cannot be read.
+    """
+    if paths and not isinstance(template, IllustratedTemplate):
+        stop(Exit.USAGE, "--image: this model reads no images")
+    loads = [partial(load_picture, path, Path(), False) for path in paths]
+    for load in loads:
+        try:
+            load()
+        except ValueError as error:
+            stop(Exit.DATA, f"--image {error}")
+    return loads
+
+
+def answer_prompts(
+    answerer: Answerer, prompts: Sequence[str], images: Sequence[Callable[[], Any]]
+) -> None:
+    """Answer each prompt on its own, behind all images, and print that while it is generated."""
     for prompt in prompts:
         print(f"> {prompt}")
-        reply = print_answer(answerer, Conversation([{"role": "user", "content": prompt}]))
+        asked = {"role": "user", "content": IMAGE * len(images) + prompt}
+        reply = print_answer(answerer, Conversation([asked], images=images))
         if reply.mark == STOPPED:
             return
 

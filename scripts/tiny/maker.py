@@ -46,6 +46,7 @@ class Maker:
         columns: of the rows, on whose texts the tokenizer is trained.
         settings: a function from the shape to the settings of the configuration.
         has_teacher: whether FOLDER/teacher is made too, a model with the same tokenizer.
+        image_size: of the images, in pixels, if the model reads them beside text.
     """
 
     model_type: str
@@ -56,6 +57,7 @@ class Maker:
     columns: tuple[str, ...] = ()
     settings: Callable[[Shape], Shape] = dict
     has_teacher: bool = False
+    image_size: int | None = None
 
 
 def make_syllable(rng: random.Random) -> str:

@@ -102,7 +102,10 @@ def save_model(folder: Path, model: Any, processor: Any) -> None:
 
 
 def write_rows(path: Path, rows: Sequence[Row]) -> None:
-    """Write rows to PATH.jsonl, or images to PATH/CLASS/NUMBER.png; print how many there are."""
+    """Write rows to PATH.jsonl, or images to PATH/CLASS/NUMBER.png; print how many there are.
+
+    The pictures of rows that have some are written beside the file.
+    """
     if "image" in rows[0]:
         for number, row in enumerate(rows):
             file = path / row["label"] / f"{number:05}.png"
@@ -111,8 +114,21 @@ def write_rows(path: Path, rows: Sequence[Row]) -> None:
     else:
         path = path.with_suffix(".jsonl")
         path.parent.mkdir(parents=True, exist_ok=True)
+        if "images" in rows[0]:
+            rows = [write_pictures(path, number, row) for number, row in enumerate(rows)]
         lines = [json.dumps(row) + "\n" for row in rows]
         path.write_text("".join(lines), encoding="utf-8")
     number_of = Counter(row[kind] for row in rows for kind in ("skill", "label") if kind in row)
     counts = ", ".join(f"{kind} {number}" for kind, number in number_of.items())
     print(f"{path}: {len(rows)} rows{counts and f' ({counts})'}")
+
+
+def write_pictures(path: Path, number: int, row: Row) -> Row:
+    """Write the pictures of a row of a file, and return the row with their paths."""
+    names = []
+    for place, picture in enumerate(row["images"]):
+        names.append(f"images/{path.stem}-{number:05}-{place}.png")
+        file = path.parent / names[-1]
+        file.parent.mkdir(exist_ok=True)
+        picture.save(file, compress_level=1)
+    return {**row, "images": names}

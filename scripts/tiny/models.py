@@ -17,9 +17,16 @@ from tokenizers import (
     processors,
     trainers,
 )
-from transformers import AutoConfig, GenerationConfig, PreTrainedTokenizerFast, ViTImageProcessorPil
+from transformers import (
+    AutoConfig,
+    GenerationConfig,
+    Idefics3ImageProcessorPil,
+    Idefics3Processor,
+    PreTrainedTokenizerFast,
+    ViTImageProcessorPil,
+)
 
-from tiny.maker import Maker
+from tiny.maker import Maker, Shape
 
 END_OF_TURN = "<|end_of_turn|>"
 ROLES = ["<|system|>", "<|user|>", "<|assistant|>"]
@@ -30,6 +37,14 @@ CHAT_TEMPLATE = (
     "{% generation %}{{ message['content'] + '<|end_of_turn|>' }}{% endgeneration %}"
     "{% else %}{{ message['content'] + '<|end_of_turn|>' }}{% endif %}"
     "{% endfor %}{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
+)
+# The same with images, which are parts of messages
+PARTS = (
+    "{% for part in message['content'] %}"
+    "{{ '<image>' if part['type'] == 'image' else part['text'] }}{% endfor %}"
+)
+IMAGE_TEMPLATE = CHAT_TEMPLATE.replace(
+    "{{ message['content'] + '<|end_of_turn|>' }}", PARTS + "{{ '<|end_of_turn|>' }}"
 )
 # {argument of PreTrainedTokenizerFast: token}, in the order of their ids
 CHAT_TOKENS = {
@@ -152,6 +167,29 @@ def make_tokenizer(kind: str, options: Namespace, texts: Sequence[str]) -> PreTr
     return tokenizer
 
 
+def make_processor(tokenizer: PreTrainedTokenizerFast, settings: Shape) -> Idefics3Processor:
+    """Return a processor of a tokenizer and of images that are not cut into tiles.
+
+    Args:
+        settings: of the model; they get the tokens that the processor adds.
+    """
+    vision = settings["vision_config"]
+    edge = {"longest_edge": vision["image_size"]}
+    images = Idefics3ImageProcessorPil(size=edge, max_image_size=edge, do_image_splitting=False)
+    num_patches = (vision["image_size"] // vision["patch_size"]) ** 2
+    processor = Idefics3Processor(
+        images,
+        tokenizer,
+        image_seq_len=num_patches // settings["scale_factor"] ** 2,
+        chat_template=IMAGE_TEMPLATE,
+    )
+    tokenizer.add_tokens([processor.global_image_tag], special_tokens=True)
+    tokenizer.chat_template = IMAGE_TEMPLATE
+    settings["image_token_id"] = processor.image_token_id
+    settings["text_config"]["vocab_size"] = len(tokenizer)
+    return processor
+
+
 # ---- Models ----
 def make(maker: Maker, options: Namespace, texts: Sequence[str]) -> tuple[Any, Any]:
     """Return a random model, and its tokenizer or image processor.
@@ -170,12 +208,16 @@ def make(maker: Maker, options: Namespace, texts: Sequence[str]) -> tuple[Any, A
     if maker.tokenizer is None:
         size = {"height": options.image_size, "width": options.image_size}
         processor: Any = ViTImageProcessorPil(size=size)
+        tokenizer: Any = None
         further["add_pooling_layer"] = False
     else:
-        processor = make_tokenizer(maker.tokenizer, options, texts)
+        processor = tokenizer = make_tokenizer(maker.tokenizer, options, texts)
+        of_text = settings.get("text_config", settings)
         for name in ("bos_token_id", "eos_token_id", "pad_token_id"):
-            if getattr(processor, name) is not None:
-                settings[name] = getattr(processor, name)
+            if getattr(tokenizer, name) is not None:
+                of_text[name] = settings[name] = getattr(tokenizer, name)
+        if maker.image_size is not None:
+            processor = make_processor(tokenizer, settings)
     config = AutoConfig.for_model(maker.model_type, **settings)
     torch.manual_seed(options.seed)
     with torch.device(options.device):
@@ -186,10 +228,10 @@ def make(maker: Maker, options: Namespace, texts: Sequence[str]) -> tuple[Any, A
         if "relative_attention_bias" in name:
             torch.nn.init.normal_(weight, std=3.0)
     if maker.tokenizer == "chat":
-        end_of_turn = processor.convert_tokens_to_ids(END_OF_TURN)
+        end_of_turn = tokenizer.convert_tokens_to_ids(END_OF_TURN)
         model.generation_config = GenerationConfig(
-            bos_token_id=processor.bos_token_id,
-            eos_token_id=[end_of_turn, processor.eos_token_id],
-            pad_token_id=processor.pad_token_id,
+            bos_token_id=tokenizer.bos_token_id,
+            eos_token_id=[end_of_turn, tokenizer.eos_token_id],
+            pad_token_id=tokenizer.pad_token_id,
         )
     return model, processor

@@ -124,7 +124,7 @@ COMMON = {
     },
     "a row without an answer to train on": {
         "chat.make_conversation": ["are by"],
-        "chat.tokenize_conversation": ["follows from the prompt", "within --max_length"],
+        "chat.label_tokens": ["follows from the prompt", "within --max_length"],
     },
     "a conversation that its chat template refuses": {
         "chat.ChatTemplate.render_marked": ["is refused"],

@@ -65,7 +65,7 @@ def load(source, **changes):
     """Return the rows of the images to train on, and of those to evaluate on."""
     args = RowFlags(str(source), eval_strategy="steps", **changes)
     label = partial(vit.label_image, image_column="image", label_columns=["label", "labels"])
-    train, test = open_sources(args, partial(open_images, column="image"))
+    train, test = open_sources(args, partial(open_images, columns=["image"]))
     return prepare_rows(train, label, args), prepare_rows(test, label, args) if test else None
 
 
