@@ -73,8 +73,8 @@ EPOCH = "epoch=step / plan.steps_per_epoch"
 EDITS = {
     "loss": (
         "core/loss.py",
-        'targets, reduction="none")',
-        'targets, reduction="none", label_smoothing=0.1)',
+        '(logits, targets, reduction="none")',
+        '(logits, targets, reduction="none", label_smoothing=0.1)',
         "",
     ),
     "optimizer": ("core/model.py", ADAMW, "Slowing(groups, **settings)", OWN_OPTIMIZER),
