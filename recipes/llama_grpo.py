@@ -62,18 +62,20 @@ from core.model import (
 )
 from core.run import SAMPLES, Run
 from tasks.distillation import FrozenModel
-from tasks.judges import (
-    advantages_of,
-    deviation,
+from tasks.pairs import turn_off_dropout
+from tasks.policy import (
+    LOGGED,
+    LogpsInHead,
+    compare_answers,
     give_rewards,
+    make_batch,
     metrics_of,
+    policy_losses,
+    sum_of_losses,
     text_of,
-    weigh,
     write_samples,
 )
-from tasks.pairs import turn_off_dropout
-from tasks.policy import LOGGED, LogpsInHead, policy_losses, sum_of_losses
-from tasks.rollouts import EVALUATION, Answer, AnswerPlan, Sampler, make_batch, tokenize_prompt
+from tasks.rollouts import EVALUATION, Answer, AnswerPlan, Sampler, tokenize_prompt
 
 # EDIT: the column with your prompt, a text or a list of messages, is the first of these in a row
 PROMPTS = ("prompt", "question", "problem")
@@ -234,7 +236,6 @@ def load_reference(args: Arguments, accelerator: Accelerator) -> FrozenModel | N
 
 # ---- Rollouts ----
 def roll_out(
-    args: Arguments,
     plan: AnswerPlan,
     sampler: Sampler,
     collator: TokenCollator,
@@ -250,27 +251,20 @@ def roll_out(
     Returns:
         This rank's micro-batches, and the metrics of all answers.
     """
-    layout = plan.layout
+    args, layout = plan.args, plan.layout
     rollout = plan.rollout_of(step)
     parts = plan.micro_batches(rollout)
     numbers = [number for part in parts for number in part]
     own = sampler.sample(model, rows, numbers, plan.rows_per_step // layout.data_ranks, rollout)
     give_rewards(own, REWARDS)
-    answers = sorted(layout.gather(own), key=lambda answer: answer.number)
-    rewards = weigh(torch.tensor([answer.rewards for answer in answers]), args.reward_weights)
-    groups = rewards.view(-1, args.num_generations)
-    advantages = advantages_of(groups, args.scale_rewards).flatten().tolist()
-    of_answers = {answer.number: value for answer, value in zip(answers, advantages, strict=True)}
-    metrics = metrics_of(answers, NAMES, args.reward_weights)
-    is_equal = deviation(groups).isclose(torch.zeros(1))
-    metrics["frac_reward_zero_std"] = is_equal.float().mean().item()
+    answers = {answer.number: answer for answer in layout.gather(own)}
+    ordered = [answers[number] for number in sorted(answers)]
+    metrics = compare_answers(ordered, args, NAMES)
     if layout.accelerator.is_main_process and rollout % args.logging_steps == 0:
-        write_samples(Path(args.output_dir, SAMPLES), step, answers, NAMES)
-    left = iter(own)
+        write_samples(Path(args.output_dir, SAMPLES), step, ordered, NAMES)
     batches: list[Any] = []
     for part in parts:
-        answers_of_part = [next(left) for _ in part]
-        batch = make_batch(collator, answers_of_part, of_answers, args.mask_truncated_completions)
+        batch = make_batch(collator, [answers[number] for number in part], args)
         batches.append(send_to_device(batch, layout.device))
     return batches, metrics
 
@@ -308,8 +302,7 @@ def evaluate(
         numbers = [place * args.num_generations for place in places]
         own += sampler.sample(model, rows, numbers, size, EVALUATION)
     give_rewards(own, REWARDS)
-    answers = sorted(layout.gather(own), key=lambda answer: answer.number)
-    metrics = metrics_of(answers, NAMES, args.reward_weights)
+    metrics = metrics_of(layout.gather(own), NAMES, args.reward_weights)
     run.log_evaluation({f"eval_{name}": value for name, value in metrics.items()})
 
 
@@ -367,9 +360,7 @@ def train(args: Arguments, run: Run) -> None:
     of_answers: dict[str, float] = {}
     for step in run.steps(together=args.num_iterations):
         if not micro_batches or (step - 1) % args.num_iterations == 0:
-            micro_batches, of_answers = roll_out(
-                args, plan, sampler, collator, model, train_rows, step
-            )
+            micro_batches, of_answers = roll_out(plan, sampler, collator, model, train_rows, step)
         # Answers, tokens that are trained on, and all tokens without padding.
         # Divided by the counts of the whole step on all ranks, the loss is the same for any number
         # of ranks and micro-batches.

@@ -1,18 +1,190 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The loss of a policy on answers that it has sampled, as TRL's GRPOTrainer computes it."""
+"""What answers are worth, and the loss of a policy on them, as TRL's GRPOTrainer computes it."""
 
-from collections.abc import Mapping
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
 
+from core.batches import TokenCollator
+from core.data import IGNORED
 from core.loss import LossInHead
+from core.metrics import finite_or_none
 from tasks.distillation import FrozenModel
 from tasks.pairs import adapters_disabled
+from tasks.rollouts import Answer
 
+# As in TRL, it gets prompts, completions, completion_ids and the columns of the rows, each as a
+# list with an item for each answer, and returns their rewards, None for what it does not judge
+RewardFunction = Callable[..., Sequence[float | None]]
+ALMOST_NOTHING = 1e-4  # TRL adds it to a deviation of rewards, which may be 0
 # What `policy_losses` tells of each token, under TRL's names
 LOGGED = ["kl", "clip_ratio/low_mean", "clip_ratio/high_mean"]
+
+
+# ---- Rewards ----
+def give_rewards(answers: Sequence[Answer], functions: Sequence[RewardFunction]) -> None:
+    """Have each function judge the answers, and add its rewards to theirs.
+
+    What a function raises gets a note with the answer that it raises it for.
+    """
+    for function in functions:
+        for answer, reward in zip(answers, judge(function, answers), strict=True):
+            answer.rewards.append(math.nan if reward is None else float(reward))
+
+
+def judge(function: RewardFunction, answers: Sequence[Answer]) -> Sequence[float | None]:
+    """Return the rewards that a function gives, each argument of which has an item per answer."""
+    if not answers:  # on a rank without any
+        return []
+    judged = [answer.arguments() for answer in answers]
+    names = {name for one in judged for name in one}
+    try:
+        return function(**{name: [one.get(name) for one in judged] for name in names})
+    except Exception as error:
+        if len(answers) > 1:
+            for answer in answers:  # one of which it most likely raises for when alone, too
+                judge(function, [answer])
+        place = f"row {answers[0].row['row']} of the data: {answers[0].text!r}"
+        error.add_note(f"{function.__name__}, for an answer to {place}")
+        raise
+
+
+def text_of(completion: Any) -> str:
+    """Return the text of a completion, which is one, or a list of messages."""
+    return completion if isinstance(completion, str) else completion[-1]["content"]
+
+
+def weigh(rewards: torch.Tensor, weights: Sequence[float]) -> torch.Tensor:
+    """Return the weighted sum of each answer's rewards, [answers]; NaN if it has none.
+
+    Args:
+        rewards: [answers, functions], NaN where a function does not judge an answer.
+        weights: of the functions.
+    """
+    has_none = rewards.isnan().all(1)
+    return (rewards * torch.tensor(weights)).nansum(1).masked_fill(has_none, torch.nan)
+
+
+# ---- Advantages ----
+def compare_answers(answers: Sequence[Answer], args: Any, names: Sequence[str]) -> dict[str, float]:
+    """Give each answer of a rollout its advantage, and return the metrics of all.
+
+    Args:
+        answers: --num_generations to each prompt, one after the other.
+        names: of the reward functions.
+    """
+    rewards = weigh(torch.tensor([answer.rewards for answer in answers]), args.reward_weights)
+    groups = rewards.view(-1, args.num_generations)
+    advantages = advantages_of(groups, args.scale_rewards).flatten().tolist()
+    for answer, advantage in zip(answers, advantages, strict=True):
+        answer.advantage = advantage
+    is_equal = deviation(groups).isclose(torch.zeros(1))
+    metrics = metrics_of(answers, names, args.reward_weights)
+    return metrics | {"frac_reward_zero_std": is_equal.float().mean().item()}
+
+
+def advantages_of(groups: torch.Tensor, scale: str) -> torch.Tensor:
+    """Return by how much each answer is better than the mean of those to its prompt.
+
+    An answer without a reward has the advantage 0.
+
+    Args:
+        groups: the rewards of answers, [prompts, answers], NaN for none.
+        scale: what divides the difference: the deviation of the "group" of answers to a prompt,
+            that of the whole "batch", or "none".
+    """
+    advantages = groups - groups.nanmean(1, keepdim=True)
+    if scale == "group":
+        advantages = advantages / (deviation(groups) + ALMOST_NOTHING)
+    elif scale == "batch":
+        advantages = advantages / (deviation(groups.view(1, -1)) + ALMOST_NOTHING)
+    return advantages.nan_to_num(nan=0.0)
+
+
+def deviation(values: torch.Tensor) -> torch.Tensor:
+    """Return the unbiased deviation of the values in each row that are not NaN, [rows, 1].
+
+    It is NaN for a single value.
+    """
+    squares = (values - values.nanmean(1, keepdim=True)).square()
+    num_known = (~values.isnan()).sum(1, keepdim=True)
+    return (squares.nansum(1, keepdim=True) / (num_known - 1)).sqrt()
+
+
+# ---- What is logged ----
+def metrics_of(
+    answers: Sequence[Answer], names: Sequence[str], weights: Sequence[float]
+) -> dict[str, float]:
+    """Return what TRL logs of answers and their rewards, under its names.
+
+    Args:
+        names, weights: of the reward functions.
+    """
+    table = torch.tensor([answer.rewards for answer in answers])
+    total = weigh(table, weights)
+    metrics = {"reward": total.nanmean().item(), "reward_std": deviation(total[None]).item()}
+    for name, rewards in zip(names, table.T, strict=True):
+        metrics[f"rewards/{name}/mean"] = rewards.nanmean().item()
+        metrics[f"rewards/{name}/std"] = deviation(rewards[None]).item()
+    lengths = [len(answer.ids) for answer in answers]
+    metrics["completions/mean_length"] = sum(lengths) / len(lengths)
+    num_cut = sum(answer.is_truncated for answer in answers)
+    metrics["completions/clipped_ratio"] = num_cut / len(answers)
+    return metrics
+
+
+def write_samples(path: Path, step: int, answers: Sequence[Answer], names: Sequence[str]) -> None:
+    """Append answers to a file, as one JSON object on a line each.
+
+    Args:
+        step: the first that trains on them.
+        names: of the reward functions.
+    """
+    with open(path, "a", encoding="utf-8") as file:
+        for answer in answers:
+            line: dict[str, Any] = {"step": step, "row": int(answer.row["row"])}
+            line["prompt"] = json.loads(answer.row["columns"])["prompts"]
+            line["answer"] = answer.text
+            line["is_truncated"] = answer.is_truncated
+            for name, reward in zip(names, answer.rewards, strict=True):
+                line[name] = finite_or_none(reward)
+            file.write(json.dumps(line, ensure_ascii=False) + "\n")
+
+
+# ---- Batches ----
+def make_batch(collator: TokenCollator, answers: Sequence[Answer], args: Any) -> dict[str, Any]:
+    """Return a batch of answers with their prompts, on the host.
+
+    It has what TokenCollator gives it, with the answers' tokens as targets, and
+        is_token: [answers, tokens of the longest], whether it is one of the targets, in their
+            order.
+        mask: the same, 1 where the token is trained on.
+        advantages: [answers].
+        counts: answers, tokens that are trained on, and tokens without padding.
+    """
+    lines = []
+    for answer in answers:
+        prompt = answer.row["input_ids"].tolist()
+        labels = [IGNORED] * len(prompt) + answer.ids
+        lines.append({**answer.row, "input_ids": prompt + answer.ids, "labels": labels})
+    batch = collator.make_batch(lines, [[number] for number in range(len(lines))])
+    lengths = torch.tensor([len(answer.ids) for answer in answers], dtype=torch.long)
+    is_token = torch.arange(max(lengths.tolist(), default=1)) < lengths[:, None]
+    is_cut = [answer.is_truncated and args.mask_truncated_completions for answer in answers]
+    mask = is_token & ~torch.tensor(is_cut, dtype=torch.bool)[:, None]
+    advantages = [answer.advantage for answer in answers]
+    return {
+        **batch,
+        "is_token": is_token,
+        "mask": mask.float(),
+        "advantages": torch.tensor(advantages, dtype=torch.float32),
+        "counts": torch.tensor([len(answers), int(mask.sum()), sum(batch["lengths"])]),
+    }
 
 
 # ---- Log-probabilities ----

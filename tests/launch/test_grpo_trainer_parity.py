@@ -15,8 +15,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 import net
 from core.batches import TokenCollator
 from launching import REPO, data_of, errors_of, read_metrics, recipe, rehearse
-from tasks.policy import LOGGED, LogpsInHead, policy_losses, sum_of_losses
-from tasks.rollouts import Answer, make_batch
+from tasks.policy import LOGGED, LogpsInHead, make_batch, policy_losses, sum_of_losses
+from tasks.rollouts import Answer
 
 CELLS = [
     *itertools.product(
@@ -54,11 +54,12 @@ def answers_of(seed, is_truncated):
         prompt, ids = (torch.randint(9, 250, (n,), generator=generator) for n in (length, size))
         row = {"input_ids": prompt.numpy(), "row": np.int64(number)}
         answers.append(Answer(number, row, ids.tolist(), is_truncated and number == 0, ""))
-    advantages = torch.randn(ANSWERS, generator=generator).tolist()
-    return answers, dict(enumerate(advantages))
+    for answer, advantage in zip(answers, torch.randn(ANSWERS, generator=generator), strict=True):
+        answer.advantage = advantage.item()
+    return answers
 
 
-def inputs_of_trl(answers, advantages):
+def inputs_of_trl(answers):
     """The same answers as TRL pads them: prompts on the left, and no attention to masked ones."""
     width = max(len(answer.row["input_ids"]) for answer in answers)
     shape = {"prompt": (ANSWERS, width), "completion": (ANSWERS, LONGEST)}
@@ -71,7 +72,7 @@ def inputs_of_trl(answers, advantages):
         found["prompt_mask"][number, width - len(prompt) :] = 1
         found["completion_ids"][number, : len(ids)] = ids
         found["completion_mask"][number, : len(ids)] = not answer.is_truncated
-    return found | {"advantages": torch.tensor(list(advantages.values()))}
+    return found | {"advantages": torch.tensor([answer.advantage for answer in answers])}
 
 
 def trainer_of(model, tiny, folder, args):
@@ -120,6 +121,7 @@ def test_loss_gradients_and_metrics_are_those_of_trl(
         temperature=TEMPERATURE,
         max_completion_length=LONGEST,
         max_logits_mib=0.01,  # several pieces
+        mask_truncated_completions=True,
     )
     theirs, ours, other = model_of(tiny), model_of(tiny), model_of(tiny, moved=0.02)
     trainer = trainer_of(theirs, tiny, tmp_path, args)
@@ -127,12 +129,12 @@ def test_loss_gradients_and_metrics_are_those_of_trl(
     of_other = LogpsInHead(other, args, torch.device("cpu"))
     batches = []
     for seed, cuts in ((10, is_truncated), (11, False)):
-        answers, advantages = answers_of(seed, cuts)
-        batch = make_batch(TokenCollator(0), answers, advantages, masks_truncated=True)
+        answers = answers_of(seed, cuts)
+        batch = make_batch(TokenCollator(0), answers, args)
         with torch.no_grad():
             batch["reference"], _ = of_other.of_answers(other, batch)
             batch["reference"] *= 0.9
-        batches.append((batch, inputs_of_trl(answers, advantages)))
+        batches.append((batch, inputs_of_trl(answers)))
     num_tokens = sum(int(batch["mask"].sum()) for batch, _ in batches)
     expected = loss = 0.0
     sums = torch.zeros(4)

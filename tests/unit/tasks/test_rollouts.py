@@ -19,7 +19,7 @@ from core.data import Rows
 from core.engine import Layout
 from core.exits import End
 from fakes import rows_of_their_own, small_llama
-from tasks import judges, rollouts
+from tasks import policy, rollouts
 
 NAN = math.nan
 
@@ -181,7 +181,7 @@ def test_functions_get_what_they_get_in_trl():
 
     asked = [{"role": "user", "content": "b"}]
     answers = [answer_to("a", "x", level=3), answer_to(asked, "y")]
-    judges.give_rewards(answers, [judge])
+    policy.give_rewards(answers, [judge])
     assert got["prompts"] == ["a", asked]
     assert got["completions"] == ["x", [{"role": "assistant", "content": "y"}]]
     assert got["level"] == [3, None] and got["ids"] == [[7] * 3] * 2
@@ -194,27 +194,27 @@ def test_what_a_function_raises_names_the_row():
 
     answers = [answer_to("a", "1"), answer_to("b", "one", number=4)]
     with pytest.raises(ValueError) as caught:
-        judges.give_rewards(answers, [judge])
+        policy.give_rewards(answers, [judge])
     [note] = caught.value.__notes__
     assert "judge" in note and "row 5" in note and "'one'" in note
 
 
 def test_advantages_are_distances_from_the_mean_of_the_answers_to_the_same_prompt():
     groups = torch.tensor([[1.0, 0.0, 0.0], [2.0, 2.0, 2.0], [NAN, 1.0, 3.0], [NAN, NAN, NAN]])
-    none = judges.advantages_of(groups, "none")
+    none = policy.advantages_of(groups, "none")
     expected = [[2 / 3, -1 / 3, -1 / 3], [0.0] * 3, [0.0, -1.0, 1.0], [0.0] * 3]
     assert torch.allclose(none, torch.tensor(expected))
-    scaled = judges.advantages_of(groups, "group")
+    scaled = policy.advantages_of(groups, "group")
     deviations = torch.tensor([[math.sqrt(1 / 3)], [0.0], [math.sqrt(2)], [1.0]])
     assert torch.allclose(scaled, none / (deviations + 1e-4))
-    of_batch = judges.advantages_of(groups, "batch")
+    of_batch = policy.advantages_of(groups, "batch")
     known = groups[~groups.isnan()]
     assert torch.allclose(of_batch, none / (known.std() + 1e-4))
 
 
 def test_an_answer_that_no_function_judges_has_no_reward():
     rewards = torch.tensor([[1.0, NAN], [NAN, NAN], [1.0, 3.0]])
-    total = judges.weigh(rewards, [1.0, 0.5])
+    total = policy.weigh(rewards, [1.0, 0.5])
     assert total[::2].tolist() == [1.0, 2.5] and total[1].isnan()
 
 
@@ -222,11 +222,11 @@ def test_metrics_have_the_names_and_values_of_trl(tmp_path):
     answers = [answer_to("a", "1", length=1), answer_to("a", "", number=1)]
     for answer, rewards in zip(answers, ([1.0, 2.0], [0.0, NAN]), strict=True):
         answer.rewards = rewards
-    metrics = judges.metrics_of(answers, ["one", "two"], [1.0, 0.5])
+    metrics = policy.metrics_of(answers, ["one", "two"], [1.0, 0.5])
     assert metrics["reward"] == 1.0 and metrics["reward_std"] == pytest.approx(math.sqrt(2))
     assert metrics["rewards/one/mean"] == 0.5 and metrics["rewards/two/mean"] == 2.0
     assert (metrics["completions/mean_length"], metrics["completions/clipped_ratio"]) == (2, 0.5)
-    judges.write_samples(tmp_path / "samples.jsonl", 3, answers, ["one", "two"])
+    policy.write_samples(tmp_path / "samples.jsonl", 3, answers, ["one", "two"])
     lines = (tmp_path / "samples.jsonl").read_text().splitlines()
     assert json.loads(lines[1]) == {
         "step": 3,
@@ -242,14 +242,16 @@ def test_metrics_have_the_names_and_values_of_trl(tmp_path):
 # ---- Batches ----
 def test_a_batch_trains_on_the_tokens_of_its_answers_but_not_of_truncated_ones():
     answers = [answer_to("a", "1", length=1), answer_to("a", "", number=1)]
-    advantages = {0: 0.5, 1: -0.5}
-    batch = rollouts.make_batch(TokenCollator(0), answers, advantages, masks_truncated=True)
+    answers[0].advantage, answers[1].advantage = 0.5, -0.5
+    args = SimpleNamespace(mask_truncated_completions=True)
+    batch = policy.make_batch(TokenCollator(0), answers, args)
     assert batch["inputs"]["input_ids"].tolist() == [[5, 6, 7, 0, 0], [5, 6, 7, 7, 7]]
     assert batch["targets"].tolist() == [7] * 4 and batch["positions"].tolist() == [1, 6, 7, 8]
     assert batch["mask"].tolist() == [[1, 0, 0], [0, 0, 0]]
     assert batch["advantages"].tolist() == [0.5, -0.5]
     assert batch["counts"].tolist() == [2, 1, 8]
-    kept = rollouts.make_batch(TokenCollator(0), answers, advantages, masks_truncated=False)
+    args.mask_truncated_completions = False
+    kept = policy.make_batch(TokenCollator(0), answers, args)
     assert kept["mask"].sum() == 4
-    empty = rollouts.make_batch(TokenCollator(0), [], {}, masks_truncated=False)
+    empty = policy.make_batch(TokenCollator(0), [], args)
     assert empty["counts"].tolist() == [0, 0, 0] and empty["mask"].shape == (0, 1)
