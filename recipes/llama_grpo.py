@@ -66,10 +66,8 @@ from tasks.pairs import turn_off_dropout
 from tasks.policy import (
     LOGGED,
     LogpsInHead,
-    compare_answers,
-    give_rewards,
+    Rewards,
     make_batch,
-    metrics_of,
     policy_losses,
     sum_of_losses,
     text_of,
@@ -100,7 +98,6 @@ def any_number(completions: Any, **columns: Any) -> list[float]:
 
 
 REWARDS = [right_answer, any_number]
-NAMES = [function.__name__ for function in REWARDS]
 
 
 @dataclass(kw_only=True)
@@ -136,7 +133,12 @@ class Arguments(
     gather_for_generation: bool = free(
         True, "under FSDP2, hold all weights on each GPU while answers are sampled: faster"
     )
-    reward_weights: list[float] = arg([1.0, 0.2], "weights of the reward functions, in their order")
+    reward_model_name_or_path: str | None = arg(
+        None, "a reward model, of recipes/llama_reward.py for example, as one more reward function"
+    )
+    reward_weights: list[float] = arg(
+        [1.0, 0.2], "weights of the reward functions, in their order, and of the reward model"
+    )
     scale_rewards: Literal["group", "batch", "none"] = arg(
         "group", "divide advantages by the deviation of a prompt's rewards, or of a step's"
     )
@@ -159,8 +161,9 @@ class Arguments(
     )
 
     def conflicts(self) -> Iterator[str]:
-        if len(self.reward_weights) != len(REWARDS):
-            yield f"--reward_weights: needs one for each of the {len(REWARDS)} functions in REWARDS"
+        count = len(REWARDS) + (self.reward_model_name_or_path is not None)
+        if len(self.reward_weights) != count:
+            yield f"--reward_weights: needs {count}, of the functions in REWARDS and a reward model"
         for name in ("save_steps", "eval_steps", "max_steps"):
             steps = getattr(self, name)
             if steps > 0 and steps % self.num_iterations:
@@ -238,6 +241,7 @@ def load_reference(args: Arguments, accelerator: Accelerator) -> FrozenModel | N
 def roll_out(
     plan: AnswerPlan,
     sampler: Sampler,
+    rewards: Rewards,
     collator: TokenCollator,
     model: torch.nn.Module,
     rows: Rows,
@@ -251,17 +255,18 @@ def roll_out(
     Returns:
         This rank's micro-batches, and the metrics of all answers.
     """
-    args, layout = plan.args, plan.layout
+    args = plan.args
+    layout = plan.layout
     rollout = plan.rollout_of(step)
     parts = plan.micro_batches(rollout)
     numbers = [number for part in parts for number in part]
     own = sampler.sample(model, rows, numbers, plan.rows_per_step // layout.data_ranks, rollout)
-    give_rewards(own, REWARDS)
+    rewards.judge(own)
     answers = {answer.number: answer for answer in layout.gather(own)}
     ordered = [answers[number] for number in sorted(answers)]
-    metrics = compare_answers(ordered, args, NAMES)
+    metrics = rewards.compare(ordered) | {"rollout/peak_memory_gib": sampler.peak_memory_gib}
     if layout.accelerator.is_main_process and rollout % args.logging_steps == 0:
-        write_samples(Path(args.output_dir, SAMPLES), step, ordered, NAMES)
+        write_samples(Path(args.output_dir, SAMPLES), step, ordered, rewards.names)
     batches: list[Any] = []
     for part in parts:
         batch = make_batch(collator, [answers[number] for number in part], args)
@@ -292,17 +297,18 @@ def compare_policies(
 
 
 def evaluate(
-    run: Run, layout: Layout, model: torch.nn.Module, sampler: Sampler, rows: Rows, args: Arguments
+    run: Run, plan: AnswerPlan, sampler: Sampler, rewards: Rewards, model: Any, rows: Rows
 ) -> None:
     """Log the rewards of one answer to each evaluation row, sampled as in training."""
+    args = plan.args
     size = args.per_device_eval_batch_size
     own: list[Answer] = []
-    for start in run.interruptible(starts_of_batches(len(rows), size, layout)):
+    for start in run.interruptible(starts_of_batches(len(rows), size, plan.layout)):
         places = range(start, min(start + size, len(rows)))
         numbers = [place * args.num_generations for place in places]
         own += sampler.sample(model, rows, numbers, size, EVALUATION)
-    give_rewards(own, REWARDS)
-    metrics = metrics_of(layout.gather(own), NAMES, args.reward_weights)
+    rewards.judge(own)
+    metrics = rewards.metrics_of(plan.layout.gather(own))
     run.log_evaluation({f"eval_{name}": value for name, value in metrics.items()})
 
 
@@ -344,7 +350,8 @@ def train(args: Arguments, run: Run) -> None:
     check_model(model, train_rows.largest_token(tokenizer))
     notes = describe_rows(train_rows, eval_rows)
     notes["batch"] = plan.describe_batch("answers", lengths.mean()) + " of prompts"
-    notes["rewards"] = ", ".join(NAMES)
+    rewards = Rewards(REWARDS, args, accelerator)
+    notes["rewards"] = str(rewards)
     notes["sample"] = tokenizer.decode(train_rows.dataset[0]["input_ids"])
     run.summarize(model, notes)  # A dry run ends here
     frozen = load_reference(args, accelerator)
@@ -353,14 +360,16 @@ def train(args: Arguments, run: Run) -> None:
     run.resume(model, optimizer, schedule)
 
     # ---- Train ----
-    measure = partial(evaluate, run, layout, model, sampler, args=args)
+    measure = partial(evaluate, run, plan, sampler, rewards, model)
     if eval_rows and run.owes_evaluation(plan.evaluate_after):
         measure(eval_rows)
     micro_batches: list[dict[str, Any]] = []
     of_answers: dict[str, float] = {}
     for step in run.steps(together=args.num_iterations):
         if not micro_batches or (step - 1) % args.num_iterations == 0:
-            micro_batches, of_answers = roll_out(plan, sampler, collator, model, train_rows, step)
+            micro_batches, of_answers = roll_out(
+                plan, sampler, rewards, collator, model, train_rows, step
+            )
         # Answers, tokens that are trained on, and all tokens without padding.
         # Divided by the counts of the whole step on all ranks, the loss is the same for any number
         # of ranks and micro-batches.

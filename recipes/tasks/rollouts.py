@@ -21,6 +21,7 @@ from core.engine import Layout
 from core.exits import Exit, fail
 from core.generation import generate, greedy_options, listed_stop_tokens
 from core.loss import LossInHead
+from core.metrics import peak_memory_gib
 from core.workarounds import fsdp_plugin
 
 EVALUATION = 0  # where rollouts, which begin at 1, have their number in a seed
@@ -180,6 +181,7 @@ class Sampler:
         self._ends = ChatTemplate(tokenizer).stop_tokens() | listed
         # Whatever the base's generation config says, nothing but the temperature changes what is
         # sampled, since the loss knows of nothing else
+        self.peak_memory_gib = 0.0  # of the latest answers
         self._options = greedy_options(model) | {
             "eos_token_id": sorted(self._ends),
             "pad_token_id": tokenizer.pad_token_id,
@@ -205,6 +207,8 @@ class Sampler:
         """
         args = self._args
         at_a_time = args.generation_batch or size
+        if torch.cuda.is_available():
+            torch.cuda.reset_peak_memory_stats()
         model.eval()
         self._token_loss.return_logits()
         answers: list[Answer] = []
@@ -213,6 +217,7 @@ class Sampler:
                 part = numbers[start : start + at_a_time]
                 answers += self._sample_batch(model, rows, part, rollout)
         model.train()
+        self.peak_memory_gib = peak_memory_gib()
         return answers
 
     def _sample_batch(

@@ -3,6 +3,7 @@
 GRPOTrainer; its reward rises under every engine, and a run that was stopped samples the same."""
 
 import itertools
+import shutil
 from functools import partial
 from types import SimpleNamespace
 
@@ -10,11 +11,20 @@ import numpy as np
 import pytest
 import torch
 from datasets import Dataset
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, pipeline
 
 import net
 from core.batches import TokenCollator
-from launching import REPO, data_of, errors_of, read_metrics, recipe, rehearse
+from launching import (
+    REPO,
+    data_of,
+    edit_json,
+    errors_of,
+    read_metrics,
+    read_rows,
+    recipe,
+    rehearse,
+)
 from tasks.policy import LOGGED, LogpsInHead, make_batch, policy_losses, sum_of_losses
 from tasks.rollouts import Answer
 
@@ -202,6 +212,71 @@ def test_the_reward_rises_under_each_engine_as_in_one_process(config, tiny, once
         assert one == pytest.approx(other, rel=1e-4, abs=1e-6), name
     rewards = found[0]
     assert rewards[0] < 0.3 and rewards[-1] > 0.6
+
+
+# ---- Ranks whose answers end at different lengths ----
+ENDING = ["--max_steps", 4, "--num_generations", 2, "--max_completion_length", 24]
+ENDING += ["--train_sampling_strategy", "sequential", "--eval_strategy", "no", "--logging_steps", 1]
+NUM_ENDS = 40  # of about 270 tokens: an answer has a mean of seven
+
+
+@pytest.fixture(scope="module")
+def ending(tiny, tmp_path_factory):
+    """The tiny model with many tokens that end an answer."""
+    folder = shutil.copytree(tiny, tmp_path_factory.mktemp("ending") / "tiny")
+    ends = list(range(20, 20 + NUM_ENDS))
+    edit_json(folder / "model" / "generation_config.json", eos_token_id=ends)
+    return folder
+
+
+def answers_in(folder):
+    return (folder / "samples.jsonl").read_bytes()
+
+
+def answer_in_one_process(folder, ending):
+    words = [*data_of(ending), *ENDING, "--per_device_train_batch_size", 4]
+    recipe(*words, "--output_dir", folder, name="llama_grpo", code=0)
+
+
+@pytest.mark.parametrize("config", ["fsdp2_full_shard", "deepspeed_zero3"])
+@pytest.mark.parametrize("gathers", [True, False])
+def test_a_rank_whose_answers_end_early_neither_hangs_nor_cuts_the_others(
+    config, gathers, ending, once, tmp_path
+):
+    """Each of two ranks answers one prompt a step, and all answers are those of one process."""
+    whole = once("grpo_ending", partial(answer_in_one_process, ending=ending))
+    lengths = [len(row["answer"]) for row in read_rows(whole / "samples.jsonl")]
+    of_ranks = np.array(lengths).reshape(-1, 2, 2).max(2)
+    assert (of_ranks[:, 0] < of_ranks[:, 1]).any() and (of_ranks[:, 0] > of_ranks[:, 1]).any()
+    words = [*data_of(ending), *ENDING, "--per_device_train_batch_size", 2, "--output_dir"]
+    words.append(tmp_path / "run")
+    if not gathers:
+        words.append("--no_gather_for_generation")
+    script = REPO / "recipes" / "llama_grpo.py"
+    rehearse(config, *words, num_processes=2, script=script, mixed_precision="no", code=0)
+    assert answers_in(tmp_path / "run") == answers_in(whole)
+
+
+def test_a_reward_model_that_was_trained_here_is_one_of_the_rewards(tiny, net_tiny, tmp_path):
+    """What it gives is in the samples, as its pipeline gives it."""
+    words = [*data_of(net_tiny("llama_reward")), "--max_steps", 2, "--eval_strategy", "no"]
+    recipe(*words, "--output_dir", tmp_path / "judge", name="llama_reward", code=0)
+    words = [*data_of(tiny), *ENDING, "--max_steps", 1, "--output_dir", tmp_path / "run"]
+    words += ["--reward_model_name_or_path", tmp_path / "judge"]
+    done = recipe(*words, name="llama_grpo", code=64)
+    assert any("--reward_weights: needs 3" in line for line in errors_of(done))
+    words += ["--reward_weights", 1, 0.2, 0.5]
+    done = recipe(*words, name="llama_grpo", code=0)
+    assert "0.5 reward_model" in done.output
+    judge = pipeline("text-classification", str(tmp_path / "judge"), device="cpu")
+    for row in read_rows(tmp_path / "run" / "samples.jsonl"):
+        messages = [{"role": "user", "content": row["prompt"]}]
+        messages.append({"role": "assistant", "content": row["answer"]})
+        text = judge.tokenizer.apply_chat_template(messages, tokenize=False)
+        expected = judge(text, add_special_tokens=False)[0]["score"]
+        assert row["reward_model"] == pytest.approx(expected, abs=1e-5)
+    line = read_metrics(tmp_path / "run")[0][0]
+    assert line["rollout/peak_memory_gib"] > 0
 
 
 def test_a_run_stopped_between_steps_on_the_same_answers_ends_with_the_same_bits(tiny, tmp_path):

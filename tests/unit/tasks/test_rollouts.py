@@ -2,6 +2,7 @@
 """Answers to a prompt stay together, are drawn from the model's distribution whatever their batch,
 and are compared with each other alone."""
 
+import copy
 import json
 import math
 from types import SimpleNamespace
@@ -11,7 +12,7 @@ import pytest
 import torch
 from accelerate import Accelerator
 from datasets import Dataset
-from transformers import AutoTokenizer, LlamaForCausalLM
+from transformers import AutoTokenizer, LlamaForCausalLM, LlamaForSequenceClassification
 
 from core.batches import TokenCollator
 from core.chat import ChatTemplate
@@ -172,6 +173,13 @@ def answer_to(prompt, text, number=0, length=3, **columns):
     return rollouts.Answer(number, row, [7] * length, length == 3, text)
 
 
+def rewards_of(*functions, weights=(1.0,), model=None):
+    args = SimpleNamespace(reward_weights=list(weights), reward_model_name_or_path=model)
+    args.dtype = "float32"
+    args.per_device_eval_batch_size = 2
+    return policy.Rewards(functions, args, Accelerator(cpu=True))
+
+
 def test_functions_get_what_they_get_in_trl():
     got = {}
 
@@ -181,7 +189,7 @@ def test_functions_get_what_they_get_in_trl():
 
     asked = [{"role": "user", "content": "b"}]
     answers = [answer_to("a", "x", level=3), answer_to(asked, "y")]
-    policy.give_rewards(answers, [judge])
+    rewards_of(judge).judge(answers)
     assert got["prompts"] == ["a", asked]
     assert got["completions"] == ["x", [{"role": "assistant", "content": "y"}]]
     assert got["level"] == [3, None] and got["ids"] == [[7] * 3] * 2
@@ -194,7 +202,7 @@ def test_what_a_function_raises_names_the_row():
 
     answers = [answer_to("a", "1"), answer_to("b", "one", number=4)]
     with pytest.raises(ValueError) as caught:
-        policy.give_rewards(answers, [judge])
+        rewards_of(judge).judge(answers)
     [note] = caught.value.__notes__
     assert "judge" in note and "row 5" in note and "'one'" in note
 
@@ -212,17 +220,59 @@ def test_advantages_are_distances_from_the_mean_of_the_answers_to_the_same_promp
     assert torch.allclose(of_batch, none / (known.std() + 1e-4))
 
 
-def test_an_answer_that_no_function_judges_has_no_reward():
-    rewards = torch.tensor([[1.0, NAN], [NAN, NAN], [1.0, 3.0]])
-    total = policy.weigh(rewards, [1.0, 0.5])
+def test_rewards_are_weighted_and_an_answer_that_no_function_judges_has_none():
+    answers = [answer_to("a", text) for text in ("1", "2", "3")]
+    for answer, found in zip(answers, ([1.0, NAN], [NAN, NAN], [1.0, 3.0]), strict=True):
+        answer.rewards = found
+    rewards = rewards_of(len, max, weights=[1.0, 0.5])
+    total = rewards.weigh(answers)
     assert total[::2].tolist() == [1.0, 2.5] and total[1].isnan()
+    assert str(rewards) == "1 len + 0.5 max"
+
+
+@pytest.fixture(scope="module")
+def reward_model(tokenizer, tmp_path_factory):
+    """A folder with the reward model of another template, and one without the head of one."""
+    folder = tmp_path_factory.mktemp("reward")
+    torch.manual_seed(0)
+    config = small_llama(vocab_size=len(tokenizer), num_labels=1, initializer_range=0.5)
+    config.pad_token_id = tokenizer.pad_token_id
+    LlamaForSequenceClassification(config).save_pretrained(folder / "model")
+    LlamaForCausalLM(config).save_pretrained(folder / "no_head")
+    other = copy.deepcopy(tokenizer)
+    other.chat_template = "{% for m in messages %}{{ m.role + ' ' + m.content + '.' }}{% endfor %}"
+    for name in ("model", "no_head"):
+        other.save_pretrained(folder / name)
+    return folder
+
+
+def test_a_reward_model_reads_each_answer_by_its_own_template_whatever_its_batch(reward_model):
+    asked = [{"role": "system", "content": "y"}, {"role": "user", "content": "b c"}]
+    answers = [answer_to("a", "x"), answer_to(asked, "long " * 9), answer_to("d", "")]
+    rewards_of(model=reward_model / "model").judge(answers)
+    own = AutoTokenizer.from_pretrained(reward_model / "model")
+    model = LlamaForSequenceClassification.from_pretrained(reward_model / "model")
+    texts = ["user a.assistant x.", f"system y.user b c.assistant {'long ' * 9}."]
+    for answer, text in zip(answers, [*texts, "user d.assistant ."], strict=True):
+        inputs = own(text, add_special_tokens=False, return_tensors="pt")
+        expected = model(inputs["input_ids"]).logits.item()
+        # In a batch of other lengths
+        assert answer.rewards == [pytest.approx(expected, abs=1e-5)]
+    assert len({answer.rewards[0] for answer in answers}) == 3
+
+
+def test_a_model_without_the_head_of_a_reward_is_refused(reward_model, capsys):
+    with pytest.raises(End):
+        rewards_of(model=reward_model / "no_head")
+    assert "has no head of one reward" in capsys.readouterr().err
 
 
 def test_metrics_have_the_names_and_values_of_trl(tmp_path):
     answers = [answer_to("a", "1", length=1), answer_to("a", "", number=1)]
     for answer, rewards in zip(answers, ([1.0, 2.0], [0.0, NAN]), strict=True):
         answer.rewards = rewards
-    metrics = policy.metrics_of(answers, ["one", "two"], [1.0, 0.5])
+    one, two = SimpleNamespace(__name__="one"), SimpleNamespace(__name__="two")
+    metrics = rewards_of(one, two, weights=[1.0, 0.5]).metrics_of(answers)
     assert metrics["reward"] == 1.0 and metrics["reward_std"] == pytest.approx(math.sqrt(2))
     assert metrics["rewards/one/mean"] == 0.5 and metrics["rewards/two/mean"] == 2.0
     assert (metrics["completions/mean_length"], metrics["completions/clipped_ratio"]) == (2, 0.5)
