@@ -62,18 +62,18 @@ from core.model import (
 )
 from core.run import SAMPLES, Run
 from tasks.distillation import FrozenModel
-from tasks.judges import (
-    advantages_of,
-    deviation,
-    give_rewards,
-    metrics_of,
+from tasks.pairs import turn_off_dropout
+from tasks.policy import (
+    LOGGED,
+    LogpsInHead,
+    Rewards,
+    make_batch,
+    policy_losses,
+    sum_of_losses,
     text_of,
-    weigh,
     write_samples,
 )
-from tasks.pairs import turn_off_dropout
-from tasks.policy import LOGGED, LogpsInHead, policy_losses, sum_of_losses
-from tasks.rollouts import EVALUATION, Answer, AnswerPlan, Sampler, make_batch, tokenize_prompt
+from tasks.rollouts import EVALUATION, Answer, AnswerPlan, Sampler, tokenize_prompt
 
 # EDIT: the column with your prompt, a text or a list of messages, is the first of these in a row
 PROMPTS = ("prompt", "question", "problem")
@@ -98,7 +98,6 @@ def any_number(completions: Any, **columns: Any) -> list[float]:
 
 
 REWARDS = [right_answer, any_number]
-NAMES = [function.__name__ for function in REWARDS]
 
 
 @dataclass(kw_only=True)
@@ -134,7 +133,12 @@ class Arguments(
     gather_for_generation: bool = free(
         True, "under FSDP2, hold all weights on each GPU while answers are sampled: faster"
     )
-    reward_weights: list[float] = arg([1.0, 0.2], "weights of the reward functions, in their order")
+    reward_model_name_or_path: str | None = arg(
+        None, "a reward model, of recipes/llama_reward.py for example, as one more reward function"
+    )
+    reward_weights: list[float] = arg(
+        [1.0, 0.2], "weights of the reward functions, in their order, and of the reward model"
+    )
     scale_rewards: Literal["group", "batch", "none"] = arg(
         "group", "divide advantages by the deviation of a prompt's rewards, or of a step's"
     )
@@ -157,8 +161,9 @@ class Arguments(
     )
 
     def conflicts(self) -> Iterator[str]:
-        if len(self.reward_weights) != len(REWARDS):
-            yield f"--reward_weights: needs one for each of the {len(REWARDS)} functions in REWARDS"
+        count = len(REWARDS) + (self.reward_model_name_or_path is not None)
+        if len(self.reward_weights) != count:
+            yield f"--reward_weights: needs {count}, of the functions in REWARDS and a reward model"
         for name in ("save_steps", "eval_steps", "max_steps"):
             steps = getattr(self, name)
             if steps > 0 and steps % self.num_iterations:
@@ -234,9 +239,9 @@ def load_reference(args: Arguments, accelerator: Accelerator) -> FrozenModel | N
 
 # ---- Rollouts ----
 def roll_out(
-    args: Arguments,
     plan: AnswerPlan,
     sampler: Sampler,
+    rewards: Rewards,
     collator: TokenCollator,
     model: torch.nn.Module,
     rows: Rows,
@@ -250,27 +255,21 @@ def roll_out(
     Returns:
         This rank's micro-batches, and the metrics of all answers.
     """
+    args = plan.args
     layout = plan.layout
     rollout = plan.rollout_of(step)
     parts = plan.micro_batches(rollout)
     numbers = [number for part in parts for number in part]
     own = sampler.sample(model, rows, numbers, plan.rows_per_step // layout.data_ranks, rollout)
-    give_rewards(own, REWARDS)
-    answers = sorted(layout.gather(own), key=lambda answer: answer.number)
-    rewards = weigh(torch.tensor([answer.rewards for answer in answers]), args.reward_weights)
-    groups = rewards.view(-1, args.num_generations)
-    advantages = advantages_of(groups, args.scale_rewards).flatten().tolist()
-    of_answers = {answer.number: value for answer, value in zip(answers, advantages, strict=True)}
-    metrics = metrics_of(answers, NAMES, args.reward_weights)
-    is_equal = deviation(groups).isclose(torch.zeros(1))
-    metrics["frac_reward_zero_std"] = is_equal.float().mean().item()
+    rewards.judge(own)
+    answers = {answer.number: answer for answer in layout.gather(own)}
+    ordered = [answers[number] for number in sorted(answers)]
+    metrics = rewards.compare(ordered) | {"rollout/peak_memory_gib": sampler.peak_memory_gib}
     if layout.accelerator.is_main_process and rollout % args.logging_steps == 0:
-        write_samples(Path(args.output_dir, SAMPLES), step, answers, NAMES)
-    left = iter(own)
+        write_samples(Path(args.output_dir, SAMPLES), step, ordered, rewards.names)
     batches: list[Any] = []
     for part in parts:
-        answers_of_part = [next(left) for _ in part]
-        batch = make_batch(collator, answers_of_part, of_answers, args.mask_truncated_completions)
+        batch = make_batch(collator, [answers[number] for number in part], args)
         batches.append(send_to_device(batch, layout.device))
     return batches, metrics
 
@@ -298,18 +297,18 @@ def compare_policies(
 
 
 def evaluate(
-    run: Run, layout: Layout, model: torch.nn.Module, sampler: Sampler, rows: Rows, args: Arguments
+    run: Run, plan: AnswerPlan, sampler: Sampler, rewards: Rewards, model: Any, rows: Rows
 ) -> None:
     """Log the rewards of one answer to each evaluation row, sampled as in training."""
+    args = plan.args
     size = args.per_device_eval_batch_size
     own: list[Answer] = []
-    for start in run.interruptible(starts_of_batches(len(rows), size, layout)):
+    for start in run.interruptible(starts_of_batches(len(rows), size, plan.layout)):
         places = range(start, min(start + size, len(rows)))
         numbers = [place * args.num_generations for place in places]
         own += sampler.sample(model, rows, numbers, size, EVALUATION)
-    give_rewards(own, REWARDS)
-    answers = sorted(layout.gather(own), key=lambda answer: answer.number)
-    metrics = metrics_of(answers, NAMES, args.reward_weights)
+    rewards.judge(own)
+    metrics = rewards.metrics_of(plan.layout.gather(own))
     run.log_evaluation({f"eval_{name}": value for name, value in metrics.items()})
 
 
@@ -351,7 +350,8 @@ def train(args: Arguments, run: Run) -> None:
     check_model(model, train_rows.largest_token(tokenizer))
     notes = describe_rows(train_rows, eval_rows)
     notes["batch"] = plan.describe_batch("answers", lengths.mean()) + " of prompts"
-    notes["rewards"] = ", ".join(NAMES)
+    rewards = Rewards(REWARDS, args, accelerator)
+    notes["rewards"] = str(rewards)
     notes["sample"] = tokenizer.decode(train_rows.dataset[0]["input_ids"])
     run.summarize(model, notes)  # A dry run ends here
     frozen = load_reference(args, accelerator)
@@ -360,7 +360,7 @@ def train(args: Arguments, run: Run) -> None:
     run.resume(model, optimizer, schedule)
 
     # ---- Train ----
-    measure = partial(evaluate, run, layout, model, sampler, args=args)
+    measure = partial(evaluate, run, plan, sampler, rewards, model)
     if eval_rows and run.owes_evaluation(plan.evaluate_after):
         measure(eval_rows)
     micro_batches: list[dict[str, Any]] = []
@@ -368,7 +368,7 @@ def train(args: Arguments, run: Run) -> None:
     for step in run.steps(together=args.num_iterations):
         if not micro_batches or (step - 1) % args.num_iterations == 0:
             micro_batches, of_answers = roll_out(
-                args, plan, sampler, collator, model, train_rows, step
+                plan, sampler, rewards, collator, model, train_rows, step
             )
         # Answers, tokens that are trained on, and all tokens without padding.
         # Divided by the counts of the whole step on all ranks, the loss is the same for any number

@@ -6,10 +6,10 @@
     python scripts/plot_loss.py runs/ddp runs/fsdp --output runs/compare.png
     python scripts/plot_loss.py runs/tiny/run --panels loss grad_norm
 
-The picture of one run has its loss and its learning rate. That of several runs also has what they
-recorded of these: the metrics of their evaluations, tokens per second, and peak memory. A table of
-the same is printed, and in which arguments the runs differ: the final loss is a mean over the last
-twentieth of the steps, the speed that of the last call.
+The picture of one run has its loss, its reward if it has one, and its learning rate. That of
+several runs also has what they recorded of these: the metrics of their evaluations, tokens per
+second, and peak memory. A table of the same is printed, and in which arguments the runs differ: the
+final loss is a mean over the last twentieth of the steps, the speed that of the last call.
 
 The picture is written to loss.png in the folder of the run, or to comparison.png in that of the
 first run, unless --output names a file.
@@ -35,6 +35,7 @@ from common import Exit, Parser, run_command, stop
 Line = dict[str, Any]  # one of metrics.jsonl: its step, and numbers or None by their names
 Curve = tuple[list[float], list[float]]  # steps, and a value for each
 LOSS = "loss"
+REWARD = "reward"
 SPEEDS = ("tokens_per_second", "images_per_second")
 MEMORY = "peak_memory_gib"
 SMALLER_IS_BETTER = ("loss", "perplexity", "mse")
@@ -56,8 +57,8 @@ def parse_args() -> argparse.Namespace:
         nargs="+",
         metavar="PANEL",
         help="loss, eval (each metric of the evaluations), tokens_per_second, memory, "
-        "learning_rate, or any metric of metrics.jsonl [for one run loss and learning_rate, for "
-        "several all of these]",
+        "learning_rate, or any metric of metrics.jsonl [for one run loss, reward and learning "
+        "rate, for several all of these]",
     )
     add("--json", type=Path, metavar="FILE", help="also write the numbers of each run here")
     return parser.parse_args()
@@ -213,7 +214,9 @@ def number_text(value: float | None) -> str:
 def wanted_panels(names: Sequence[str] | None, runs: Sequence[RecordedRun]) -> list[str]:
     """Return the metrics to draw that a run has; `eval` stands for those of the evaluations."""
     if names is None:
-        names = [LOSS, RATE] if len(runs) == 1 else [LOSS, EVALUATIONS, *SPEEDS, MEMORY, RATE]
+        names = [LOSS, REWARD, RATE]
+        if len(runs) > 1:
+            names = [LOSS, REWARD, EVALUATIONS, *SPEEDS, MEMORY, RATE]
     panels: dict[str, None] = {}
     for name in names:
         found = [MEMORY if name == "memory" else name]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Answers that a model samples while it is trained by their rewards, and batches of them."""
+"""Answers that a model samples while it is trained by their rewards."""
 
 import contextlib
 import json
@@ -14,13 +14,14 @@ from accelerate.utils import send_to_device
 from torch.distributed.fsdp import FSDPModule
 from transformers import LogitsProcessor, LogitsProcessorList
 
-from core.batches import Plan, TokenCollator
+from core.batches import Plan, starts_of_batches
 from core.chat import ChatTemplate, Conversation, as_messages, find_tools, read_message
-from core.data import IGNORED, Row, Rows, hash_of_row
+from core.data import Row, Rows, hash_of_row
 from core.engine import Layout
 from core.exits import Exit, fail
 from core.generation import generate, greedy_options, listed_stop_tokens
 from core.loss import LossInHead
+from core.metrics import peak_memory_gib
 from core.workarounds import fsdp_plugin
 
 EVALUATION = 0  # where rollouts, which begin at 1, have their number in a seed
@@ -67,6 +68,7 @@ class Answer:
         ids: its tokens, the one that ends it included.
         is_truncated: whether --max_completion_length has cut it off.
         rewards: by each function, NaN where it does not judge the answer.
+        advantage: by how much it is better than the others to the same prompt.
     """
 
     number: int
@@ -75,6 +77,18 @@ class Answer:
     is_truncated: bool
     text: str
     rewards: list[float] = field(default_factory=list)
+    advantage: float = 0.0
+
+    def arguments(self) -> dict[str, Any]:
+        """Return what a reward function gets of it: the row's columns, and TRL's arguments.
+
+        Where the prompt is a list of messages, so is the completion.
+        """
+        columns = json.loads(self.row["columns"])
+        completion: Any = self.text
+        if isinstance(columns["prompts"], list):
+            completion = [{"role": "assistant", "content": self.text}]
+        return columns | {"completions": completion, "completion_ids": self.ids}
 
 
 class AnswerPlan(Plan):
@@ -115,16 +129,17 @@ class AnswerPlan(Plan):
 
         In the last rollout of an epoch some may have fewer answers, or none.
         """
-        args = self.args
         epoch, place = divmod(rollout - 1, super().steps_per_epoch)
-        generations = args.num_generations
-        rows = Plan(args, self.layout, self.num_lines // generations, self.lengths)
-        order = rows.order_of(epoch)[:, None] * generations + np.arange(generations)
-        window = order.ravel()[place * self.rows_per_step :][: self.rows_per_step]
-        size = args.per_device_train_batch_size
-        first = self.layout.data_rank * size
-        starts = range(first, self.rows_per_step, size * self.layout.data_ranks)
+        window = self.order_of(epoch)[place * self.rows_per_step :][: self.rows_per_step]
+        size = self.args.per_device_train_batch_size
+        starts = starts_of_batches(self.rows_per_step, size, self.layout)
         return [window[start : start + size].tolist() for start in starts]
+
+    def order_of(self, epoch: int) -> np.ndarray:
+        """Return the numbers of all answers, those to a row together, in the order of an epoch."""
+        generations = self.args.num_generations
+        rows = Plan(self.args, self.layout, self.num_lines // generations, self.lengths)
+        return (rows.order_of(epoch)[:, None] * generations + np.arange(generations)).ravel()
 
 
 # ---- Sampling ----
@@ -166,6 +181,7 @@ class Sampler:
         self._ends = ChatTemplate(tokenizer).stop_tokens() | listed
         # Whatever the base's generation config says, nothing but the temperature changes what is
         # sampled, since the loss knows of nothing else
+        self.peak_memory_gib = 0.0  # of the latest answers
         self._options = greedy_options(model) | {
             "eos_token_id": sorted(self._ends),
             "pad_token_id": tokenizer.pad_token_id,
@@ -191,6 +207,8 @@ class Sampler:
         """
         args = self._args
         at_a_time = args.generation_batch or size
+        if torch.cuda.is_available():
+            torch.cuda.reset_peak_memory_stats()
         model.eval()
         self._token_loss.return_logits()
         answers: list[Answer] = []
@@ -199,6 +217,7 @@ class Sampler:
                 part = numbers[start : start + at_a_time]
                 answers += self._sample_batch(model, rows, part, rollout)
         model.train()
+        self.peak_memory_gib = peak_memory_gib()
         return answers
 
     def _sample_batch(
@@ -214,7 +233,10 @@ class Sampler:
             drawn = np.random.SeedSequence((args.seed, rollout, number))
             seeds.append(int(drawn.generate_state(1, np.uint64)[0]))
         prompts = [row["input_ids"].tolist() for row in asked] or [[pad_token_id]]
-        inputs = send_to_device(pad_left(prompts, pad_token_id), device)
+        padded = self._tokenizer.pad(
+            {"input_ids": prompts}, padding_side="left", return_tensors="pt", verbose=False
+        )
+        inputs = send_to_device(dict(padded), device)
         noise = RowNoise(seeds or [0], args.temperature, device)
         tokens = generate(
             self._layout.accelerator,
@@ -233,17 +255,6 @@ class Sampler:
         return answers
 
 
-def pad_left(prompts: Sequence[Sequence[int]], pad_token_id: int) -> dict[str, torch.Tensor]:
-    """Return prompts padded on the left: input_ids and attention_mask, [rows, tokens]."""
-    width = max(len(prompt) for prompt in prompts)
-    ids = torch.full((len(prompts), width), pad_token_id)
-    mask = torch.zeros_like(ids)
-    for number, prompt in enumerate(prompts):
-        ids[number, width - len(prompt) :] = torch.tensor(prompt)
-        mask[number, width - len(prompt) :] = 1
-    return {"input_ids": ids, "attention_mask": mask}
-
-
 @contextlib.contextmanager
 def gathered(model: Any, accelerator: Accelerator, is_wanted: bool) -> Generator[None]:
     """Have FSDP2 keep all weights whole on each rank within this context, if that is wanted.
@@ -259,43 +270,3 @@ def gathered(model: Any, accelerator: Accelerator, is_wanted: bool) -> Generator
         if fsdp_plugin(accelerator).reshard_after_forward and part is not model:
             part.set_reshard_after_forward(True, recurse=False)
         part.reshard()
-
-
-# ---- Batches ----
-def make_batch(
-    collator: TokenCollator,
-    answers: Sequence[Answer],
-    advantages: Mapping[int, float],
-    masks_truncated: bool,
-) -> dict[str, Any]:
-    """Return a batch of answers with their prompts, on the host.
-
-    It has what TokenCollator gives it, with the answers' tokens as targets, and
-        is_token: [answers, tokens of the longest], whether it is one of the targets, in their
-            order.
-        mask: the same, 1 where the token is trained on.
-        advantages: [answers].
-        counts: answers, tokens that are trained on, and tokens without padding.
-
-    Args:
-        advantages: {number of an answer: its advantage}.
-        masks_truncated: do not train on truncated answers.
-    """
-    lines = []
-    for answer in answers:
-        prompt = answer.row["input_ids"].tolist()
-        labels = [IGNORED] * len(prompt) + answer.ids
-        lines.append({**answer.row, "input_ids": prompt + answer.ids, "labels": labels})
-    batch = collator.make_batch(lines, [[number] for number in range(len(lines))])
-    lengths = torch.tensor([len(answer.ids) for answer in answers], dtype=torch.long)
-    is_token = torch.arange(max(lengths.tolist(), default=1)) < lengths[:, None]
-    is_kept = [not (answer.is_truncated and masks_truncated) for answer in answers]
-    mask = is_token & torch.tensor(is_kept, dtype=torch.bool)[:, None]
-    values = [advantages[answer.number] for answer in answers]
-    return {
-        **batch,
-        "is_token": is_token,
-        "mask": mask.float(),
-        "advantages": torch.tensor(values, dtype=torch.float32),
-        "counts": torch.tensor([len(answers), int(mask.sum()), sum(batch["lengths"])]),
-    }

@@ -98,6 +98,10 @@ RECIPES += [
     Cell("fsdp2_full_shard", recipe="llama_distill", ranks=2, riding=PIECES),
     Cell(recipe="llama_distill", weights="LoRA", flags=OF_TEACHER),
     Cell("deepspeed_zero3", "llama_distill", "LoRA", ranks=2, flags=OF_TEACHER),
+    Cell(recipe="llama_grpo", weights="LoRA"),
+    Cell("deepspeed_zero3", recipe="llama_grpo", weights="LoRA", ranks=2),
+    Cell(recipe="llama_grpo", weights="nf4"),
+    Cell("fsdp2_full_shard", recipe="llama_grpo", weights="nf4", ranks=2),
 ]
 
 # One matrix for embedding and output, which the first and the last stage share, and which is

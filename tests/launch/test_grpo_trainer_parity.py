@@ -3,6 +3,7 @@
 GRPOTrainer; its reward rises under every engine, and a run that was stopped samples the same."""
 
 import itertools
+import shutil
 from functools import partial
 from types import SimpleNamespace
 
@@ -10,13 +11,22 @@ import numpy as np
 import pytest
 import torch
 from datasets import Dataset
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, pipeline
 
 import net
 from core.batches import TokenCollator
-from launching import REPO, data_of, errors_of, read_metrics, recipe, rehearse
-from tasks.policy import LOGGED, LogpsInHead, policy_losses, sum_of_losses
-from tasks.rollouts import Answer, make_batch
+from launching import (
+    REPO,
+    data_of,
+    edit_json,
+    errors_of,
+    read_metrics,
+    read_rows,
+    recipe,
+    rehearse,
+)
+from tasks.policy import LOGGED, LogpsInHead, make_batch, policy_losses, sum_of_losses
+from tasks.rollouts import Answer
 
 CELLS = [
     *itertools.product(
@@ -54,11 +64,12 @@ def answers_of(seed, is_truncated):
         prompt, ids = (torch.randint(9, 250, (n,), generator=generator) for n in (length, size))
         row = {"input_ids": prompt.numpy(), "row": np.int64(number)}
         answers.append(Answer(number, row, ids.tolist(), is_truncated and number == 0, ""))
-    advantages = torch.randn(ANSWERS, generator=generator).tolist()
-    return answers, dict(enumerate(advantages))
+    for answer, advantage in zip(answers, torch.randn(ANSWERS, generator=generator), strict=True):
+        answer.advantage = advantage.item()
+    return answers
 
 
-def inputs_of_trl(answers, advantages):
+def inputs_of_trl(answers):
     """The same answers as TRL pads them: prompts on the left, and no attention to masked ones."""
     width = max(len(answer.row["input_ids"]) for answer in answers)
     shape = {"prompt": (ANSWERS, width), "completion": (ANSWERS, LONGEST)}
@@ -71,7 +82,7 @@ def inputs_of_trl(answers, advantages):
         found["prompt_mask"][number, width - len(prompt) :] = 1
         found["completion_ids"][number, : len(ids)] = ids
         found["completion_mask"][number, : len(ids)] = not answer.is_truncated
-    return found | {"advantages": torch.tensor(list(advantages.values()))}
+    return found | {"advantages": torch.tensor([answer.advantage for answer in answers])}
 
 
 def trainer_of(model, tiny, folder, args):
@@ -120,6 +131,7 @@ def test_loss_gradients_and_metrics_are_those_of_trl(
         temperature=TEMPERATURE,
         max_completion_length=LONGEST,
         max_logits_mib=0.01,  # several pieces
+        mask_truncated_completions=True,
     )
     theirs, ours, other = model_of(tiny), model_of(tiny), model_of(tiny, moved=0.02)
     trainer = trainer_of(theirs, tiny, tmp_path, args)
@@ -127,12 +139,12 @@ def test_loss_gradients_and_metrics_are_those_of_trl(
     of_other = LogpsInHead(other, args, torch.device("cpu"))
     batches = []
     for seed, cuts in ((10, is_truncated), (11, False)):
-        answers, advantages = answers_of(seed, cuts)
-        batch = make_batch(TokenCollator(0), answers, advantages, masks_truncated=True)
+        answers = answers_of(seed, cuts)
+        batch = make_batch(TokenCollator(0), answers, args)
         with torch.no_grad():
             batch["reference"], _ = of_other.of_answers(other, batch)
             batch["reference"] *= 0.9
-        batches.append((batch, inputs_of_trl(answers, advantages)))
+        batches.append((batch, inputs_of_trl(answers)))
     num_tokens = sum(int(batch["mask"].sum()) for batch, _ in batches)
     expected = loss = 0.0
     sums = torch.zeros(4)
@@ -200,6 +212,71 @@ def test_the_reward_rises_under_each_engine_as_in_one_process(config, tiny, once
         assert one == pytest.approx(other, rel=1e-4, abs=1e-6), name
     rewards = found[0]
     assert rewards[0] < 0.3 and rewards[-1] > 0.6
+
+
+# ---- Ranks whose answers end at different lengths ----
+ENDING = ["--max_steps", 4, "--num_generations", 2, "--max_completion_length", 24]
+ENDING += ["--train_sampling_strategy", "sequential", "--eval_strategy", "no", "--logging_steps", 1]
+NUM_ENDS = 40  # of about 270 tokens: an answer has a mean of seven
+
+
+@pytest.fixture(scope="module")
+def ending(tiny, tmp_path_factory):
+    """The tiny model with many tokens that end an answer."""
+    folder = shutil.copytree(tiny, tmp_path_factory.mktemp("ending") / "tiny")
+    ends = list(range(20, 20 + NUM_ENDS))
+    edit_json(folder / "model" / "generation_config.json", eos_token_id=ends)
+    return folder
+
+
+def answers_in(folder):
+    return (folder / "samples.jsonl").read_bytes()
+
+
+def answer_in_one_process(folder, ending):
+    words = [*data_of(ending), *ENDING, "--per_device_train_batch_size", 4]
+    recipe(*words, "--output_dir", folder, name="llama_grpo", code=0)
+
+
+@pytest.mark.parametrize("config", ["fsdp2_full_shard", "deepspeed_zero3"])
+@pytest.mark.parametrize("gathers", [True, False])
+def test_a_rank_whose_answers_end_early_neither_hangs_nor_cuts_the_others(
+    config, gathers, ending, once, tmp_path
+):
+    """Each of two ranks answers one prompt a step, and all answers are those of one process."""
+    whole = once("grpo_ending", partial(answer_in_one_process, ending=ending))
+    lengths = [len(row["answer"]) for row in read_rows(whole / "samples.jsonl")]
+    of_ranks = np.array(lengths).reshape(-1, 2, 2).max(2)
+    assert (of_ranks[:, 0] < of_ranks[:, 1]).any() and (of_ranks[:, 0] > of_ranks[:, 1]).any()
+    words = [*data_of(ending), *ENDING, "--per_device_train_batch_size", 2, "--output_dir"]
+    words.append(tmp_path / "run")
+    if not gathers:
+        words.append("--no_gather_for_generation")
+    script = REPO / "recipes" / "llama_grpo.py"
+    rehearse(config, *words, num_processes=2, script=script, mixed_precision="no", code=0)
+    assert answers_in(tmp_path / "run") == answers_in(whole)
+
+
+def test_a_reward_model_that_was_trained_here_is_one_of_the_rewards(tiny, net_tiny, tmp_path):
+    """What it gives is in the samples, as its pipeline gives it."""
+    words = [*data_of(net_tiny("llama_reward")), "--max_steps", 2, "--eval_strategy", "no"]
+    recipe(*words, "--output_dir", tmp_path / "judge", name="llama_reward", code=0)
+    words = [*data_of(tiny), *ENDING, "--max_steps", 1, "--output_dir", tmp_path / "run"]
+    words += ["--reward_model_name_or_path", tmp_path / "judge"]
+    done = recipe(*words, name="llama_grpo", code=64)
+    assert any("--reward_weights: needs 3" in line for line in errors_of(done))
+    words += ["--reward_weights", 1, 0.2, 0.5]
+    done = recipe(*words, name="llama_grpo", code=0)
+    assert "0.5 reward_model" in done.output
+    judge = pipeline("text-classification", str(tmp_path / "judge"), device="cpu")
+    for row in read_rows(tmp_path / "run" / "samples.jsonl"):
+        messages = [{"role": "user", "content": row["prompt"]}]
+        messages.append({"role": "assistant", "content": row["answer"]})
+        text = judge.tokenizer.apply_chat_template(messages, tokenize=False)
+        expected = judge(text, add_special_tokens=False)[0]["score"]
+        assert row["reward_model"] == pytest.approx(expected, abs=1e-5)
+    line = read_metrics(tmp_path / "run")[0][0]
+    assert line["rollout/peak_memory_gib"] > 0
 
 
 def test_a_run_stopped_between_steps_on_the_same_answers_ends_with_the_same_bits(tiny, tmp_path):

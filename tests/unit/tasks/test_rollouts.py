@@ -2,6 +2,7 @@
 """Answers to a prompt stay together, are drawn from the model's distribution whatever their batch,
 and are compared with each other alone."""
 
+import copy
 import json
 import math
 from types import SimpleNamespace
@@ -11,7 +12,7 @@ import pytest
 import torch
 from accelerate import Accelerator
 from datasets import Dataset
-from transformers import AutoTokenizer, LlamaForCausalLM
+from transformers import AutoTokenizer, LlamaForCausalLM, LlamaForSequenceClassification
 
 from core.batches import TokenCollator
 from core.chat import ChatTemplate
@@ -19,7 +20,7 @@ from core.data import Rows
 from core.engine import Layout
 from core.exits import End
 from fakes import rows_of_their_own, small_llama
-from tasks import judges, rollouts
+from tasks import policy, rollouts
 
 NAN = math.nan
 
@@ -172,6 +173,13 @@ def answer_to(prompt, text, number=0, length=3, **columns):
     return rollouts.Answer(number, row, [7] * length, length == 3, text)
 
 
+def rewards_of(*functions, weights=(1.0,), model=None):
+    args = SimpleNamespace(reward_weights=list(weights), reward_model_name_or_path=model)
+    args.dtype = "float32"
+    args.per_device_eval_batch_size = 2
+    return policy.Rewards(functions, args, Accelerator(cpu=True))
+
+
 def test_functions_get_what_they_get_in_trl():
     got = {}
 
@@ -181,7 +189,7 @@ def test_functions_get_what_they_get_in_trl():
 
     asked = [{"role": "user", "content": "b"}]
     answers = [answer_to("a", "x", level=3), answer_to(asked, "y")]
-    judges.give_rewards(answers, [judge])
+    rewards_of(judge).judge(answers)
     assert got["prompts"] == ["a", asked]
     assert got["completions"] == ["x", [{"role": "assistant", "content": "y"}]]
     assert got["level"] == [3, None] and got["ids"] == [[7] * 3] * 2
@@ -194,39 +202,81 @@ def test_what_a_function_raises_names_the_row():
 
     answers = [answer_to("a", "1"), answer_to("b", "one", number=4)]
     with pytest.raises(ValueError) as caught:
-        judges.give_rewards(answers, [judge])
+        rewards_of(judge).judge(answers)
     [note] = caught.value.__notes__
     assert "judge" in note and "row 5" in note and "'one'" in note
 
 
 def test_advantages_are_distances_from_the_mean_of_the_answers_to_the_same_prompt():
     groups = torch.tensor([[1.0, 0.0, 0.0], [2.0, 2.0, 2.0], [NAN, 1.0, 3.0], [NAN, NAN, NAN]])
-    none = judges.advantages_of(groups, "none")
+    none = policy.advantages_of(groups, "none")
     expected = [[2 / 3, -1 / 3, -1 / 3], [0.0] * 3, [0.0, -1.0, 1.0], [0.0] * 3]
     assert torch.allclose(none, torch.tensor(expected))
-    scaled = judges.advantages_of(groups, "group")
+    scaled = policy.advantages_of(groups, "group")
     deviations = torch.tensor([[math.sqrt(1 / 3)], [0.0], [math.sqrt(2)], [1.0]])
     assert torch.allclose(scaled, none / (deviations + 1e-4))
-    of_batch = judges.advantages_of(groups, "batch")
+    of_batch = policy.advantages_of(groups, "batch")
     known = groups[~groups.isnan()]
     assert torch.allclose(of_batch, none / (known.std() + 1e-4))
 
 
-def test_an_answer_that_no_function_judges_has_no_reward():
-    rewards = torch.tensor([[1.0, NAN], [NAN, NAN], [1.0, 3.0]])
-    total = judges.weigh(rewards, [1.0, 0.5])
+def test_rewards_are_weighted_and_an_answer_that_no_function_judges_has_none():
+    answers = [answer_to("a", text) for text in ("1", "2", "3")]
+    for answer, found in zip(answers, ([1.0, NAN], [NAN, NAN], [1.0, 3.0]), strict=True):
+        answer.rewards = found
+    rewards = rewards_of(len, max, weights=[1.0, 0.5])
+    total = rewards.weigh(answers)
     assert total[::2].tolist() == [1.0, 2.5] and total[1].isnan()
+    assert str(rewards) == "1 len + 0.5 max"
+
+
+@pytest.fixture(scope="module")
+def reward_model(tokenizer, tmp_path_factory):
+    """A folder with the reward model of another template, and one without the head of one."""
+    folder = tmp_path_factory.mktemp("reward")
+    torch.manual_seed(0)
+    config = small_llama(vocab_size=len(tokenizer), num_labels=1, initializer_range=0.5)
+    config.pad_token_id = tokenizer.pad_token_id
+    LlamaForSequenceClassification(config).save_pretrained(folder / "model")
+    LlamaForCausalLM(config).save_pretrained(folder / "no_head")
+    other = copy.deepcopy(tokenizer)
+    other.chat_template = "{% for m in messages %}{{ m.role + ' ' + m.content + '.' }}{% endfor %}"
+    for name in ("model", "no_head"):
+        other.save_pretrained(folder / name)
+    return folder
+
+
+def test_a_reward_model_reads_each_answer_by_its_own_template_whatever_its_batch(reward_model):
+    asked = [{"role": "system", "content": "y"}, {"role": "user", "content": "b c"}]
+    answers = [answer_to("a", "x"), answer_to(asked, "long " * 9), answer_to("d", "")]
+    rewards_of(model=reward_model / "model").judge(answers)
+    own = AutoTokenizer.from_pretrained(reward_model / "model")
+    model = LlamaForSequenceClassification.from_pretrained(reward_model / "model")
+    texts = ["user a.assistant x.", f"system y.user b c.assistant {'long ' * 9}."]
+    for answer, text in zip(answers, [*texts, "user d.assistant ."], strict=True):
+        inputs = own(text, add_special_tokens=False, return_tensors="pt")
+        expected = model(inputs["input_ids"]).logits.item()
+        # In a batch of other lengths
+        assert answer.rewards == [pytest.approx(expected, abs=1e-5)]
+    assert len({answer.rewards[0] for answer in answers}) == 3
+
+
+def test_a_model_without_the_head_of_a_reward_is_refused(reward_model, capsys):
+    with pytest.raises(End):
+        rewards_of(model=reward_model / "no_head")
+    assert "has no head of one reward" in capsys.readouterr().err
 
 
 def test_metrics_have_the_names_and_values_of_trl(tmp_path):
     answers = [answer_to("a", "1", length=1), answer_to("a", "", number=1)]
     for answer, rewards in zip(answers, ([1.0, 2.0], [0.0, NAN]), strict=True):
         answer.rewards = rewards
-    metrics = judges.metrics_of(answers, ["one", "two"], [1.0, 0.5])
+    one, two = SimpleNamespace(__name__="one"), SimpleNamespace(__name__="two")
+    metrics = rewards_of(one, two, weights=[1.0, 0.5]).metrics_of(answers)
     assert metrics["reward"] == 1.0 and metrics["reward_std"] == pytest.approx(math.sqrt(2))
     assert metrics["rewards/one/mean"] == 0.5 and metrics["rewards/two/mean"] == 2.0
     assert (metrics["completions/mean_length"], metrics["completions/clipped_ratio"]) == (2, 0.5)
-    judges.write_samples(tmp_path / "samples.jsonl", 3, answers, ["one", "two"])
+    policy.write_samples(tmp_path / "samples.jsonl", 3, answers, ["one", "two"])
     lines = (tmp_path / "samples.jsonl").read_text().splitlines()
     assert json.loads(lines[1]) == {
         "step": 3,
@@ -242,14 +292,16 @@ def test_metrics_have_the_names_and_values_of_trl(tmp_path):
 # ---- Batches ----
 def test_a_batch_trains_on_the_tokens_of_its_answers_but_not_of_truncated_ones():
     answers = [answer_to("a", "1", length=1), answer_to("a", "", number=1)]
-    advantages = {0: 0.5, 1: -0.5}
-    batch = rollouts.make_batch(TokenCollator(0), answers, advantages, masks_truncated=True)
+    answers[0].advantage, answers[1].advantage = 0.5, -0.5
+    args = SimpleNamespace(mask_truncated_completions=True)
+    batch = policy.make_batch(TokenCollator(0), answers, args)
     assert batch["inputs"]["input_ids"].tolist() == [[5, 6, 7, 0, 0], [5, 6, 7, 7, 7]]
     assert batch["targets"].tolist() == [7] * 4 and batch["positions"].tolist() == [1, 6, 7, 8]
     assert batch["mask"].tolist() == [[1, 0, 0], [0, 0, 0]]
     assert batch["advantages"].tolist() == [0.5, -0.5]
     assert batch["counts"].tolist() == [2, 1, 8]
-    kept = rollouts.make_batch(TokenCollator(0), answers, advantages, masks_truncated=False)
+    args.mask_truncated_completions = False
+    kept = policy.make_batch(TokenCollator(0), answers, args)
     assert kept["mask"].sum() == 4
-    empty = rollouts.make_batch(TokenCollator(0), [], {}, masks_truncated=False)
+    empty = policy.make_batch(TokenCollator(0), [], args)
     assert empty["counts"].tolist() == [0, 0, 0] and empty["mask"].shape == (0, 1)
