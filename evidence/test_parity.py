@@ -32,6 +32,9 @@ WHY_BF16 = (
     "One process, DDP and FSDP1 autocast only products, FSDP2 and DeepSpeed compute all of a "
     "layer in bf16"
 )
+# The losses of answers to a prompt almost cancel out, since advantages add up to 0, and what is
+# left of them has fewer digits. Measured: 1.1e-5, where gradient norms differ by 6e-7
+CANCELLING_LOSS = 3e-5
 WHY_NO_NORM = "DeepSpeed reports no gradient norm in fp32 when nothing is sharded"
 SHARDED_GRAD_NORM = 1e-5
 WHY_SHARDED_NORM = (
@@ -242,6 +245,8 @@ def bounds_of(run: Run) -> tuple[dict[str, float | None], str]:
     bounds = BOUNDS
     if run.recipe == "embeddings":
         bounds = BOUNDS | {"weights": PARALLEL_WEIGHTS}
+    if run.recipe == "llama_grpo":
+        bounds = BOUNDS | {"loss": CANCELLING_LOSS}
     if run.config == "deepspeed_zero0":
         return bounds | {"grad_norm": None}, WHY_NO_NORM
     if run.weights == "full" and run.config not in ("single", "ddp", "fsdp1_no_shard"):

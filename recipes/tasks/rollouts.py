@@ -211,6 +211,10 @@ class Sampler:
             torch.cuda.reset_peak_memory_stats()
         model.eval()
         self._token_loss.return_logits()
+        if isinstance(model, FSDPModule):
+            # peft's generate runs the model inside of the first one, which has to run before it
+            token = torch.zeros(1, 1, dtype=torch.long, device=self._layout.device)
+            model(input_ids=token, use_cache=False)
         answers: list[Answer] = []
         with gathered(model, self._layout.accelerator, args.gather_for_generation):
             for start in range(0, size, at_a_time):

@@ -39,7 +39,7 @@ def test_what_a_run_has_not_recorded_is_no_panel_and_what_is_not_finite_in_no_cu
 def test_the_reward_of_a_run_that_has_one_is_a_panel(tmp_path):
     write_run(tmp_path / "run")
     with (tmp_path / "run" / "metrics.jsonl").open("a") as file:
-        file.write('{"step": 3, "loss": 1.0, "learning_rate": 0.1, "reward": 0.5}\n')
+        file.write('\n{"step": 3, "loss": 1.0, "learning_rate": 0.1, "reward": 0.5}\n')
     run = read_run(tmp_path / "run")
     assert plot_loss.wanted_panels(None, [run]) == ["loss", "reward", "learning_rate"]
 

@@ -19,11 +19,11 @@ BUDGETS = {
     "recipes/*.py": 4_692,
     "a recipe and its maker, on average": 420,
     "recipes/core": 7_360,
-    "recipes/tasks": 3_040,
+    "recipes/tasks": 3_105,
     "scripts": 8_420,
     "programs at the top of scripts": 12,
-    "evidence": 6_516,
-    "tests": 19_130,
+    "evidence": 6_521,
+    "tests": 19_262,
 }
 
 
