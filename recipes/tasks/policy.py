@@ -61,7 +61,7 @@ class RewardModel:
                 trust_remote_code=False,
             )
         if report["missing_keys"] or model.config.num_labels != 1:
-            fail(Exit.USAGE, f"{flag} {name}: has no head of one reward, as llama_reward.py trains")
+            fail(Exit.USAGE, f"{flag} {name}: has no head of one reward: train one on pairs")
         tokenizer.pad_token_id = model.config.get_text_config().pad_token_id
         self._template = ChatTemplate(tokenizer)
         self._model = model.eval()

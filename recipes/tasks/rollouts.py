@@ -211,7 +211,7 @@ class Sampler:
             torch.cuda.reset_peak_memory_stats()
         model.eval()
         self._token_loss.return_logits()
-        if isinstance(model, FSDPModule):
+        if self._layout.accelerator.is_fsdp2:
             # peft's generate runs the model inside of the first one, which has to run before it
             token = torch.zeros(1, 1, dtype=torch.long, device=self._layout.device)
             model(input_ids=token, use_cache=False)
