@@ -18,7 +18,7 @@ from dataclasses import replace
 import pytest
 
 from config_strategy import strategy_of
-from job import CONFIGS, CUT, MESH_CUT, ROOT, WEIGHTS, Run, compare, launch, make_model
+from job import CONFIGS, CUT, MESH_CUT, ROOT, WEIGHTS, Run, compare, launch, make_model, read_steps
 from jobs import RECIPES
 from planner_jobs import content_of
 
@@ -32,9 +32,6 @@ WHY_BF16 = (
     "One process, DDP and FSDP1 autocast only products, FSDP2 and DeepSpeed compute all of a "
     "layer in bf16"
 )
-# The losses of answers to a prompt almost cancel out, since advantages add up to 0, and what is
-# left of them has fewer digits. Measured: 1.1e-5, where gradient norms differ by 6e-7
-CANCELLING_LOSS = 3e-5
 WHY_NO_NORM = "DeepSpeed reports no gradient norm in fp32 when nothing is sharded"
 SHARDED_GRAD_NORM = 1e-5
 WHY_SHARDED_NORM = (
@@ -156,9 +153,11 @@ def all_runs() -> list[Run]:
         if recipe not in ("llama", "mixtral"):  # bitsandbytes does not quantize experts
             pairs = [(name, {"weights": kind, "recipe": recipe}) for name, kind in QUANTIZED]
             runs += [on("quantized", name, **fields) for name, fields in pairs]
-    # Answers are not sampled under FSDP1
-    refused = [run for run in runs if run.recipe == "llama_grpo" and "fsdp1" in run.config]
-    runs = [run for run in runs if run not in refused]
+    # Answers are not sampled under FSDP1. On an int8 base a rounding that tips over has changed a
+    # token of an answer in step 9 of 20, after which two runs sample and learn from others.
+    for run in [run for run in runs if run.recipe == "llama_grpo"]:
+        if "fsdp1" in run.config or (run.weights == "int8 LoRA" and run.config != "single"):
+            runs.remove(run)
     return list(dict.fromkeys([*runs, *runs_on_meshes()]))
 
 
@@ -245,8 +244,6 @@ def bounds_of(run: Run) -> tuple[dict[str, float | None], str]:
     bounds = BOUNDS
     if run.recipe == "embeddings":
         bounds = BOUNDS | {"weights": PARALLEL_WEIGHTS}
-    if run.recipe == "llama_grpo":
-        bounds = BOUNDS | {"loss": CANCELLING_LOSS}
     if run.config == "deepspeed_zero0":
         return bounds | {"grad_norm": None}, WHY_NO_NORM
     if run.weights == "full" and run.config not in ("single", "ddp", "fsdp1_no_shard"):
@@ -312,7 +309,12 @@ def test_parity(run, measured, record):
         return
     assert code == 0, output[-3000:]
     reference, *_ = measured(reference_of(run))
-    found = compare(folder, reference)
+    found = dict(compare(folder, reference))
+    if run.recipe == "llama_grpo":
+        # Advantages, whose deviation is 1, add up to 0 over the answers to a prompt: what is left
+        # of their sum has few digits, so that it is held against their size
+        pairs = zip(read_steps(folder), read_steps(reference), strict=True)
+        found["loss"] = max(abs(ours["loss"] - theirs["loss"]) for ours, theirs in pairs)
     report = json.loads((folder / "report.json").read_text())
     bounds, why = bounds_of(run)
     record(differences=found, bytes=report["verdict"], held=held_bytes(report["rows"]))

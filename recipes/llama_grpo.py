@@ -40,7 +40,7 @@ from core.arguments import (
     RowArguments,
 )
 from core.batches import TokenCollator, starts_of_batches
-from core.chat import ChatTemplate
+from core.chat import ChatTemplate, note_plain_template
 from core.cli import NOT_NEGATIVE, POSITIVE, Bounds, arg, free, parse
 from core.data import (
     Rows,
@@ -352,7 +352,8 @@ def train(args: Arguments, run: Run) -> None:
     notes["batch"] = plan.describe_batch("answers", lengths.mean()) + " of prompts"
     rewards = Rewards(REWARDS, args, accelerator)
     notes["rewards"] = str(rewards)
-    notes["sample"] = tokenizer.decode(train_rows.dataset[0]["input_ids"])
+    first = tokenizer.decode(train_rows.dataset[0]["input_ids"])
+    notes["sample"] = first + note_plain_template(tokenizer)
     run.summarize(model, notes)  # A dry run ends here
     frozen = load_reference(args, accelerator)
     optimizer, schedule = make_optimizer(model, args, accelerator, plan.total_steps)
@@ -382,8 +383,7 @@ def train(args: Arguments, run: Run) -> None:
             with accelerator.accumulate(model):
                 of_tokens, sums = compare_policies(model, token_loss, frozen, batch, args)
                 metric_sums.append(sums)
-                mask = batch["mask"]
-                loss = sum_of_losses(of_tokens, mask, num_answers, num_trained_on, args)
+                loss = sum_of_losses(of_tokens, batch["mask"], num_answers, num_trained_on, args)
                 losses.append(loss.detach())
                 # Backward, without the division by ranks and micro-batches that engines add
                 backward_of_sum(layout, loss)
@@ -398,8 +398,7 @@ def train(args: Arguments, run: Run) -> None:
                 schedule.step()
                 optimizer.zero_grad()
         more = partial(mean_metrics, layout, metric_sums, num_trained_on, of_answers)
-        epoch = step / plan.steps_per_epoch
-        run.finish_step(losses, grad_norm, num_tokens, epoch=epoch, more=more)
+        run.finish_step(losses, grad_norm, num_tokens, epoch=step / plan.steps_per_epoch, more=more)
         if eval_rows and step in plan.evaluate_after:
             measure(eval_rows)
 

@@ -305,8 +305,7 @@ def train(args: Arguments, run: Run) -> None:
     # ---- Save ----
     tokenizer.backend_tokenizer.no_padding()  # Batches set it, and files would keep it
     save_model(accelerator, model, processor, args.output_dir, template.stop_tokens())
-    ask = f'python scripts/generate.py {args.output_dir} --image photo.jpg --prompt "..."'
-    run.finish(f"Ask it: {ask}")
+    run.finish(f'Ask it: python scripts/generate.py {args.output_dir} --image IMAGE --prompt "..."')
 
 
 def main() -> None:

@@ -131,10 +131,10 @@ class LossInHead:
         output = model(**batch["inputs"], use_cache=False)
         losses = output.logits
         if self._model_changes_logits:
-            losses = self._function(model)(output.logits, batch["targets"])
+            losses = self._losses_in(model)(output.logits, batch["targets"])
         return losses, output
 
-    def _function(self, module: torch.nn.Module) -> LossesOf:
+    def _losses_in(self, module: torch.nn.Module) -> LossesOf:
         """Return what has the losses of logits and targets: of training, or of an evaluation."""
         return self._losses_of if module.training else self._evaluated_losses_of
 
@@ -158,7 +158,7 @@ class LossInHead:
         if self._model_changes_logits:
             return forward(hidden)
 
-        losses_of = self._function(layer)
+        losses_of = self._losses_in(layer)
 
         def losses(hidden: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
             return losses_of(forward(hidden), targets)

@@ -109,11 +109,15 @@ def peak_flops(device: torch.device) -> float | None:
     return next((peak for name, peak in PEAKS.items() if name in card), None)
 
 
-def peak_memory_gib() -> float:
-    """Return the most memory held since the call before, or by a host since the process began."""
+def peak_memory_gib(starts_anew: bool = True) -> float:
+    """Return the most memory held since a call that started anew.
+
+    On a host it is the most since the process began.
+    """
     on_gpu = torch.cuda.max_memory_allocated()
     if on_gpu:
-        torch.cuda.reset_peak_memory_stats()
+        if starts_anew:
+            torch.cuda.reset_peak_memory_stats()
         return on_gpu / 2**30
     return getrusage(RUSAGE_SELF).ru_maxrss * 1024 / 2**30  # Linux counts it in KiB.
 

@@ -179,9 +179,9 @@ class Sampler:
         self._token_loss = token_loss
         listed = listed_stop_tokens(model.generation_config)
         self._ends = ChatTemplate(tokenizer).stop_tokens() | listed
+        self.peak_memory_gib = 0.0  # most since the last logged step
         # Whatever the base's generation config says, nothing but the temperature changes what is
         # sampled, since the loss knows of nothing else
-        self.peak_memory_gib = 0.0  # of the latest answers
         self._options = greedy_options(model) | {
             "eos_token_id": sorted(self._ends),
             "pad_token_id": tokenizer.pad_token_id,
@@ -207,8 +207,6 @@ class Sampler:
         """
         args = self._args
         at_a_time = args.generation_batch or size
-        if torch.cuda.is_available():
-            torch.cuda.reset_peak_memory_stats()
         model.eval()
         self._token_loss.return_logits()
         if self._layout.accelerator.is_fsdp2:
@@ -221,7 +219,7 @@ class Sampler:
                 part = numbers[start : start + at_a_time]
                 answers += self._sample_batch(model, rows, part, rollout)
         model.train()
-        self.peak_memory_gib = peak_memory_gib()
+        self.peak_memory_gib = peak_memory_gib(starts_anew=False)
         return answers
 
     def _sample_batch(
