@@ -153,8 +153,7 @@ def all_runs() -> list[Run]:
         if recipe not in ("llama", "mixtral"):  # bitsandbytes does not quantize experts
             pairs = [(name, {"weights": kind, "recipe": recipe}) for name, kind in QUANTIZED]
             runs += [on("quantized", name, **fields) for name, fields in pairs]
-    # Answers are not sampled under FSDP1. On an int8 base a rounding that tips over has changed a
-    # token of an answer in step 9 of 20, after which two runs sample and learn from others.
+    # FSDP1 is refused. On an int8 base a rounding changed a sampled token in step 9 of 20.
     for run in [run for run in runs if run.recipe == "llama_grpo"]:
         if "fsdp1" in run.config or (run.weights == "int8 LoRA" and run.config != "single"):
             runs.remove(run)
@@ -311,8 +310,7 @@ def test_parity(run, measured, record):
     reference, *_ = measured(reference_of(run))
     found = dict(compare(folder, reference))
     if run.recipe == "llama_grpo":
-        # Advantages, whose deviation is 1, add up to 0 over the answers to a prompt: what is left
-        # of their sum has few digits, so that it is held against their size
+        # Advantages add up to 0 over the answers to a prompt: it is held against their deviation, 1
         pairs = zip(read_steps(folder), read_steps(reference), strict=True)
         found["loss"] = max(abs(ours["loss"] - theirs["loss"]) for ours, theirs in pairs)
     report = json.loads((folder / "report.json").read_text())

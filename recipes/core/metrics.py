@@ -110,10 +110,7 @@ def peak_flops(device: torch.device) -> float | None:
 
 
 def peak_memory_gib(starts_anew: bool = True) -> float:
-    """Return the most memory held since a call that started anew.
-
-    On a host it is the most since the process began.
-    """
+    """Return the most memory held since a call that started anew; of a host, since it began."""
     on_gpu = torch.cuda.max_memory_allocated()
     if on_gpu:
         if starts_anew:

@@ -12,15 +12,15 @@ from template.imports import modules_needed
 RECIPES = sorted((REPO / "recipes").glob("*.py"))
 # Lines of Python at most; each issue of the rewrite lowers them to its own
 BUDGETS = {
-    "llama.py with all that it imports": 10_210,
+    "llama.py with all that it imports": 10_207,
     "files of it": 53,
-    "the largest recipe with all that it imports": 10_260,
+    "the largest recipe with all that it imports": 10_255,
     "the longest recipe": 470,
-    "recipes/*.py": 4_692,
+    "recipes/*.py": 4_679,
     "a recipe and its maker, on average": 420,
-    "recipes/core": 7_360,
-    "recipes/tasks": 3_105,
-    "scripts": 8_420,
+    "recipes/core": 7_359,
+    "recipes/tasks": 3_103,
+    "scripts": 8_416,
     "programs at the top of scripts": 12,
     "evidence": 6_521,
     "tests": 19_262,
