@@ -5,7 +5,7 @@
     python evidence/pictures.py memory    # one of them
 
 The numbers of `memory` come from the planner, the names of `house` from recipes/. The text of
-`quickstart_terminal` is results/quickstart.txt, which `make quickstart OUT=runs/quickstart >
+`quickstart_terminal` is results/quickstart.txt, which `make quickstart >
 results/quickstart.txt 2>&1` writes. Drawn again from the same numbers, a file is the same byte for
 byte.
 """
