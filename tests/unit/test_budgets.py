@@ -20,7 +20,7 @@ BUDGETS = {
     "a recipe and its maker, on average": 420,
     "recipes/core": 7_359,
     "recipes/tasks": 3_103,
-    "scripts": 8_416,
+    "scripts": 8_456,
     "programs at the top of scripts": 12,
     "evidence": 6_521,
     "tests": 19_262,
