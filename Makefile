@@ -36,17 +36,17 @@ $(VENV)/.installed-first: requirements.txt | $(VENV)/bin/python
 $(VENV)/.installed: requirements.txt | $(VENV)/bin/python
 	@echo 'Installing 1.8 GB into $(VENV), about three minutes in silence'
 	$(VENV)/bin/python -m pip install --quiet -r requirements.txt
-	touch $@ $(VENV)/.installed-first
+	touch $@
 
 $(VENV)/.installed-dev: $(wildcard requirements*.txt) | $(VENV)/bin/python
 	$(VENV)/bin/python -m pip install --quiet -r requirements-dev.txt
-	touch $@ $(VENV)/.installed $(VENV)/.installed-first
+	touch $@ $(VENV)/.installed
 
 install: $(VENV)/.installed  ## set up the virtual environment
 
 install-dev: $(VENV)/.installed-dev  ## the same, and what tests and linting need
 
-quickstart: $(VENV)/.installed$(if $(filter t5,$(RECIPE)),,-first) quickstart-$(RECIPE)  ## offline: train a tiny model, see its answers before and after
+quickstart: $(VENV)/.installed$(if $(filter t5,$(RECIPE))$(wildcard $(VENV)/.installed),,-first) quickstart-$(RECIPE)  ## offline: train a tiny model, see its answers before and after
 
 # One process on whatever the machine has; accelerate would give it one CPU thread
 quickstart-llama:

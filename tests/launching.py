@@ -69,8 +69,7 @@ def rehearse(
 
 def quickstart(recipe, out):
     """Run a recipe's quickstart into `out` in the environment of the tests; return its output."""
-    for name in (".installed", ".installed-first"):
-        (Path(sys.prefix) / name).touch()  # it holds what the quickstart would install
+    (Path(sys.prefix) / ".installed").touch()  # it holds what the quickstart would install
     words = [f"RECIPE={recipe}", f"VENV={sys.prefix}", f"OUT={out}", "THREADS=1"]
     # With the best kernels of this CPU, as a user has them: no figure is compared
     environment = {name: value for name, value in os.environ.items() if "AVX2" not in value.upper()}
