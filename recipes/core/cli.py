@@ -33,6 +33,15 @@ from core.exits import Exit, fail
 
 A = TypeVar("A")
 CONFIG = "--config"
+# {name of a flag that other programs have: what is meant by it here}
+ELSEWHERE = {
+    "lr": "--learning_rate",
+    "torch_dtype": "--dtype",
+    "bf16": "accelerate launch --mixed_precision bf16",
+    "fp16": "accelerate launch --mixed_precision fp16",
+    "deepspeed": "accelerate launch --config_file accelerate_configs/deepspeed_zero3.yaml",
+    "fsdp": "accelerate launch --config_file accelerate_configs/fsdp.yaml",
+}
 
 
 @dataclass(frozen=True)
@@ -178,12 +187,23 @@ class Parser(HfArgumentParser):
         fail(Exit.USAGE, message)
 
     def refuse(self, words: Sequence[str], where: str = "") -> NoReturn:
-        """End with 64 and a line about words that are no flags, with the flag nearest to them."""
+        """End with 64 and a line about words that are no flags, with those nearest to them."""
+        from accelerate.commands.launch import launch_command_parser
+
         message = f"{where}unrecognized arguments: {' '.join(words)}"
-        flag = words[0].partition("=")[0].lstrip("-").replace("-", "_")
-        close = difflib.get_close_matches(f"--{flag}", self._option_string_actions, 1)
-        if close:
-            message += f"; did you mean {close[0]}?"
+        flags = [word.partition("=")[0].replace("-", "_") for word in words if word[:2] == "--"]
+        launcher = launch_command_parser()._option_string_actions
+        near: list[str] = []
+        for name in (flag.lstrip("_") for flag in flags):
+            if name in ELSEWHERE:
+                near.append(ELSEWHERE[name])
+            elif f"--{name}" in launcher:
+                near.append(f"accelerate launch --{name}")
+            else:
+                own = self._option_string_actions
+                near += difflib.get_close_matches(f"--{name}", own, 1, 0.7)
+        if near:
+            message += f"; did you mean {', '.join(near)}?"
         self.error(message)
 
 

@@ -36,6 +36,13 @@ def test_trls_name_of_a_flag_is_understood_too(name, tmp_path):
     assert parse("--config", path).modules_to_save == ["lm_head"]
 
 
+def test_flags_of_other_programs_are_told_what_is_meant_here(capsys):
+    flags = ["--lr", "1e-3", "--bf16", "--evaluation_strategy=no", "--torch_dtype", "auto"]
+    [line] = refused(capsys, *flags, "--num_processes", "2")
+    meant = ["--learning_rate", "--mixed_precision bf16", "--eval_strategy", "--dtype"]
+    assert all(one in line for one in [*meant, "accelerate launch --num_processes"])
+
+
 @pytest.mark.parametrize("form", ["--config {}", "--config={}"])
 def test_a_config_gives_arguments_and_the_command_line_overrides_them(form, tmp_path):
     path = tmp_path / "run.yaml"
