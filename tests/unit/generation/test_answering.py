@@ -31,6 +31,12 @@ def test_the_parts_are_the_answer_that_is_given_without_streaming(answerer):
     assert reply.result().mark == CUT
 
 
+def test_a_model_of_texts_is_not_asked_about_an_image(answerer):
+    asked = Conversation(QUESTION.messages, images=["cat.png"])
+    with pytest.raises(ValueError, match="reads no images"):
+        answerer.answer([asked], 1)
+
+
 class SetAfter(Event):
     """An event that is set by being looked at for the N-th time, which threads cannot change."""
 
