@@ -58,6 +58,18 @@ def test_a_rank_without_images_trains_as_one_process_does(config, flags, mixed, 
         assert line == pytest.approx(other, rel=1e-4)
 
 
+def test_without_any_image_no_rank_waits_for_the_tower(net_tiny, tmp_path):
+    folder = net_tiny("vlm") / "data" / "train.jsonl"
+    rows = [json.loads(line) for line in folder.read_text().splitlines()]
+    texts = [{**row, "images": []} for row in rows if not row["images"]]
+    path = tmp_path / "texts.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in texts))
+    cell = Cell("ddp", "vlm", ranks=2, flags=TOWER)
+    words = ["--dataset_name", path, "--eval_dataset_name", path, "--max_steps", 3]
+    done = net.launch(cell, net_tiny("vlm"), tmp_path / "run", *words).expect(0)
+    assert "frozen: vision tower" in done.output
+
+
 @pytest.mark.parametrize("weights", ["LoRA", "nf4"])
 def test_merged_adapters_answer_in_the_pipeline(weights, net_tiny, tmp_path):
     tiny = net_tiny("vlm")
