@@ -20,10 +20,10 @@ BUDGETS = {
     "a recipe and its maker, on average": 420,
     "recipes/core": 7_359,
     "recipes/tasks": 3_103,
-    "scripts": 8_416,
+    "scripts": 8_471,
     "programs at the top of scripts": 12,
-    "evidence": 6_521,
-    "tests": 19_262,
+    "evidence": 6_529,
+    "tests": 19_347,
 }
 
 
