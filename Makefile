@@ -236,7 +236,8 @@ quickstart-llama_distill:
 quickstart-vlm:
 	python scripts/make_tiny.py vlm $(OUT)
 	@printf '\n== Answers about pictures before training ==\n'
-	python scripts/generate.py $(OUT)/model --file $(OUT)/data/test.jsonl --max_new_tokens 24 --json $(OUT)/before.json
+	python scripts/generate.py $(OUT)/model --file $(OUT)/data/test.jsonl --max_new_tokens 24 --json $(OUT)/before.json \
+	  --output $(OUT)/before.jsonl
 	@printf '\n== Training, also what reads the pictures, since the model has learned nothing yet ==\n'
 	$(START_ANEW)
 	OMP_NUM_THREADS=$(THREADS) accelerate launch --config_file accelerate_configs/single.yaml \
@@ -244,9 +245,13 @@ quickstart-vlm:
 	  --dataset_name $(OUT)/data/train.jsonl --eval_dataset_name $(OUT)/data/test.jsonl --output_dir $(OUT)/run \
 	  --per_device_train_batch_size 32 --learning_rate 2e-3 --warmup_steps 0.05 --freeze_vision_tower false
 	@printf '\n== Answers after training ==\n'
-	python scripts/generate.py $(OUT)/run --file $(OUT)/data/test.jsonl --max_new_tokens 24 --json $(OUT)/after.json
+	python scripts/generate.py $(OUT)/run --file $(OUT)/data/test.jsonl --max_new_tokens 24 --json $(OUT)/after.json \
+	  --output $(OUT)/after.jsonl
+	@python -c "import sys, pathlib; sys.path.append('scripts'); from tiny.vlm import draw_answers; \
+	  draw_answers(pathlib.Path('$(OUT)'))"
 	python scripts/plot_loss.py $(OUT)/run --output $(OUT)/loss.png
-	@printf '\nThe model is in $(OUT)/run, its rows and pictures in $(OUT)/data, the loss curve in $(OUT)/loss.png.\n'
+	@printf '\nSee the pictures with the answers before and after training: $(OUT)/answers.png\n'
+	@printf 'The model is in $(OUT)/run, its rows and pictures in $(OUT)/data, the loss curve in $(OUT)/loss.png.\n'
 	@printf 'Ask it: $(VENV)/bin/python scripts/generate.py $(OUT)/run --image $(OUT)/data/images/test-00000-0.png --prompt "What is it?"\n'
 
 quickstart-vit:

@@ -364,7 +364,7 @@ DIFFERENCES = "differences from an uninterrupted run: {}"
 LOSS = "largest relative difference in loss: {}"
 GROUPS_OF_FAULTS = {  # {group of evidence/test_faults.py: (what was done, its worst outcome)}
     "every step": ("stopped in each step: one process, DDP, FSDP2", DIFFERENCES),
-    "resume": ("stopped and continued under every YAML: full, LoRA, nf4 LoRA", DIFFERENCES),
+    "resume": ("stopped and continued under every YAML: full, LoRA, nf4 LoRA; images", DIFFERENCES),
     "five": ("five interruptions in one epoch", DIFFERENCES),
     "signals": ("SIGTERM, SIGUSR1, SIGINT to one rank, to all, to a process group", DIFFERENCES),
     "twice": ("two signals, or a signal, and then `kill -9`", DIFFERENCES),

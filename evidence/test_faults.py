@@ -51,11 +51,15 @@ LAUNCHERS_LINE = re.compile(
 ASYNC = ("--async_save",)
 
 
-def make_job(config: str = "single", ranks: int = 2, weights: str = "full") -> Run:
+def make_job(
+    config: str = "single", ranks: int = 2, weights: str = "full", recipe: str = "llama"
+) -> Run:
     """Return the job under a YAML, with dropout where there are adapters."""
     ranks = ranks_of(config, ranks)
     flags = () if weights == "full" else ("--lora_dropout", "0.1")
-    return Run("", config, ranks, *CUT[ranks], weights, flags)
+    if recipe == "vlm":
+        flags += ("--dataloader_num_workers", "2")  # Processes that decode images
+    return Run("", config, ranks, *CUT[ranks], weights, flags, recipe)
 
 
 def jobs_on_meshes() -> list[Run]:
@@ -691,6 +695,10 @@ def stops():
         what = f"stopped and continued, {job.weights}"
         attempt = partial(stop_and_resume, job=job, steps=[step])
         yield "resume", what, f"{job.name}, step {step}", attempt
+    for config, step in zip(ENGINES, (4, 11, 19), strict=True):
+        job = make_job(config, recipe="vlm")
+        attempt = partial(stop_and_resume, job=job, steps=[step])
+        yield "resume", "stopped and continued, images", f"{job.name}, step {step}", attempt
     for job, step in zip(jobs_on_meshes(), itertools.cycle(range(2, 20, 3)), strict=False):
         attempt = partial(stop_and_resume, job=job, steps=[step], at=IN_EACH_STEP)
         yield "resume", "stopped and continued, meshes", f"{job.name}, step {step}", attempt

@@ -157,7 +157,7 @@ def load_picture(image: Any, folder: Path, allow_image_urls: bool) -> tuple[Imag
         image = {"path": str(image), "bytes": None}
     path = image.get("path") or image.get("url") or "without a path"
     content: Any = image.get("bytes")
-    name = f"has the image {path:.80}"
+    name = f"the image {path:.80}"
     try:
         if not content and path.startswith("data:"):
             content = base64.b64decode(path.partition(",")[2])
@@ -170,9 +170,9 @@ def load_picture(image: Any, folder: Path, allow_image_urls: bool) -> tuple[Imag
         picture = ImageOps.exif_transpose(picture)
         picture.load()
     except Exception as error:  # Each decoder raises exceptions of its own.
-        raise ValueError(f"{name}, which cannot be read: {error}") from None
+        raise ValueError(f"{name} cannot be read: {error}") from None
     if picture.mode.startswith(DEEP_MODES):
-        raise ValueError(f"{name}: save it with 8 bits per color: it has more, which would be lost")
+        raise ValueError(f"{name} has more than 8 bits per color: save it with 8, or they are lost")
     if picture.has_transparency_data:
         white = Image.new("RGBA", picture.size, "white")
         return Image.alpha_composite(white, picture.convert("RGBA")).convert("RGB"), True

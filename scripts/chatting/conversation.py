@@ -2,13 +2,17 @@
 """What was said by the user and by each of the models, and as a row that the recipe reads."""
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from core.chat import Conversation, Message
 from generation.answering import Reply
-from llama import row_to_conversation
+from tasks.illustrated import IMAGE, in_parts
+from tasks.images import load_picture
+from vlm import row_to_conversation
 
 
 @dataclass
@@ -17,10 +21,12 @@ class Turn:
 
     Attributes:
         replies: {number of the model, from 0: its answer}.
+        images: absolute paths of the images before the prompt.
     """
 
     prompt: str
     replies: dict[int, Reply] = field(default_factory=dict)
+    images: Sequence[str] = ()
 
 
 @dataclass
@@ -38,9 +44,16 @@ class History:
     turns: list[Turn] = field(default_factory=list)
     chosen: int = 0
 
-    def asking(self, prompt: str) -> Conversation:
-        """Return the conversation that ends with a new prompt."""
-        return Conversation([*self.messages(), {"role": "user", "content": prompt}])
+    def asking(self, prompt: str, images: Sequence[str] = ()) -> Conversation:
+        """Return the conversation that ends with a new prompt behind these images."""
+        asked = {"role": "user", "content": IMAGE * len(images) + prompt}
+        paths = [*self.images(), *images]
+        loads = [partial(load_picture, path, Path(), False) for path in paths]
+        return Conversation([*self.messages(), asked], images=loads)
+
+    def images(self) -> list[str]:
+        """Return the paths of the images of all prompts."""
+        return [path for turn in self.turns for path in turn.images]
 
     def messages(self) -> list[Message]:
         """Return what was said, with the answers of the chosen model, or the first that answered.
@@ -51,7 +64,8 @@ class History:
         if self.system:
             messages.append({"role": "system", "content": self.system})
         for turn in self.turns:
-            messages.append({"role": "user", "content": turn.prompt})
+            content = IMAGE * len(turn.images) + turn.prompt
+            messages.append({"role": "user", "content": content})
             reply = turn.replies.get(self.chosen, next(iter(turn.replies.values())))
             message: Message = {"role": "assistant", "content": reply.text}
             if reply.mark or not reply.text:
@@ -67,6 +81,8 @@ class History:
         Raises ValueError if the conversation cannot be trained on, OSError if it cannot be written.
         """
         row: dict[str, Any] = {"messages": self.messages()}
+        if images := self.images():
+            row = {"images": images, "messages": [in_parts(each) for each in row["messages"]]}
         try:
             row_to_conversation(row)
         except ValueError as error:

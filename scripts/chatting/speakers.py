@@ -7,13 +7,12 @@ The base of adapters answers with the adapters turned off, so that it is not loa
 import argparse
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from threading import Lock
 from typing import Any
 
 from peft import PeftModel
 
-from core.chat import ChatTemplate
 from generation.answering import Answerer
 from generation.loading import add_adapters, find_sources, load_base
 
@@ -69,7 +68,7 @@ def load_speakers(args: argparse.Namespace) -> list[Speaker]:
     speakers = []
     for number, (source, template) in enumerate(zip(sources, templates, strict=True)):
         settings = {**template.settings, **args.chat_template_kwargs}
-        template = ChatTemplate(template.tokenizer, settings)
+        template = replace(template, settings=settings)
         model = models[source.weights, source.revision]
         answerer = Answerer(model, template, args.temperature, args.max_new_tokens)
         adapter = None if source.base is None else adapter_name(number)

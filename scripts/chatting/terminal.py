@@ -5,17 +5,20 @@ import contextlib
 import importlib
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from chatting.conversation import History, Turn
 from chatting.speakers import Speaker
 from common import first_line
 from generation.answering import STOPPED, UNANSWERED, print_answer, printable
+from tasks.illustrated import IllustratedTemplate
+from tasks.images import load_picture
 
 HELP = """\
 /help           show this list
 /system [TEXT]  set the system prompt; without a text remove it
+/image PATH     put an image before the next prompt; may be repeated
 /reset          start over; the system prompt remains
 /save [FILE]    append the conversation to a .jsonl file as a row to train on
 /model [N]      continue with the answers of model N; without a number list them
@@ -29,11 +32,13 @@ class Terminal:
 
     Attributes:
         save_to: the file of /save without a name.
+        images: absolute paths of those that the next prompt carries.
     """
 
     speakers: Sequence[Speaker]
     history: History
     save_to: Path
+    images: list[str] = field(default_factory=list)
 
     def run(self) -> None:
         """Converse until the end of the input, /exit, or Ctrl-C at the prompt."""
@@ -73,8 +78,11 @@ class Terminal:
                 print(HELP)
             case "/system":
                 self.history.system = argument
+            case "/image":
+                self.add_image(str(Path(argument).expanduser().absolute()))
             case "/reset":
                 self.history.turns.clear()
+                self.images = []
             case "/save":
                 print(self.history.save(Path(argument or self.save_to)))
             case "/model":
@@ -85,6 +93,16 @@ class Terminal:
                 pass
             case _:
                 raise ValueError(f"{name}: no such command; /help lists them")
+
+    def add_image(self, path: str) -> None:
+        """Have the next prompt carry an image. Raises ValueError if a model cannot read it."""
+        for speaker in self.speakers:
+            if not isinstance(speaker.answerer.template, IllustratedTemplate):
+                raise ValueError(f"/image: {speaker.name} reads no images")
+        picture, _ = load_picture(path, Path(), False)
+        self.images.append(path)
+        size = "{} x {}".format(*picture.size)
+        print(f"Image {len(self.images)} of the next prompt: {size} pixels")
 
     def choose(self, number: str) -> None:
         """Continue with the answers of another model. Raises ValueError if there is none."""
@@ -107,14 +125,15 @@ class Terminal:
         Raises ValueError, or another of UNANSWERED, if a model cannot answer; the answers of those
         before it are kept.
         """
-        conversation = self.history.asking(prompt)
-        turn = Turn(prompt)
+        conversation = self.history.asking(prompt, self.images)
+        turn = Turn(prompt, images=self.images)
         for number, speaker in enumerate(self.speakers):
             if len(self.speakers) > 1:
                 print(f"{number + 1} {speaker.name}:")
             reply = print_answer(speaker.answerer, conversation, speaker.taking_turn())
             if not turn.replies:
                 self.history.turns.append(turn)
+                self.images = []
             turn.replies[number] = reply
             if reply.mark == STOPPED:
                 return

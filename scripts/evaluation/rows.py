@@ -8,9 +8,11 @@ that their loss is the recipe's eval_loss of the same rows.
 import argparse
 import math
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
+from transformers import BatchEncoding
 
 from common import Exit, stop
 from core.data import IGNORED
@@ -19,6 +21,8 @@ from generation.answering import UNANSWERED, Answerer
 from generation.loading import Source
 from generation.rows import Question, columns_in, columns_of, judge
 from llama import tokenize_row
+from tasks.illustrated import IllustratedTemplate, tokenize_illustrated
+from vlm import row_to_conversation
 
 # Arguments of a run that say which tokens of a row are trained on
 SCORING = ("learn", "completion_only_loss", "assistant_only_loss")
@@ -82,9 +86,17 @@ def score(
     length = min(arguments.get("max_length") or length, length)
     options = {name: arguments[name] for name in SCORING if name in arguments}
     columns = columns_in(question.row, columns_of(arguments))
-    encoded = tokenize_row(question.row, answerer.template, length, columns, **options)
-    tokens = torch.tensor([encoded["input_ids"]], device=answerer.model.device)
+    template = answerer.template
+    if isinstance(template, IllustratedTemplate):
+        read = partial(row_to_conversation, columns=columns)
+        options |= question.image_options
+        encoded = tokenize_illustrated(question.row, read, template, length, **options)
+        images = [load()[0] for load in question.conversation.images]
+        inputs = template.encode([encoded["text"]], [images], return_tensors="pt")
+    else:
+        encoded = tokenize_row(question.row, template, length, columns, **options)
+        inputs = BatchEncoding({"input_ids": [encoded["input_ids"]]}, tensor_type="pt")
     labels = torch.tensor(encoded["labels"][1:], device=answerer.model.device)
-    logits = answerer.model(input_ids=tokens).logits[0, :-1].float()
+    logits = answerer.model(**inputs.to(labels.device)).logits[0, :-1].float()
     loss = torch.nn.functional.cross_entropy(logits, labels, ignore_index=IGNORED, reduction="sum")
     return loss.item(), int((labels != IGNORED).sum()), encoded["truncated"]

@@ -14,7 +14,7 @@ from common import Exit, stop
 from evaluation import harness, report
 from evaluation.rows import measure_rows
 from generation.loading import Source, base_of, be_quiet, find_sources, load_model
-from generation.rows import Question, columns_of, find_pattern_problem, load_questions
+from generation.rows import Question, find_pattern_problem, load_questions
 
 
 def find_problems(args: argparse.Namespace) -> Iterator[str]:
@@ -39,8 +39,8 @@ def run(args: argparse.Namespace) -> None:
     asked: list[Sequence[Question]] = [[] for _ in sources]
     if args.rows is not None:
         for place, source in enumerate(sources):
-            columns = columns_of(source.arguments)
-            asked[place] = load_questions(args.rows, columns, args.limit, args.answer_pattern)
+            chosen = (source.arguments, args.limit, args.answer_pattern)
+            asked[place] = load_questions(args.rows, *chosen)
     tasks = None if args.tasks is None else harness.prepare(args)
     measured: list[report.Model] = []
     # Written before an hour of answers too, by which it is known that it can be

@@ -116,6 +116,8 @@ class Answerer:
         if isinstance(self.template, IllustratedTemplate):
             images = [images_of(conversation) for conversation in conversations]
             return self.template.encode(prompts, images, padding_side="left", **options)
+        if any(conversation.images for conversation in conversations):
+            raise ValueError("this model reads no images, and there are some")
         inputs = self.template.tokenizer(prompts, add_special_tokens=False, **options)
         inputs.pop("token_type_ids", None)
         return inputs

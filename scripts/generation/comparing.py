@@ -29,7 +29,7 @@ from generation.loading import (
     load_weights,
     loading,
 )
-from generation.rows import columns_of, load_questions
+from generation.rows import load_questions
 
 # Largest logit difference, relative to the largest logit, that rounding explains: about 1,000 units
 # in the last place in fp32, 6 to 10 in fp16 and bf16, where activations are rounded too
@@ -154,7 +154,7 @@ def find_conversations(trained: Trained, args: argparse.Namespace) -> list[Conve
             texts = [SIMPLE_QUESTION.format(number) for number in numbers]
             return [Conversation([{"role": "user", "content": text}]) for text in texts]
     print(f"The prompts are rows of {path}")
-    questions = load_questions(path, columns_of(trained.arguments), args.num_prompts)
+    questions = load_questions(path, trained.arguments, args.num_prompts)
     return [question.conversation for question in questions]
 
 

@@ -5,6 +5,7 @@ Columns that the run's --columns named, which its run.json has, need not be name
 """
 
 import re
+from argparse import Namespace
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -16,7 +17,7 @@ from common import Exit, stop
 from core.chat import Conversation
 from core.data import parse_line
 from generation.answering import printable
-from tasks.illustrated import IMAGE, IMAGE_COLUMNS, PLACEHOLDER
+from tasks.illustrated import IMAGE, IMAGE_COLUMNS, PLACEHOLDER, image_options
 from tasks.images import load_picture, open_images
 from vlm import Arguments, row_to_conversation
 
@@ -26,13 +27,18 @@ SHOWN = 8  # answers that are printed
 
 @dataclass(frozen=True)
 class Question:
-    """A row: its conversation up to the last answer in words, and that answer."""
+    """A row: its conversation up to the last answer in words, and that answer.
+
+    Attributes:
+        image_options: how `load_picture` finds the images of the row.
+    """
 
     place: str  # such as `rows.jsonl, line 3`
     row: Row
     conversation: Conversation
     reference: str
     skill: str | None
+    image_options: dict[str, Any]
 
 
 def columns_of(arguments: Mapping[str, Any]) -> dict[str, str]:
@@ -45,19 +51,23 @@ def columns_of(arguments: Mapping[str, Any]) -> dict[str, str]:
 
 
 def load_questions(
-    path: Path, columns: Mapping[str, str], limit: int | None = None, pattern: str | None = None
+    path: Path, arguments: Mapping[str, Any], limit: int | None = None, pattern: str | None = None
 ) -> list[Question]:
     """Return the first `limit` rows of a file, by default all.
 
     Args:
-        columns: {role: column} of the run; a row that lacks one of them is read without them.
+        arguments: of the run, for its columns, without which a row is read that lacks one of them,
+            and for where its images are.
         pattern: regular expression that every reference has to match.
 
     Raises SystemExit with 65 after a line that names the first bad row and its place.
     """
+    columns = columns_of(arguments)
     texts = [*Arguments.COLUMN_ROLES, *columns.values()]
     columned = [columns.get(role, role) for role in IMAGE_COLUMNS]
     source: Any = open_images(str(path), None, "train", True, columned, text_columns=texts)
+    found_by: dict[str, Any] = {"image_folder": None, "allow_image_urls": False, **arguments}
+    options = image_options(source, Namespace(**found_by))
     found = []
     for number, row in enumerate(source.dataset, 1):
         if len(found) == limit:
@@ -67,7 +77,7 @@ def load_questions(
             if source.file_type == ".jsonl":
                 row = parse_line(row["text"])
             if row is not None:
-                found.append(to_question(place, row, pattern, columns, path.parent))
+                found.append(to_question(place, row, pattern, columns, options))
         except (ValueError, TypeError) as error:
             stop(Exit.DATA, f"{place}: {error}")
     if not found:
@@ -76,23 +86,20 @@ def load_questions(
 
 
 def to_question(
-    place: str, row: Row, pattern: str | None, columns: Mapping[str, str], folder: Path
+    place: str, row: Row, pattern: str | None, columns: Mapping[str, str], options: dict[str, Any]
 ) -> Question:
-    """Return a row as a question. Raises ValueError with what is wrong with it.
-
-    Args:
-        folder: where relative paths of images begin.
-    """
+    """Return a row as a question. Raises ValueError with what is wrong with it."""
     if "chosen" in row and "completion" not in row:
         row = {**row, "completion": row["chosen"]}  # A row of preference tuning
     conversation = row_to_conversation(row, columns_in(row, columns))
-    loads = [partial(load_picture, image, folder, False) for image in conversation.images]
+    loads = [partial(load_picture, image, **options) for image in conversation.images]
     conversation = replace(conversation, images=loads)
     last = find_last_answer(conversation)
     reference = conversation.messages[last]["content"].strip()
     if pattern is not None and re.search(pattern, reference) is None:
         raise ValueError(f"its answer does not match --answer_pattern {pattern}")
-    return Question(place, row, conversation.up_to(last), reference, row.get("skill"))
+    conversation = conversation.up_to(last)
+    return Question(place, row, conversation, reference, row.get("skill"), options)
 
 
 def columns_in(row: Row, columns: Mapping[str, str]) -> Mapping[str, str] | None:
@@ -115,8 +122,8 @@ def find_last_answer(conversation: Conversation) -> int:
 
 
 def is_plain(conversation: Conversation) -> bool:
-    """Return whether a conversation has only texts: other programs have tools in their own way."""
-    return not conversation.tools and all(
+    """Return whether there are only texts: other programs have the rest in their own way."""
+    return not (conversation.tools or conversation.images) and all(
         set(message) == {"role", "content"} for message in conversation.messages
     )
 

@@ -55,8 +55,8 @@ def run(args: argparse.Namespace) -> None:
     source = find_source(args.model_name_or_path)
     questions = []
     if args.file is not None:
-        columns = rows.columns_of(source.arguments)
-        questions = rows.load_questions(args.file, columns, args.limit, args.answer_pattern)
+        asked = (args.file, source.arguments, args.limit, args.answer_pattern)
+        questions = rows.load_questions(*asked)
     if args.raw:
         tokenizer = load_tokenizer(source, needs_template=False)
         continue_texts(load_model(source, args), tokenizer, args)
@@ -91,7 +91,7 @@ def find_images(paths: Sequence[Path], template: ChatTemplate) -> list[Callable[
         try:
             load()
         except ValueError as error:
-            stop(Exit.DATA, f"--image {error}")
+            stop(Exit.DATA, f"--image: {error}")
     return loads
 
 
@@ -143,7 +143,7 @@ def compare_with_server(
     """
     asked = [question for question in questions if rows.is_plain(question.conversation)]
     if not asked:
-        stop(Exit.DATA, f"{args.file}: no row without tools, which is what a server is asked")
+        stop(Exit.DATA, f"{args.file}: no row of texts alone, which is what a server is asked")
     replies = []
     differences = []
     for question in asked:

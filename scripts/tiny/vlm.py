@@ -7,6 +7,9 @@ and some about none. No picture of test.jsonl is in train.jsonl.
 """
 
 import itertools
+import json
+import re
+from pathlib import Path
 
 import numpy as np
 from PIL import Image, ImageDraw
@@ -17,6 +20,9 @@ from tiny.vit import OUTLINES, SIZE
 COLORS = {"red": (220, 30, 30), "green": (40, 190, 60), "blue": (50, 80, 230)}
 COLORS |= {"yellow": (240, 220, 40), "purple": (150, 50, 180), "white": (245, 245, 245)}
 SKILLS = ("color", "shape", "both", "color", "shape", "both", "two pictures")
+# Of the sheet of the quick start, in pixels: a question with its answers, and a picture
+CELL = (350, 210)
+SHOWN_SIZE = 112
 
 
 def settings(shape: Shape) -> Shape:
@@ -97,3 +103,30 @@ def draw_picture(shape: str, color: tuple[int, int, int], rng: np.random.Generat
     places = [tuple(corner) for corner in corners.tolist()]
     ImageDraw.Draw(picture).polygon(places, fill=tuple(shade.tolist()))
     return picture
+
+
+def draw_answers(folder: Path) -> None:
+    """Draw the questions that generate.py prints, with pictures and answers, as answers.png.
+
+    Args:
+        folder: of the quick start. Its before.jsonl and after.jsonl are from generate.py --output.
+    """
+    files = []
+    for name in ("data/test", "before", "after"):
+        lines = (folder / f"{name}.jsonl").read_text(encoding="utf-8").splitlines()
+        files.append([json.loads(line) for line in lines])
+    asked = list(zip(*files, strict=True))
+    sheet = Image.new("RGB", (4 * CELL[0], 2 * CELL[1]), "white")
+    draw = ImageDraw.Draw(sheet)
+    for place, (row, before, after) in enumerate(asked[:: len(asked) // 8][:8]):
+        left = place % 4 * CELL[0] + 12
+        top = place // 4 * CELL[1] + 12
+        for number, path in enumerate(row["images"]):
+            picture = Image.open(folder / "data" / path).resize((SHOWN_SIZE, SHOWN_SIZE))
+            sheet.paste(picture, (left + number * (SHOWN_SIZE + 8), top))
+        said = [row["messages"][0]["content"][-1]["text"]]
+        for name, line in (("before", before), ("after", after)):
+            answer = re.sub("[^ -~]", "?", line["answer"])[:40]  # The model has written any bytes
+            said.append(f"{name}: {answer}")
+        draw.text((left, top + SHOWN_SIZE + 8), "\n".join(said), "black", font_size=15)
+    sheet.save(folder / "answers.png")

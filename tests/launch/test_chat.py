@@ -4,6 +4,7 @@
 import contextlib
 import os
 import pty
+import re
 import select
 import signal
 import socket
@@ -46,14 +47,29 @@ def test_a_saved_conversation_is_a_row_that_the_recipe_trains_on(runs, tmp_path)
 
 
 def test_what_goes_wrong_in_a_conversation_is_a_line_and_does_not_end_it(runs):
-    typed = [b"/nothing", b"word " * 500, b"\xff\xfe", b"/save /none/rows.jsonl", b"Who are you?"]
+    typed = [b"/nothing", b"word " * 500, b"\xff\xfe", b"/save /none/rows.jsonl", b"/image a.png"]
+    typed.append(b"Who are you?")
     command = [sys.executable, CHAT, runs / "base", *SHORT]
     options = {"capture_output": True, "timeout": PATIENCE, "check": True}
     done = subprocess.run(command, input=b"\n".join(typed), **options)
     errors = done.stderr.decode().splitlines()
-    assert len([line for line in errors if line.startswith("error: ")]) == 3, errors
+    assert len([line for line in errors if line.startswith("error: ")]) == 4, errors
     assert b"Traceback" not in done.stderr
     assert done.stdout.decode().splitlines()[-2] == OF_BASE
+
+
+def test_an_answer_is_about_the_image_before_its_prompt(net_tiny):
+    tiny = net_tiny("vlm")
+    paths = sorted((tiny / "data" / "images").glob("*.png"))[:2]
+    typed = ["/image none.png"]
+    for path in paths:
+        typed += ["/reset", f"/image {path}", "What is it?"]
+    done = script("chat", tiny / "model", *SHORT, input="\n".join(typed), code=0)
+    assert "none.png" in done.output.split("Image 1 of")[0]
+    first, second = (text.strip() for text in re.split("Image 1 of .*\n", done.output)[1:])
+    words = ["--image", paths[1], "--prompt", "What is it?"]
+    told = script("generate", tiny / "model", *SHORT, *words, code=0).output
+    assert first != second == told.partition("> What is it?\n")[2].strip()
 
 
 @pytest.mark.parametrize(

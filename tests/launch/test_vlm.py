@@ -3,6 +3,7 @@
 answers questions about pictures wherever transformers' own do."""
 
 import json
+import shutil
 import sys
 
 import pytest
@@ -10,6 +11,7 @@ from safetensors import safe_open
 from transformers import pipeline
 
 import net
+from launching import read_json, script
 from net import Cell
 
 ENGINES = ["ddp", "fsdp1_full_shard", "fsdp2_full_shard", "deepspeed_zero2", "deepspeed_zero3"]
@@ -56,6 +58,18 @@ def test_a_rank_without_images_trains_as_one_process_does(config, flags, mixed, 
         assert line == pytest.approx(other, rel=1e-4)
 
 
+def test_without_any_image_no_rank_waits_for_the_tower(net_tiny, tmp_path):
+    folder = net_tiny("vlm") / "data" / "train.jsonl"
+    rows = [json.loads(line) for line in folder.read_text().splitlines()]
+    texts = [{**row, "images": []} for row in rows if not row["images"]]
+    path = tmp_path / "texts.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in texts))
+    cell = Cell("ddp", "vlm", ranks=2, flags=TOWER)
+    words = ["--dataset_name", path, "--eval_dataset_name", path, "--max_steps", 3]
+    done = net.launch(cell, net_tiny("vlm"), tmp_path / "run", *words).expect(0)
+    assert "frozen: vision tower" in done.output
+
+
 @pytest.mark.parametrize("weights", ["LoRA", "nf4"])
 def test_merged_adapters_answer_in_the_pipeline(weights, net_tiny, tmp_path):
     tiny = net_tiny("vlm")
@@ -77,3 +91,15 @@ def test_merged_adapters_answer_in_the_pipeline(weights, net_tiny, tmp_path):
     words = ["--image", picture, "--prompt", "What is it?", "--max_new_tokens", "4"]
     told = net.run(*generate, *words, code=0).output
     assert answer.strip() in told
+
+
+def test_rows_elsewhere_are_evaluated_with_the_images_of_the_run(net_tiny, tmp_path):
+    tiny = net_tiny("vlm")
+    words = ["--image_folder", tiny / "data", "--greater_is_better", "false", "--max_steps", 2]
+    done = net.launch(Cell(recipe="vlm"), tiny, tmp_path / "run", *words).expect(0)
+    rows = shutil.copy(tiny / "data" / "test.jsonl", tmp_path / "rows.jsonl")
+    words = [done.folder, "--rows", rows, "--max_new_tokens", 4, "--output_dir", tmp_path / "out"]
+    script("evaluate", *words, code=0)
+    (model,) = read_json(tmp_path / "out" / "results.json")["models"]
+    losses = [line["eval_loss"] for line in net.metrics(done.folder) if "eval_loss" in line]
+    assert model["tasks"]["rows"]["metrics"]["loss"]["value"] == pytest.approx(losses[-1], abs=1e-5)

@@ -56,6 +56,7 @@ def encoded(row):
 
 
 def our_batch(processor, rows, tmp_path):
+    processor.tokenizer.padding_side = "left"  # As some have it: nothing depends on it
     template = IllustratedTemplate(processor.tokenizer, {}, processor)
     options = {"max_length": 2048, "folder": tmp_path, "allow_image_urls": False}
     options["read"] = vlm.row_to_conversation

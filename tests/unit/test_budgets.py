@@ -18,12 +18,12 @@ BUDGETS = {
     "the longest recipe": 470,
     "recipes/*.py": 4_679,
     "a recipe and its maker, on average": 420,
-    "recipes/core": 7_359,
+    "recipes/core": 7_379,
     "recipes/tasks": 3_103,
-    "scripts": 8_456,
+    "scripts": 8_508,
     "programs at the top of scripts": 12,
-    "evidence": 6_521,
-    "tests": 19_262,
+    "evidence": 6_529,
+    "tests": 19_354,
 }
 
 

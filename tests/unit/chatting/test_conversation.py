@@ -7,7 +7,8 @@ import pytest
 
 from chatting.conversation import History, Turn
 from generation.answering import CUT, STOPPED, Reply
-from llama import row_to_conversation
+from tasks.illustrated import IMAGE
+from vlm import row_to_conversation
 
 
 @pytest.fixture
@@ -47,3 +48,15 @@ def test_rows_are_added_and_none_is_lost(end, tmp_path):
     rows = [json.loads(line) for line in path.read_text().split("\n") if line]
     assert rows[0] == {"prompt": "a", "completion": "b"}
     assert [row["messages"][-1]["content"] for row in rows[1:]] == ["one", "two"]
+
+
+def test_a_conversation_about_images_is_a_row_with_their_paths(tmp_path):
+    said = conversation("A cat.")
+    said.turns.append(Turn("<image>?", {0: Reply("", CUT)}, images=["/b.png", "/c.png"]))
+    said.turns.append(Turn("What?", {0: Reply("Cats.")}, images=["/a.png"]))
+    said.save(tmp_path / "rows.jsonl")
+    read = row_to_conversation(json.loads((tmp_path / "rows.jsonl").read_text()))
+    assert read.images == ["/b.png", "/c.png", "/a.png"]
+    asked = [message["content"] for message in read.messages if message["role"] == "user"]
+    assert asked[1:] == [f"{IMAGE}{IMAGE}<image>?", f"{IMAGE}What?"]
+    assert read.is_trained_on == [False, False, True, False, False, False, True]

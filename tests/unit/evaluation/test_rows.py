@@ -9,7 +9,7 @@ from argparse import Namespace
 from adapter_folders import write_adapters
 from evaluation.rows import measure_rows
 from generation.loading import find_source, load_model
-from generation.rows import columns_of, load_questions
+from generation.rows import load_questions
 from launching import write_rows
 
 LONGEST = 6  # tokens of an answer
@@ -23,7 +23,7 @@ def sample_of(folder, path):
     options = {"answer_pattern": None, "max_new_tokens": LONGEST, "batch_size": 2}
     options |= {"dtype": "float32", "device": "cpu", "load_in_4bit": False}
     args = Namespace(rows=path, **options)
-    questions = load_questions(path, columns_of(source.arguments))
+    questions = load_questions(path, source.arguments)
     _, (sample,) = measure_rows(args, source, load_model(source, args), questions)
     return sample
 

@@ -7,10 +7,12 @@ from threading import Event
 import pytest
 import torch
 
+import image_models
 from adapter_folders import make_base
 from core.chat import Conversation
 from generation import loading
 from generation.answering import CUT, STOPPED, Answerer, printable
+from tasks.illustrated import IMAGE, IllustratedTemplate
 
 QUESTION = Conversation([{"role": "user", "content": "Spell the word lamp."}])
 
@@ -29,6 +31,33 @@ def test_the_parts_are_the_answer_that_is_given_without_streaming(answerer):
     (whole,) = answerer.answer([QUESTION], 1)
     assert reply.result().text == whole == "".join(parts).strip()
     assert reply.result().mark == CUT
+
+
+def test_a_model_of_texts_is_not_asked_about_an_image(answerer):
+    asked = Conversation(QUESTION.messages, images=["cat.png"])
+    with pytest.raises(ValueError, match="reads no images"):
+        answerer.answer([asked], 1)
+
+
+@pytest.mark.parametrize("family", image_models.FAMILIES)
+def test_a_token_is_as_likely_beside_questions_with_other_images_and_with_none(family):
+    model, processor = image_models.make(family)
+    template = IllustratedTemplate(processor.tokenizer, {}, processor)
+    answerer = Answerer(model.eval(), template, 0.0, 1)
+
+    def ask(*conversations):
+        inputs, options = answerer.prepare(conversations)
+        options |= {"return_dict_in_generate": True, "output_logits": True}
+        return model.generate(**inputs, **options).logits[0]
+
+    conversations = []
+    for number in range(3):
+        loads = [lambda seed=seed: (image_models.picture(60, 40, seed), 0) for seed in (1, 2)]
+        asked = {"role": "user", "content": IMAGE * number + "And now? " * (3 - number)}
+        conversations.append(Conversation([asked], images=loads[:number]))
+    alone = torch.cat([ask(one) for one in conversations])
+    # fp32, whose sums have another order
+    torch.testing.assert_close(ask(*conversations), alone, rtol=1e-4, atol=1e-4)
 
 
 class SetAfter(Event):

@@ -3,7 +3,7 @@
 
 import pytest
 
-from generation.rows import columns_of, is_match, load_questions
+from generation.rows import is_match, load_questions
 from launching import write_rows
 
 
@@ -24,8 +24,8 @@ def test_the_last_answer_is_the_reference(tmp_path):
 def test_a_row_is_read_by_the_columns_of_the_run_where_it_has_them(tmp_path):
     rows = [{"frage": "a", "antwort": "b"}, {"prompt": "c", "completion": "d"}]
     path = write_rows(tmp_path / "rows.jsonl", rows)
-    columns = columns_of({"columns": ["prompt=frage", "completion=antwort", "chosen=c"]})
-    questions = load_questions(path, columns)
+    arguments = {"columns": ["prompt=frage", "completion=antwort", "chosen=c"]}
+    questions = load_questions(path, arguments)
     found = [
         (question.conversation.messages[0]["content"], question.reference) for question in questions
     ]
@@ -34,8 +34,8 @@ def test_a_row_is_read_by_the_columns_of_the_run_where_it_has_them(tmp_path):
 
 def test_a_column_that_the_run_names_is_text_even_if_it_looks_like_a_number(tmp_path):
     (tmp_path / "rows.csv").write_text("frage,antwort\nadd,01\n")
-    columns = {"prompt": "frage", "completion": "antwort"}
-    (question,) = load_questions(tmp_path / "rows.csv", columns)
+    arguments = {"columns": ["prompt=frage", "completion=antwort"]}
+    (question,) = load_questions(tmp_path / "rows.csv", arguments)
     assert question.reference == "01"
 
 

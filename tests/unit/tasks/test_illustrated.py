@@ -112,7 +112,7 @@ def test_an_image_is_upright_and_its_transparent_parts_are_white(tmp_path):
     [
         ("https://example.com/cat.png", "--allow_image_urls"),
         ("missing.png", "missing.png"),
-        ({"bytes": b"no image", "path": "cat.png"}, "cat.png, which cannot be read"),
+        ({"bytes": b"no image", "path": "cat.png"}, "cat.png cannot be read"),
         ({"bytes": None, "path": None}, "without a path"),
         (encoded(Image.fromarray(np.zeros((2, 2), np.uint16))), "8 bits per color"),
     ],
