@@ -15,6 +15,7 @@ from typing import Any
 import torch
 import transformers
 from accelerate import Accelerator
+from huggingface_hub.errors import HFValidationError
 from torch.distributed.tensor import DTensor
 from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
 from transformers import AutoConfig, AutoTokenizer, BitsAndBytesConfig
@@ -79,6 +80,9 @@ def loading(what: str, name: str, flag: str = "--model_name_or_path") -> Generat
         is_of_hub = not Path(name).is_absolute() and not Path(name).exists()
         code = Exit.NO_HUB if is_of_hub and isinstance(error, OSError) else Exit.USAGE
         reason = f"{type(error).__name__}: {' '.join(str(error).split())[:400]}"
+        if isinstance(error.__context__, HFValidationError):
+            code = Exit.USAGE
+            reason = "no such folder"
         fail(code, f"{flag} {name}: no {what}: {reason}")
 
 

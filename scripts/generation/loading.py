@@ -93,9 +93,11 @@ def find_source(name: str) -> Source:
     or has other weights than it had in training.
     """
     missing = find_missing(name)
+    path = Path(name) / "adapter_config.json"
+    if missing is None and Path(name).is_dir() and not any(Path(name).glob("*config.json")):
+        missing = f"{name}: there is no config.json"
     if missing is not None:
         stop(Exit.USAGE, f"{missing}; give the --output_dir of a training run")
-    path = Path(name) / "adapter_config.json"
     if not path.is_file():
         return Source(name)
     config = json.loads(path.read_text(encoding="utf-8"))
