@@ -215,7 +215,7 @@ class ImageCollator:
 
 
 def load_processor(args: Arguments) -> tuple[Any, tuple[int, int]]:
-    """Return the image processor, and the (height, width) of its output."""
+    """Return the image processor, and the (height, width) of its output for any image."""
     with loading("image processor", args.model_name_or_path):
         # Pillow, so that pixels are the same with and without torchvision
         processor = AutoImageProcessor.from_pretrained(
@@ -224,8 +224,8 @@ def load_processor(args: Arguments) -> tuple[Any, tuple[int, int]]:
             backend="pil",
             trust_remote_code=False,
         )
-    pixels = processor(Image.new("RGB", (64, 64)), return_tensors="pt")["pixel_values"]
-    return processor, tuple(pixels.shape[-2:])
+        found = processor([Image.new("RGB", (64 * n, 64)) for n in (1, 2)], return_tensors="pt")
+    return processor, tuple(found["pixel_values"].shape[-2:])
 
 
 def settle_statistics(model: Any, args: Arguments, layout: Layout) -> None:

@@ -144,11 +144,17 @@ class Source:
         """The suffix of the files, "" without any."""
         return self.files[0].suffix if self.files else ""
 
-    @property
-    def prefix(self) -> str:
-        """What stands before the number of a row: "train.jsonl, line"."""
-        place = self.files[0] if len(self.files) == 1 else self.name
-        return f"{place}, {'line' if self.file_type == '.jsonl' else 'row'}"
+    def place(self, number: int) -> str:
+        """Return where a row is, by its number in the source, from 1: "train.jsonl, line 7"."""
+        if self.file_type != ".jsonl":
+            return f"{self.files[0] if len(self.files) == 1 else self.name}, row {number}"
+        for file in self.files[:-1]:
+            with file.open(encoding="latin-1") as lines:
+                count = sum(1 for _ in lines)
+            if number <= count:
+                return f"{file}, line {number}"
+            number -= count
+        return f"{self.files[-1]}, line {number}"
 
     @property
     def class_names(self) -> dict[str, list[str]]:
@@ -224,6 +230,8 @@ def open_rows(
         files = find_files(name, split)
     if not files and Path(name).is_file():  # datasets would look for it on the hub
         fail(Exit.DATA, f"{name}: rows are read from {', '.join(FILE_TYPES)}: convert it")
+    if files and not any(file.stat().st_size for file in files):
+        fail(Exit.DATA, f"{name}: the file is empty")
     options: dict[str, Any]
     try:
         if files:
@@ -340,6 +348,8 @@ class Rows:
     def filter(self, keep: Callable[[Row], bool]) -> "Rows":
         """Return the rows of which a function is true, given a row as prepared."""
         dataset = self.dataset.filter(keep)
+        if not len(dataset):
+            fail(Exit.DATA, f"{self.sources[0].name}: no row is left after a filter")
         return replace(self, dataset=dataset, notes=f"{self.notes}; {len(dataset)} after a filter")
 
     @property
@@ -370,7 +380,7 @@ class Rows:
     def place(self, index: int) -> str:
         """Return where the row at an index, counted from 0, comes from: "train.jsonl, line 7"."""
         source, number = self.find(int(self.dataset[index]["row"]))
-        return f"{source.prefix} {number}"
+        return source.place(number)
 
 
 def read_rows(
@@ -437,7 +447,7 @@ def prepare_source(source: Source, prepare: Prepare, args: Any) -> Any:
     attempt = functools.partial(
         prepare_batch,
         prepare=copy.deepcopy(prepare),  # Others hash it as it is before its first call.
-        prefix=source.prefix,
+        place_of=replace(source, dataset=None).place,
         class_names=source.class_names,
         is_lines=source.file_type == ".jsonl",
         skip_bad_rows=args.skip_bad_rows,
@@ -469,7 +479,7 @@ def prepare_batch(
     batch: Mapping[str, Sequence[Any]],
     indices: Sequence[int],
     prepare: Prepare,
-    prefix: str,
+    place_of: Callable[[int], str],
     class_names: Mapping[str, Sequence[str]],
     is_lines: bool,
     skip_bad_rows: bool,
@@ -495,16 +505,17 @@ def prepare_batch(
             tracked = TrackedRow(row)
             prepared = {name: as_array(value) for name, value in prepare(tracked).items()}
         except ValueError as error:
-            problems.append(f"{prefix} {index + 1}: {in_one_line(error)}")
+            problems.append((index + 1, in_one_line(error)))
             continue
         except Exception as error:
-            error.add_note(f"{prefix} {index + 1}")
+            error.add_note(place_of(index + 1))
             raise
         found.append({**prepared, NUMBER: index + 1, UNREAD: json.dumps(tracked.unread())})
     if problems and not skip_bad_rows:
         count = f"{len(problems)} of these {len(indices)} rows cannot be used"
+        named = [f"{place_of(number)}: {text}" for number, text in problems[:NUM_NAMED]]
         advice = f"{count}: fix them, or leave such rows out with --skip_bad_rows"
-        raise BadRowsError("\n".join([*problems[:NUM_NAMED], advice]))
+        raise BadRowsError("\n".join([*named, advice]))
     names = found[0] if found else [NUMBER]
     return {name: [row[name] for row in found] for name in names}
 

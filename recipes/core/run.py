@@ -615,8 +615,8 @@ class Run:
             self._metrics.say("No evaluation can be chosen as the best: the last model is saved")
             return
         self._metrics.say(
-            f"Best evaluation: {best['metric']} {best['value']:.4f} after step {best['step']}, "
-            "whose model is saved"
+            f"Best evaluation from step 1 on: {best['metric']} {best['value']:.4f} "
+            f"after step {best['step']}, whose model is saved"
         )
         if best["step"] == self.step:
             return

@@ -100,7 +100,7 @@ class Documents:
         """Return where a document is, by its number from 1: its file, or "train.jsonl, line 7"."""
         if self.source.file_type == ".txt":
             return str(self.source.files[number - 1])
-        return f"{self.source.prefix} {number}"
+        return self.source.place(number)
 
     def _read(self, row: Row) -> str:
         """Return the text of a row, or raise a ValueError."""

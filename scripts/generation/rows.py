@@ -72,7 +72,7 @@ def load_questions(
     for number, row in enumerate(source.dataset, 1):
         if len(found) == limit:
             break
-        place = f"{source.prefix} {number}"
+        place = source.place(number)
         try:
             if source.file_type == ".jsonl":
                 row = parse_line(row["text"])

@@ -74,8 +74,8 @@ def test_a_fault_of_what_prepares_is_no_bad_row_and_names_its_place(read, skip_b
 
     options = {"skip_bad_rows": skip_bad_rows, "dataset_num_proc": num_proc}
     with pytest.raises(KeyError) as raised:
-        read({"rows.jsonl": ["a", "b"]}, prepare=misspelt, **options)
-    assert raised.value.__notes__[0].endswith("rows.jsonl, line 2")
+        read({"train.jsonl": ["a"], "train2.jsonl": ["a", "b"]}, ".", prepare=misspelt, **options)
+    assert raised.value.__notes__[0].endswith("train2.jsonl, line 2")
 
 
 # ---- Columns ----
