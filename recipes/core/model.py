@@ -18,6 +18,7 @@ from accelerate import Accelerator
 from torch.distributed.tensor import DTensor
 from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
 from transformers import AutoConfig, AutoTokenizer, BitsAndBytesConfig
+from transformers.integrations.deepspeed import set_hf_deepspeed_config, unset_hf_deepspeed_config
 from transformers.integrations.neftune import neftune_post_forward_hook
 from transformers.models.auto.modeling_auto import (
     MODEL_FOR_MASKED_LM_MAPPING_NAMES,
@@ -80,6 +81,18 @@ def loading(what: str, name: str, flag: str = "--model_name_or_path") -> Generat
         code = Exit.NO_HUB if is_of_hub and isinstance(error, OSError) else Exit.USAGE
         reason = f"{type(error).__name__}: {' '.join(str(error).split())[:400]}"
         fail(code, f"{flag} {name}: no {what}: {reason}")
+
+
+@contextlib.contextmanager
+def loading_whole(accelerator: Accelerator) -> Generator[None]:
+    """Have transformers not split a model, as it does under ZeRO-3, while it loads it."""
+    plugin: Any = accelerator.state.deepspeed_plugin
+    unset_hf_deepspeed_config()
+    try:
+        yield
+    finally:
+        if plugin is not None:
+            set_hf_deepspeed_config(plugin.dschf)
 
 
 def load_tokenizer(args: Any, **options: Any) -> Any:
