@@ -131,7 +131,7 @@ class Arguments(
         None, "answers that a GPU samples at a time [all of an optimizer step]", POSITIVE
     )
     gather_for_generation: bool = free(
-        True, "under FSDP2, hold all weights on each GPU while answers are sampled: faster"
+        True, "under FSDP2, hold all weights on each GPU while answers are sampled (not ZeRO-3's)"
     )
     reward_model_name_or_path: str | None = arg(
         None, "a reward model, of recipes/llama_reward.py for example, as one more reward function"
