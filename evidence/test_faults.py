@@ -702,6 +702,10 @@ def stops():
     for job, step in zip(jobs_on_meshes(), itertools.cycle(range(2, 20, 3)), strict=False):
         attempt = partial(stop_and_resume, job=job, steps=[step], at=IN_EACH_STEP)
         yield "resume", "stopped and continued, meshes", f"{job.name}, step {step}", attempt
+    for config, step in zip(("single", *ENGINES), (3, 8, 13, 18), strict=True):
+        job = dataclasses.replace(make_job(config), recipe="llama_grpo")
+        attempt = partial(stop_and_resume, job=job, steps=[step], at=IN_EACH_STEP)
+        yield "resume", "stopped and continued, full", f"{job.name}, step {step}", attempt
     in_steps = [("single", range(1, STEPS)), ("ddp", range(1, STEPS, 3))]
     for config, steps in [*in_steps, ("fsdp2_full_shard", range(2, STEPS, 3))]:
         for step in steps:

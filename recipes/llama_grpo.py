@@ -112,7 +112,7 @@ class Arguments(
 ):
     """Training by rewards."""
 
-    EXTRAS = ("configs", "hosts", "object_store")
+    EXTRAS = ("configs", "hosts", "object_store", "rollout_server")
     LOSS_UNIT = "per answer"
     model_name_or_path: str = "Qwen/Qwen2.5-0.5B-Instruct"  # Apache-2.0
     # EDIT: your data set. Default: 7,473 rows of GSM8K (MIT license)
@@ -131,7 +131,7 @@ class Arguments(
         None, "answers that a GPU samples at a time [all of an optimizer step]", POSITIVE
     )
     gather_for_generation: bool = free(
-        True, "under FSDP2, hold all weights on each GPU while answers are sampled: faster"
+        True, "under FSDP2, hold all weights on each GPU while answers are sampled (not ZeRO-3's)"
     )
     reward_model_name_or_path: str | None = arg(
         None, "a reward model, of recipes/llama_reward.py for example, as one more reward function"
@@ -346,7 +346,7 @@ def train(args: Arguments, run: Run) -> None:
     # ---- Model, optimizer, schedule ----
     model = load_model(args, layout)
     token_loss = LogpsInHead(model, args, layout.device)
-    sampler = Sampler(args, layout, tokenizer, model, token_loss)
+    sampler = Sampler(args, run, layout, tokenizer, model, token_loss)
     check_model(model, train_rows.largest_token(tokenizer))
     notes = describe_rows(train_rows, eval_rows)
     notes["batch"] = plan.describe_batch("answers", lengths.mean()) + " of prompts"

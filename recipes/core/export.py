@@ -42,6 +42,7 @@ def save_model(
     output_dir: str,
     stop_tokens: Collection[int] = (),
     config: Any = None,
+    group: Any = None,
 ) -> None:
     """Write the folder that `from_pretrained` loads: that of transformers, or peft's for adapters.
 
@@ -54,9 +55,10 @@ def save_model(
         stop_tokens: those that the model was trained to end its texts with, which the generation
             config of a whole model is to list. A folder of adapters has none.
         config: is written too: a folder of adapters has the names of the classes only there.
+        group: of `make_patient_group`, which makes one for each call without it.
     """
     unwrapped: Any = extract_model_from_parallel(model, keep_torch_compile=False)
-    group = make_patient_group()
+    group = group or make_patient_group()
     has_adapters = hasattr(unwrapped, "peft_config")
     weights = collect(boxes_of_weights(model, names_of_saved(model, unwrapped)), group)
     problem = None

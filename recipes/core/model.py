@@ -19,6 +19,7 @@ from huggingface_hub.errors import HFValidationError
 from torch.distributed.tensor import DTensor
 from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
 from transformers import AutoConfig, AutoTokenizer, BitsAndBytesConfig
+from transformers.integrations.deepspeed import set_hf_deepspeed_config, unset_hf_deepspeed_config
 from transformers.integrations.neftune import neftune_post_forward_hook
 from transformers.models.auto.modeling_auto import (
     MODEL_FOR_MASKED_LM_MAPPING_NAMES,
@@ -84,6 +85,18 @@ def loading(what: str, name: str, flag: str = "--model_name_or_path") -> Generat
             code = Exit.USAGE
             reason = "no such folder"
         fail(code, f"{flag} {name}: no {what}: {reason}")
+
+
+@contextlib.contextmanager
+def loading_whole(accelerator: Accelerator) -> Generator[None]:
+    """Have transformers not split a model, as it does under ZeRO-3, while it loads it."""
+    plugin: Any = accelerator.state.deepspeed_plugin
+    unset_hf_deepspeed_config()
+    try:
+        yield
+    finally:
+        if plugin is not None:
+            set_hf_deepspeed_config(plugin.dschf)
 
 
 def load_tokenizer(args: Any, **options: Any) -> Any:

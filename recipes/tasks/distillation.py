@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A frozen teacher, whole, in 4 bits or sharded, and a student's divergence from it, in pieces."""
 
-import contextlib
 import math
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -14,12 +13,11 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.functional import cross_entropy, linear
 from torch.utils.checkpoint import checkpoint
 from transformers import AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig
-from transformers.integrations.deepspeed import set_hf_deepspeed_config, unset_hf_deepspeed_config
 
 from core.engine import zero_stage
 from core.exits import Exit, fail
 from core.loss import LossInHead, changes_logits_after_head
-from core.model import loading
+from core.model import loading, loading_whole
 from core.workarounds import fsdp_plugin, mixed_dtype
 
 TEACHER = "--teacher_model_name_or_path"
@@ -87,18 +85,6 @@ class FrozenModel:
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Return the logits of some hidden states, [tokens, vocabulary], in fp32."""
         return linear(hidden.to(self._head[0].dtype), *self._head).float()
-
-
-@contextlib.contextmanager
-def loading_whole(accelerator: Accelerator) -> Generator[None]:
-    """Have transformers not split a model, as it does under ZeRO-3, while it loads it."""
-    plugin: Any = accelerator.state.deepspeed_plugin
-    unset_hf_deepspeed_config()
-    try:
-        yield
-    finally:
-        if plugin is not None:
-            set_hf_deepspeed_config(plugin.dschf)
 
 
 def refuse_later_changes(changes_logits: bool, name: str) -> None:

@@ -18,9 +18,9 @@ from core.data import IGNORED
 from core.exits import Exit, fail
 from core.loss import LossInHead
 from core.metrics import finite_or_none
-from core.model import loading
+from core.model import loading, loading_whole
 from core.workarounds import mixed_dtype
-from tasks.distillation import FrozenModel, loading_whole
+from tasks.distillation import FrozenModel
 from tasks.pairs import adapters_disabled
 from tasks.rollouts import Answer
 

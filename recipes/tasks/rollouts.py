@@ -19,6 +19,7 @@ from core.chat import ChatTemplate, Conversation, as_messages, find_tools, read_
 from core.data import Row, Rows, hash_of_row
 from core.engine import Layout
 from core.exits import Exit, fail
+from core.extras import first_of
 from core.generation import generate, greedy_options, listed_stop_tokens
 from core.loss import LossInHead
 from core.metrics import peak_memory_gib
@@ -166,7 +167,13 @@ class Sampler:
     """What samples answers, each from a seed of its own."""
 
     def __init__(
-        self, args: Any, layout: Layout, tokenizer: Any, model: Any, token_loss: LossInHead
+        self,
+        args: Any,
+        run: Any,
+        layout: Layout,
+        tokenizer: Any,
+        model: Any,
+        token_loss: LossInHead,
     ) -> None:
         """Read from the model, before `prepare`, which tokens end an answer.
 
@@ -188,16 +195,16 @@ class Sampler:
             "max_new_tokens": args.max_completion_length,
             "use_cache": True,
         }
+        # An extra may have a server answer
+        parts = (args, run, layout.accelerator, tokenizer, self._options)
+        self._answerer = first_of(args.EXTRAS, "answerer", *parts)
 
-    @torch.no_grad()
     def sample(
         self, model: torch.nn.Module, rows: Rows, numbers: Sequence[int], size: int, rollout: int
     ) -> list[Answer]:
         """Return the answers of these numbers, in their order.
 
-        Every rank takes part with at most `size` numbers. In training mode a model that recomputes
-        activations would sample wrong tokens without a word: it drops the cache that `generate`
-        relies on.
+        Every rank takes part with at most `size` numbers.
 
         Args:
             model: as `prepare` returned it.
@@ -206,55 +213,62 @@ class Sampler:
             rollout: with --seed and the number of an answer, it is what its seed depends on.
         """
         args = self._args
-        at_a_time = args.generation_batch or size
-        model.eval()
-        self._token_loss.return_logits()
-        if self._layout.accelerator.is_fsdp2:
-            # peft's generate runs the model inside of the first one, which has to run before it
-            token = torch.zeros(1, 1, dtype=torch.long, device=self._layout.device)
-            model(input_ids=token, use_cache=False)
-        answers: list[Answer] = []
-        with gathered(model, self._layout.accelerator, args.gather_for_generation):
-            for start in range(0, size, at_a_time):
-                part = numbers[start : start + at_a_time]
-                answers += self._sample_batch(model, rows, part, rollout)
-        model.train()
-        self.peak_memory_gib = peak_memory_gib(starts_anew=False)
-        return answers
-
-    def _sample_batch(
-        self, model: torch.nn.Module, rows: Rows, numbers: Sequence[int], rollout: int
-    ) -> list[Answer]:
-        """Return the answers of these numbers; a rank without any takes part with one token."""
-        args = self._args
-        device = self._layout.device
-        pad_token_id = self._tokenizer.pad_token_id
         asked = [rows.dataset[number // args.num_generations] for number in numbers]
         seeds = []
         for number in numbers:
             drawn = np.random.SeedSequence((args.seed, rollout, number))
             seeds.append(int(drawn.generate_state(1, np.uint64)[0]))
-        prompts = [row["input_ids"].tolist() for row in asked] or [[pad_token_id]]
-        padded = self._tokenizer.pad(
-            {"input_ids": prompts}, padding_side="left", return_tensors="pt", verbose=False
-        )
-        inputs = send_to_device(dict(padded), device)
-        noise = RowNoise(seeds or [0], args.temperature, device)
-        tokens = generate(
-            self._layout.accelerator,
-            model,
-            inputs,
-            logits_processor=LogitsProcessorList([noise]),
-            **self._options,
-        )
-        written = tokens[: len(numbers), inputs["input_ids"].shape[1] :].tolist()
+        if self._answerer is None:
+            written = self._generate(model, asked, seeds, size)
+        else:
+            written = self._answerer.answer(model, asked, seeds)
+        self.peak_memory_gib = peak_memory_gib(starts_anew=False)
         answers = []
-        for number, row, ids in zip(numbers, asked, written, strict=True):
-            length = next((i + 1 for i, token in enumerate(ids) if token in self._ends), len(ids))
-            text = self._tokenizer.decode(ids[:length], skip_special_tokens=True)
-            is_truncated = ids[length - 1] not in self._ends
-            answers.append(Answer(number, row, ids[:length], is_truncated, text))
+        for number, row, (ids, is_truncated) in zip(numbers, asked, written, strict=True):
+            text = self._tokenizer.decode(ids, skip_special_tokens=True)
+            answers.append(Answer(number, row, ids, is_truncated, text))
         return answers
+
+    @torch.no_grad()
+    def _generate(
+        self, model: torch.nn.Module, rows: Sequence[Row], seeds: Sequence[int], size: int
+    ) -> list[tuple[list[int], bool]]:
+        """Return the tokens of an answer to each row, and whether it was cut off.
+
+        In training mode a model that recomputes activations would sample wrong tokens without a
+        word: it drops the cache that `generate` relies on. A rank without rows takes part with one
+        token.
+        """
+        args = self._args
+        accelerator = self._layout.accelerator
+        at_a_time = args.generation_batch or size
+        model.eval()
+        self._token_loss.return_logits()
+        if accelerator.is_fsdp2:
+            # peft's generate runs the model inside of the first one, which has to run before it
+            token = torch.zeros(1, 1, dtype=torch.long, device=self._layout.device)
+            model(input_ids=token, use_cache=False)
+        written: list[tuple[list[int], bool]] = []
+        with gathered(model, accelerator, args.gather_for_generation):
+            for start in range(0, size, at_a_time):
+                part = slice(start, start + at_a_time)
+                prompts = [row["input_ids"].tolist() for row in rows[part]]
+                padded = self._tokenizer.pad(
+                    {"input_ids": prompts or [[self._tokenizer.pad_token_id]]},
+                    padding_side="left",
+                    return_tensors="pt",
+                    verbose=False,
+                )
+                inputs = send_to_device(dict(padded), self._layout.device)
+                noise = RowNoise(seeds[part] or [0], args.temperature, self._layout.device)
+                noises = LogitsProcessorList([noise])
+                options = {**self._options, "logits_processor": noises}
+                tokens = generate(accelerator, model, inputs, **options)
+                for ids in tokens[: len(prompts), inputs["input_ids"].shape[1] :].tolist():
+                    end = next((n for n, token in enumerate(ids, 1) if token in self._ends), None)
+                    written.append((ids[:end], end is None))
+        model.train()
+        return written
 
 
 @contextlib.contextmanager

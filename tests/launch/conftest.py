@@ -6,21 +6,28 @@ all (tests/warm). What fails warm is run again cold; a test that only fails warm
 its own, which the report says.
 """
 
+import contextlib
 import os
 import shutil
+import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
+from urllib.error import URLError
+from urllib.request import urlopen
 
 import pytest
 from _pytest.runner import runtestprotocol
 
-from launching import INTERPRETER
+from launching import INTERPRETER, REPO
+from ranks import free_port
 from warm import start as start_warm
 
 # The variable with the program that starts Python warm: from the process that was started by hand
 # to its workers
 WARM = "WARM_PYTHON"
+STARTS = 120  # seconds in which a server starts; it takes 5 to 10 on two idle cores
 
 
 def pytest_configure(config):
@@ -85,3 +92,34 @@ def run_cold(item, nextitem, reports):
             ("warm start", "This test passes with COLD=1: a warm start made the difference.")
         )
     return reports
+
+
+# ---- A server ----
+def wait_for(address, process, log):
+    """Wait until a server answers at an address."""
+    end = time.monotonic() + STARTS
+    while time.monotonic() < end:
+        assert process.poll() is None, log.read_text()[-3000:]
+        with contextlib.suppress(URLError, OSError):
+            urlopen(f"{address}/health", timeout=5).close()
+            return
+        time.sleep(0.2)
+    raise TimeoutError(log.read_text()[-3000:])
+
+
+@pytest.fixture(scope="session")
+def url(tmp_path_factory):
+    """The address of a `transformers serve` that loads whatever folder a question names."""
+    log = tmp_path_factory.mktemp("served") / "log"
+    address = f"http://127.0.0.1:{free_port()}"
+    program = Path(INTERPRETER).with_name("transformers")
+    command = [program, "serve", "--host", "127.0.0.1", "--port", address.rpartition(":")[2]]
+    command += ["--device", "cpu", "--no-continuous-batching"]
+    with log.open("w") as stream:
+        process = subprocess.Popen(command, stdout=stream, stderr=stream, cwd=REPO)
+        try:
+            wait_for(address, process, log)
+            yield f"{address}/v1"
+        finally:
+            process.terminate()
+            process.wait(timeout=60)

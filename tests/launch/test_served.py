@@ -1,23 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """scripts/generate.py --server holds a real `transformers serve` against what was trained."""
 
-import contextlib
 import shutil
-import subprocess
-import time
 from functools import partial
-from pathlib import Path
-from urllib.error import URLError
-from urllib.request import urlopen
 
 import pytest
 from safetensors.torch import save_file
 
-from launching import INTERPRETER, REPO, edit_json, read_rows, recipe, script, tensors_of
+from launching import edit_json, read_rows, recipe, script, tensors_of
 from net import data_of
 from ranks import free_port
 
-STARTS = 120  # seconds in which the server starts; it takes 5 to 10 on two idle cores
 STEPS = ["--logging_steps", "10", "--per_device_train_batch_size", "16"]
 
 
@@ -43,36 +36,6 @@ def fill_whole(tiny, folder):
 def whole(tiny, once):
     """A trained model."""
     return once("served_whole", partial(fill_whole, tiny))
-
-
-def wait_for(address, process, log):
-    """Wait until a server answers at an address."""
-    end = time.monotonic() + STARTS
-    while time.monotonic() < end:
-        assert process.poll() is None, log.read_text()[-3000:]
-        with contextlib.suppress(URLError, OSError):
-            urlopen(f"{address}/health", timeout=5).close()
-            return
-        time.sleep(0.2)
-    raise TimeoutError(log.read_text()[-3000:])
-
-
-@pytest.fixture(scope="module")
-def url(tmp_path_factory):
-    """The address of a `transformers serve` that loads whatever folder a question names."""
-    log = tmp_path_factory.mktemp("served") / "log"
-    address = f"http://127.0.0.1:{free_port()}"
-    program = Path(INTERPRETER).with_name("transformers")
-    command = [program, "serve", "--host", "127.0.0.1", "--port", address.rpartition(":")[2]]
-    command += ["--device", "cpu", "--no-continuous-batching"]
-    with log.open("w") as stream:
-        process = subprocess.Popen(command, stdout=stream, stderr=stream, cwd=REPO)
-        try:
-            wait_for(address, process, log)
-            yield f"{address}/v1"
-        finally:
-            process.terminate()
-            process.wait(timeout=60)
 
 
 def test_a_served_model_says_what_was_trained(whole, url, compare, tmp_path):

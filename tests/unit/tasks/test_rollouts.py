@@ -98,13 +98,14 @@ def sampling(tokenizer):
         max_completion_length=12,
         generation_batch=None,
         gather_for_generation=True,
+        EXTRAS=(),
     )
     prompts = [list(range(9, 9 + length)) for length in (3, 9, 5, 7, 4, 4, 8, 6)]
     rows = {"input_ids": prompts, "row": range(1, 9), "columns": ["{}"] * 8}
     dataset = Dataset.from_dict(rows).with_format("numpy")
     token_loss = SimpleNamespace(return_logits=lambda: None)
     layout = Layout(Accelerator(cpu=True))
-    sampler = rollouts.Sampler(args, layout, tokenizer, model, token_loss)
+    sampler = rollouts.Sampler(args, None, layout, tokenizer, model, token_loss)
     return sampler, model, Rows(dataset, "", ()), args
 
 
