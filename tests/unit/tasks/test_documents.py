@@ -63,7 +63,7 @@ def test_a_bad_line_is_named_or_left_out(name, streaming, data):
     documents, _ = opened(data, streaming=streaming)
     with pytest.raises(ValueError) as raised:
         texts_of(documents)
-    for words in (f"{data}, line 6: ", says, "--skip_bad_rows"):
+    for words in (f"{data}/train-1.jsonl, line 3: ", says, "--skip_bad_rows"):
         assert words in str(raised.value)
     documents, _ = opened(data, streaming=streaming, skip_bad_rows=True)
     assert list(texts_of(documents).values())[3:] == ["w1 w2 w3", "", None, "w1 w2 w3"]
