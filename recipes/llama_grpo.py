@@ -112,7 +112,7 @@ class Arguments(
 ):
     """Training by rewards."""
 
-    EXTRAS = ("configs", "hosts", "object_store", "rollout_server")
+    EXTRAS = ("configs", "hosts", "object_store", "rollout_server", "continuous_batching")
     LOSS_UNIT = "per answer"
     model_name_or_path: str = "Qwen/Qwen2.5-0.5B-Instruct"  # Apache-2.0
     # EDIT: your data set. Default: 7,473 rows of GSM8K (MIT license)

@@ -195,7 +195,7 @@ class Sampler:
             "max_new_tokens": args.max_completion_length,
             "use_cache": True,
         }
-        # An extra may have a server answer
+        # An extra may answer instead
         parts = (args, run, layout.accelerator, tokenizer, self._options)
         self._answerer = first_of(args.EXTRAS, "answerer", *parts)
 
@@ -218,6 +218,7 @@ class Sampler:
         for number in numbers:
             drawn = np.random.SeedSequence((args.seed, rollout, number))
             seeds.append(int(drawn.generate_state(1, np.uint64)[0]))
+        self._token_loss.return_logits()
         if self._answerer is None:
             written = self._generate(model, asked, seeds, size)
         else:
@@ -243,7 +244,6 @@ class Sampler:
         accelerator = self._layout.accelerator
         at_a_time = args.generation_batch or size
         model.eval()
-        self._token_loss.return_logits()
         if accelerator.is_fsdp2:
             # peft's generate runs the model inside of the first one, which has to run before it
             token = torch.zeros(1, 1, dtype=torch.long, device=self._layout.device)
