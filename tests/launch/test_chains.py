@@ -13,9 +13,13 @@ from net import Cell
 
 # DDP runs forward once before the loop; otherwise this is the second micro-batch of the first step
 STOP = {"at": "forward 2", "do": "SIGTERM", "rank": 0}
-# Of a recipe that does not run one whole model, or runs it to sample answers
-STOP_BY_STEP = {"at": "step 2", "do": "SIGTERM", "rank": 0}
-BY_STEP = ("llama_pipeline", "llama_distill", "llama_grpo")
+# Of recipes that do not run one whole model, or run it to sample answers: between two steps on the
+# same answers, after the last of which GRPO ends
+STOP_BY_STEP = {
+    "llama_pipeline": STOP | {"at": "step 2"},
+    "llama_distill": STOP | {"at": "step 2"},
+    "llama_grpo": STOP | {"at": "step 3"},
+}
 
 
 def on(config, ranks=2, sharing=1, **options):
@@ -104,7 +108,7 @@ def test_a_run_continues_under_another_yaml(name, net_tiny, golden, tmp_path):
         if cell is last and number == len(chain):
             done = net.launch(cell, tiny, tmp_path / "run").expect(0)
         else:
-            stop = STOP_BY_STEP if cell.recipe in BY_STEP else STOP
+            stop = STOP_BY_STEP.get(cell.recipe, STOP)
             done = net.launch(cell, tiny, tmp_path / "run", inject=stop).expect(75)
         assert done.report.get("verdict", "ok") == "ok", done.report
         if number > 1:
