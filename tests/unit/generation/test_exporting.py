@@ -6,6 +6,8 @@ from argparse import Namespace
 from pathlib import Path
 from types import SimpleNamespace
 
+import gguf as gguf_files
+import numpy as np
 import pytest
 from transformers import AutoTokenizer
 
@@ -13,7 +15,6 @@ from adapter_folders import make_base
 from generation import exporting, ollama
 from generation.comparing import read_trained
 from generation.loading import Source
-from gguf_files import rewrite
 
 TEMPLATES = Path(__file__).parents[2] / "data" / "chat_templates"
 # What Go 1.19 made of the templates and conversations, by the program in the same folder
@@ -39,6 +40,31 @@ def gguf(trained, once):
 
 def test_a_good_gguf_has_the_vocabulary_of_its_folder(gguf, trained):
     exporting.check_gguf(gguf, trained, ENDS)
+
+
+def rewrite(path, output, fields):
+    """Copy a GGUF with other values.
+
+    Args:
+        fields: {key: new value; None leaves the key out}.
+    """
+    reader = gguf_files.GGUFReader(path)
+    writer = gguf_files.GGUFWriter(output, reader.fields["general.architecture"].contents())
+    for key, field in reader.fields.items():
+        value = field.contents()
+        if key.startswith("GGUF.") or key == "general.architecture":
+            continue
+        value = fields.get(key, value)
+        if value is not None:
+            sub_type = field.types[-1] if field.types[0] == gguf_files.GGUFValueType.ARRAY else None
+            writer.add_key_value(key, value, field.types[0], sub_type=sub_type)
+    for tensor in reader.tensors:
+        writer.add_tensor(tensor.name, np.array(tensor.data))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return output
 
 
 @pytest.mark.parametrize(
