@@ -13,7 +13,7 @@ from launching import CONFIGS, RECIPE, REPO, TIMEOUT, read_json, read_metrics, r
 
 FAULTS = REPO / "evidence" / "faults.py"
 REHEARSAL = REPO / "scripts/rehearse.py", "--device", "cpu", "--config_file", CONFIGS / "ddp.yaml"
-LIMIT = 5  # seconds for which ranks wait for each other
+LIMIT = 10  # seconds for which ranks wait for each other
 
 
 def words(net_tiny, folder, *more):
@@ -42,7 +42,7 @@ def test_a_lost_folder_continues_from_the_store_to_the_same_weights(net_tiny, tm
 
 
 def test_all_ranks_wait_for_the_upload_of_the_last_checkpoint(net_tiny, tmp_path):
-    """For longer than they wait for each other."""
+    """For longer than they wait for each other, and torchrun for a rank that it asks to end."""
     begun, store = tmp_path / "begun", tmp_path / "store"
     slow = {"do": "wait", "at": "extras.object_store.store:ObjectStore._upload"}
     stop = {"do": "SIGTERM", "at": "summed_loss", "step": 3, "rank": 0}
@@ -60,7 +60,7 @@ def test_all_ranks_wait_for_the_upload_of_the_last_checkpoint(net_tiny, tmp_path
     while not begun.exists():
         assert process.poll() is None and time.monotonic() < end
         time.sleep(0.1)
-    time.sleep(2 * LIMIT)
+    time.sleep(LIMIT + 25)  # torch/distributed/elastic/multiprocessing/api.py, _close: 30 s
     begun.unlink()
     output, _ = process.communicate(timeout=TIMEOUT)
     assert "Stopped and saved after step 3 of 4" in output and "error:" not in output, output
