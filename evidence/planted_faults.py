@@ -282,7 +282,7 @@ FAULTS = [
         f"{CORE}/state.py",
         "        group.update(values)",
         "        pass",
-        test="test_template.py -k optimizer",
+        test="test_template.py -k edits",
     ),
     Planted(
         "what a disk does not give now is taken for damage",

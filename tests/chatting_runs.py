@@ -57,8 +57,8 @@ def train(output_dir, words, sentence):
             messages.append({"role": "assistant", "content": sentence})
         rows.append({"messages": messages})
     path = write_rows(output_dir.with_suffix(".jsonl"), rows)
-    steps = ["--max_steps", 90, "--per_device_train_batch_size", 8, "--learning_rate", "3e-3"]
-    options = ["--num_train_epochs", 90, "--save_steps", 0, "--output_dir", output_dir]
+    steps = ["--max_steps", 50, "--per_device_train_batch_size", 8, "--learning_rate", "5e-3"]
+    options = ["--num_train_epochs", 50, "--save_steps", 0, "--output_dir", output_dir]
     recipe(*words, "--dataset_name", path, *steps, *options, code=0)
 
 

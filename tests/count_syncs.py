@@ -21,6 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 # Operations that torch dispatches, and methods of a tensor, that read from the device
 READS = {"_local_scalar_dense", "nonzero", "equal", "masked_select", "_unique2", "is_nonzero"}
+PEAK = 1e12  # FLOPs a second, as if this CPU were a card that is known
 METHODS = ("tolist", "numpy", "cpu")
 
 
@@ -65,6 +66,7 @@ def main():
     sys.path[0] = str(Path(recipe).resolve().parent)
     module = importlib.import_module(Path(recipe).stem)
     reads = Reads()
+    importlib.import_module("core.run").peak_flops = lambda device: PEAK
     module.train = before(module.train, lambda args, run: setattr(reads, "run", run))
     for name in METHODS:
         noted = before(getattr(torch.Tensor, name), lambda *_, **__: reads.note())

@@ -167,9 +167,13 @@ def data_of(tiny):
     return words
 
 
-def launch(cell, tiny, folder, *more, inject=None, notes=None, config_file=None):
-    """Launch a cell into a folder; under ranks it is a rehearsal with its shard report."""
-    script = [ROOT / "recipes" / f"{cell.recipe}.py"]
+def launch(cell, tiny, folder, *more, inject=None, notes=None, config_file=None, script=None):
+    """Launch a cell into a folder; under ranks it is a rehearsal with its shard report.
+
+    Args:
+        script: the words of a program that takes the place of the shipped recipe.
+    """
+    script = script or [ROOT / "recipes" / f"{cell.recipe}.py"]
     env = {}
     if inject is not None or notes is not None:
         script = [INJECTOR, *script]

@@ -2,8 +2,7 @@
 """Launches of these tests start warm: from processes that have imported the libraries before.
 
 A test that is marked as cold, with the reason, starts them as a user does, and COLD=1 does so for
-all (tests/warm). What fails warm is run again cold; a test that only fails warm is an error of
-its own, which the report says.
+all (tests/warm): what only fails warm is an error of its own.
 """
 
 import contextlib
@@ -18,7 +17,6 @@ from urllib.error import URLError
 from urllib.request import urlopen
 
 import pytest
-from _pytest.runner import runtestprotocol
 
 from launching import INTERPRETER, REPO
 from ranks import free_port
@@ -50,48 +48,14 @@ def pytest_configure(config):
         )
 
 
-def pytest_terminal_summary(terminalreporter):
-    if WARM in os.environ and not hasattr(terminalreporter.config, "workerinput"):
-        lines = Path(os.environ[WARM]).with_name("log").read_text().splitlines()
-        cold = [line for line in lines if line.startswith("cold: ")]
-        terminalreporter.section("warm starts")
-        terminalreporter.line(f"{lines.count('warm')} processes started warm")
-        for line in sorted(set(cold)):
-            terminalreporter.line(f"{cold.count(line)} x {line}")
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_runtest_protocol(item, nextitem):
-    if WARM not in os.environ or item.get_closest_marker("cold"):
-        return None
-    item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
-    sys.executable = os.environ[WARM]
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item):
+    is_warm = WARM in os.environ and not item.get_closest_marker("cold")
+    sys.executable = os.environ[WARM] if is_warm else INTERPRETER
     try:
-        reports = runtestprotocol(item, nextitem=nextitem, log=False)
+        return (yield)
     finally:
         sys.executable = INTERPRETER
-    if any(report.failed for report in reports):
-        reports = run_cold(item, nextitem, reports)
-    for report in reports:
-        item.ihook.pytest_runtest_logreport(report=report)
-    item.ihook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
-    return True
-
-
-def run_cold(item, nextitem, reports):
-    """Run a test again that failed warm, and return the reports that count.
-
-    What fails only warm is an error too.
-    """
-    item._initrequest()
-    again = runtestprotocol(item, nextitem=nextitem, log=False)
-    if any(report.failed for report in again):
-        return again
-    for report in reports:
-        report.sections.append(
-            ("warm start", "This test passes with COLD=1: a warm start made the difference.")
-        )
-    return reports
 
 
 # ---- A server ----

@@ -149,7 +149,6 @@ def test_a_teacher_with_other_tokens_is_refused(models, tmp_path, capsys):
 SHARED_LINES = {
     "ddp": ("--packing", "--max_length", "128"),
     "fsdp2_full_shard": ("--padding_free",),
-    "deepspeed_zero3": ("--padding_free",),
 }
 
 

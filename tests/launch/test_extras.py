@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is in recipes/extras/: a copy without any of it trains, and what the extras add works."""
+"""The copy of a run in an object store, which here is a folder (recipes/extras/object_store)."""
 
 import json
 import os
@@ -8,15 +8,12 @@ import subprocess
 import sys
 import time
 
-import pytest
-
 import net
-from launching import CONFIGS, RECIPE, REPO, TIMEOUT, read_json, read_metrics, recipe, run, script
-from template.copying import with_extras
-from template.imports import extras_of
+from launching import RECIPE, REPO, TIMEOUT, read_json, read_metrics, recipe, run
 
 FAULTS = REPO / "evidence" / "faults.py"
-REHEARSAL = REPO / "scripts/rehearse.py", "--device", "cpu", "--config_file", CONFIGS / "ddp.yaml"
+# A rehearsal would let a rank end before the others
+TORCHRUN = "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", 2
 LIMIT = 10  # seconds for which ranks wait for each other
 
 
@@ -27,28 +24,6 @@ def words(net_tiny, folder, *more):
 
 def planted(*faults):
     return os.environ | {"FAULT": json.dumps(faults)}
-
-
-def test_without_any_extra_llama_trains(net_tiny, tmp_path):
-    copy = tmp_path / "copy"
-    script("copy_recipe", "llama", copy, "--extras", code=0)
-    assert not (copy / "extras").exists()
-    call = words(net_tiny, tmp_path / "run")
-    run(sys.executable, copy / "llama.py", *call, cwd=tmp_path, code=0)
-    assert len(read_metrics(tmp_path / "run")[0]) == 4
-
-
-@pytest.mark.parametrize("name", extras_of(REPO / "recipes" / "llama.py"))
-def test_with_any_one_folder_of_extras_taken_away_llama_trains(name, net_tiny, tmp_path):
-    """Once the recipe does not list it any more."""
-    copied = shutil.copytree(REPO / "recipes", tmp_path / "recipes")
-    shutil.rmtree(copied / "extras" / name)
-    program = copied / "llama.py"
-    others = tuple(other for other in extras_of(program) if other != name)
-    program.write_text(with_extras(program.read_text(), others))
-    call = words(net_tiny, tmp_path / "run", "--max_steps", 2, "--save_steps", 0)
-    run(sys.executable, program, *call, cwd=tmp_path, code=0)
-    assert len(read_metrics(tmp_path / "run")[0]) == 2
 
 
 def test_a_lost_folder_continues_from_the_store_to_the_same_weights(net_tiny, tmp_path):
@@ -73,11 +48,12 @@ def test_all_ranks_wait_for_the_upload_of_the_last_checkpoint(net_tiny, tmp_path
     slow = {"do": "wait", "at": "extras.object_store.store:ObjectStore._upload"}
     stop = {"do": "SIGTERM", "at": "summed_loss", "step": 3, "rank": 0}
     more = ["--ddp_timeout", LIMIT, "--output_url", f"file://{store}"]
-    command = [*REHEARSAL, FAULTS, RECIPE, *words(net_tiny, tmp_path / "run", *more)]
+    command = [*TORCHRUN, FAULTS, RECIPE, *words(net_tiny, tmp_path / "run", *more)]
     command += ["--save_steps", 0]
     process = subprocess.Popen(
         [sys.executable, *map(str, command)],
-        env=planted(slow | {"file": str(begun), "seconds": TIMEOUT}, stop),
+        env=planted(slow | {"file": str(begun), "seconds": TIMEOUT}, stop)
+        | {"ACCELERATE_USE_CPU": "true", "CUDA_VISIBLE_DEVICES": ""},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

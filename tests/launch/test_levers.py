@@ -4,6 +4,7 @@
 That options for speed do not change what is learned is shown in test_cells.py.
 """
 
+import re
 import sys
 
 import pytest
@@ -12,6 +13,7 @@ import torch
 import vit
 from core.cli import parse
 from core.engine import set_up_engine
+from count_syncs import PEAK
 from fakes import fake_accelerator
 from launching import RECIPE, REPO, read_json, read_metrics, run
 from net import data_of
@@ -21,7 +23,7 @@ def test_a_step_that_does_not_log_waits_for_nothing(tiny, tmp_path):
     flags = ["--gradient_accumulation_steps", 2, "--eval_strategy", "no", "--save_steps", 0]
     flags += ["--max_steps", 12, "--logging_steps", 5, "--output_dir", tmp_path / "run"]
     program = [sys.executable, REPO / "tests" / "count_syncs.py", tmp_path / "syncs.json"]
-    run(*program, RECIPE, *data_of(tiny), *flags, code=0)
+    done = run(*program, RECIPE, *data_of(tiny), *flags, code=0)
     found = read_json(tmp_path / "syncs.json")
     steps = {step: [read for read in found if read["step"] == step] for step in range(1, 13)}
     # Those that log do wait, at their end, when they are counted: the probe sees it
@@ -31,7 +33,13 @@ def test_a_step_that_does_not_log_waits_for_nothing(tiny, tmp_path):
         # nothing else may wait
         others = [read for read in steps[step] if read["file"] != "transformers/masking_utils.py"]
         assert others == [] and len(steps[step]) <= 2, steps[step]
-    assert len(read_metrics(tmp_path / "run")[0]) == 3
+    lines = read_metrics(tmp_path / "run")[0]
+    assert len(lines) == 3
+    # And the share of the peak is there where the peak is known
+    of_a_token = float(re.search(r"a token takes (\S+) FLOPs", done.output)[1])
+    for line in lines:
+        expected = line["tokens_per_second"] * of_a_token / PEAK
+        assert line["mfu"] == pytest.approx(expected, rel=1e-2)
 
 
 @pytest.mark.parametrize("flags", [[], ["--tf32"]], ids=lambda flags: " ".join(flags) or "none")

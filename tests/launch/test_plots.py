@@ -7,9 +7,36 @@ import pytest
 
 import plot_loss
 from plot_loss import read_run
-from recorded_runs import write_run
 
 EVALUATION = {"step": 2, "eval_loss": 3.0, "eval_accuracy": 0.5}
+
+
+def lines_of(losses):
+    """Lines of training steps of one call, a second and 100 tokens each."""
+    lines = []
+    for step, loss in enumerate(losses, 1):
+        lines.append(
+            {
+                "step": step,
+                "loss": loss,
+                "learning_rate": 1e-3,
+                "num_input_tokens_seen": step * 100,
+                "tokens_per_second": 100.0,
+                "elapsed_seconds": float(step),
+                "peak_memory_gib": 2.5,
+            }
+        )
+    return lines
+
+
+def write_run(folder, losses=(4.0, 2.0), evaluations=(), facts=None):
+    """Write a run's files, and return its folder as a text."""
+    folder.mkdir(parents=True)
+    lines = [json.dumps(line) for line in [*lines_of(losses), *evaluations]]
+    (folder / "metrics.jsonl").write_text("\n".join(lines))
+    if facts is not None:
+        (folder / "run.json").write_text(json.dumps(facts))
+    return str(folder)
 
 
 def test_several_runs_are_one_picture_a_table_and_json(tmp_path, in_process):

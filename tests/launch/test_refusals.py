@@ -141,10 +141,9 @@ def test_what_cannot_work_under_a_yaml_is_refused(config, name, call, word, tiny
     assert_refused(done, 64, word)
 
 
-# What accelerate would not do or not tell: it shards nothing without a GPU, runs one process in the
-# place of two, and ignores a key that it does not know
+# What accelerate would not tell: it runs one process in the place of two, and ignores a key that it
+# does not know. tests/unit/core/test_engine.py has what it drops besides.
 LAUNCHED = [  # file, words of the launcher, word
-    ("fsdp2_full_shard", ["--num_processes", 1], "rehearse.py"),
     ("ddp", ["--num_processes", 2], "one process"),
     ("misspelt", [], "ofload_params"),
 ]

@@ -23,6 +23,7 @@ from net import Cell
 ONE = Cell()
 TWO = Cell("ddp", ranks=2)
 SHARDED = Cell("fsdp2_full_shard", ranks=2)
+WITH_LOADER = Cell(riding=("--dataloader_num_workers", "1"))
 
 
 def ends(at, do="SIGTERM", **fields):
@@ -37,6 +38,7 @@ ENDINGS = {
     "SIGKILL of one rank that shards": (SHARDED, ends("forward 10", "SIGKILL", rank=0), 1),
     "a weight that is not finite": (ONE, ends("step 5", "nan weight"), 70),
     "a full disk": (ONE, ends("step 3", "limit files", size=200_000), 73),
+    "SIGTERM to a group with a loader": (WITH_LOADER, ends("forward 14", to="group"), 75),
 }
 
 
@@ -57,13 +59,11 @@ def test_a_rank_that_is_suspended_hangs_no_run(net_tiny, golden, tmp_path):
     golden.check("cells", TWO.row, row_of(done, tiny), own_name="suspended", without=LEFT)
 
 
-WITH_LOADER = Cell(riding=("--dataloader_num_workers", "1"))
 # What only the system's own processes have: a warm start (tests/warm) has other parents
 OF_PROCESSES = {
     "SIGTERM to the launcher": (TWO, ends("forward 8", to="parent", rank=0), [75]),
     # The ranks end with 75 a moment later, or before the rehearsal sees that the launcher is gone
     "SIGKILL of the launcher": (TWO, ends("forward 8", "SIGKILL", to="parent", rank=0), [1, 75]),
-    "SIGTERM to a group with a loader": (WITH_LOADER, ends("forward 14", to="group"), [75]),
 }
 
 

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from launching import read_rows, rehearse, run, starting_cold
+from launching import read_rows, recipe, rehearse, run, starting_cold
 from net import data_of
 
 JOB = [
@@ -74,7 +74,7 @@ def logged(run_of_store):
 def test_trackio_has_each_line_of_metrics_once_and_no_process_looks_outside(
     tiny, store, tmp_path, monkeypatch
 ):
-    """Of a run that continues, on two ranks."""
+    """Of a run that continues on two ranks."""
     (tmp_path / "guard").mkdir()
     (tmp_path / "guard" / "sitecustomize.py").write_text(GUARD)
     monkeypatch.setenv("NOTED", str(tmp_path / "noted"))
@@ -83,7 +83,8 @@ def test_trackio_has_each_line_of_metrics_once_and_no_process_looks_outside(
     words = [*data_of(tiny), *JOB, "--output_dir", tmp_path / "run", "--max_steps"]
     with monkeypatch.context() as patched, starting_cold():  # Each process loads the guard
         patched.setenv("PYTHONPATH", str(tmp_path / "guard"))
-        output = rehearse("ddp", *words, 2, num_processes=2, code=0).output
+        batch = ["--per_device_train_batch_size", 6]
+        output = recipe(*words, 2, *batch, code=0).output
         call = "import socket, contextlib\nwith contextlib.suppress(OSError):\n"
         assert not (tmp_path / "noted").exists(), (tmp_path / "noted").read_text()
         run(sys.executable, "-c", f"{call} socket.create_connection(('host.invalid', 1))")

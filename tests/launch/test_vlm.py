@@ -41,8 +41,10 @@ ONE_BY_ONE = ("--train_sampling_strategy", "sequential", "--per_device_eval_batc
 TOWER = ("--freeze_vision_tower", "false")
 
 
-@pytest.mark.parametrize("flags", [(), TOWER], ids=["frozen", "trained"])
-@pytest.mark.parametrize("config", ENGINES)
+@pytest.mark.parametrize(
+    ("config", "flags"),
+    [("ddp", ()), ("deepspeed_zero3", ()), *((config, TOWER) for config in ENGINES)],
+)
 def test_a_rank_without_images_trains_as_one_process_does(config, flags, mixed, once, tmp_path):
     def alone(folder):
         one = Cell(recipe="vlm", flags=(*ONE_BY_ONE, *flags))

@@ -142,12 +142,18 @@ def test_one_model_has_one_figure_in_every_program(learner, tmp_path):
     answers = tmp_path / "answers.jsonl"
     done = script("generate", out, "--file", held_out, *longest, "--output", answers, code=0)
     assert done.output.splitlines()[-1] == "exact match: 0.6667 (4/6)"
-    words = ["--rows", held_out, *longest, "--output_dir", tmp_path / "figures"]
-    script("evaluate", out, *words, code=0)
-    results = read_json(tmp_path / "figures" / "results.json")
-    metrics = results["models"][0]["tasks"]["held_out"]["metrics"]
+    figures = tmp_path / "figures"
+    words = ["--with_base", "--rows", held_out, *longest, "--output_dir", figures]
+    done = script("evaluate", out, *words, code=0)
+    assert (figures / "results.md").read_text() in done.output
+    results = read_json(figures / "results.json")
+    before, after = results["models"]
+    assert results["complete"] and before["name"] == after["before"] == str(base)
+    metrics = after["tasks"]["held_out"]["metrics"]
     assert metrics["exact_match"]["value"] == pytest.approx(4 / 6)
-    (samples,) = (tmp_path / "figures" / "samples").glob("*/held_out.jsonl")
+    assert metrics["loss"]["value"] == pytest.approx(evaluations[-1]["eval_loss"], abs=1e-5)
+    assert metrics["loss"]["difference"] < -0.1
+    _, samples = sorted((figures / "samples").glob("*/held_out.jsonl"))
 
     # All three write the same answers and references: the words of the rows
     expected = [row["completion"] for row in [*rows, *rows[:2]]]

@@ -112,15 +112,13 @@ def reshape(model):
     return "in other shapes", "embed"
 
 
-SPOILED = [  # each recipe once, which load what they train in ways of their own
+SPOILED = [
     ("llama", rename),
     ("llama", nest_quantization),
     ("llama_dpo", partial(quantize, method="modelopt")),  # which transformers does not know
-    ("mistral_pretrain", partial(quantize, method="fp8")),
     ("mixtral", drop_one),
     ("t5", partial(quantize, method="gptq")),
     ("bert", reshape),
-    ("bert_ner", rename),
     ("vit", drop_one),
 ]
 

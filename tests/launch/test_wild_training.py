@@ -106,7 +106,7 @@ def test_the_gradient_of_a_head_in_pieces_is_added_up_in_fp32(tiny, tmp_path):
     for mib in (0.001, 256):  # the logits of one token at a time, and of all at once
         folder = tmp_path / str(mib)
         flags = ["--max_steps", 1, "--max_logits_mib", mib, *FAST, "--output_dir", folder]
-        flags += ["--per_device_train_batch_size", 16]
+        flags += ["--per_device_train_batch_size", 4]
         rehearse("fsdp2_full_shard", *data_of(tiny), *flags, mixed_precision="bf16", code=0)
         ((step,), _) = read_metrics(folder)
         norms[mib] = step["grad_norm"]

@@ -14,7 +14,7 @@ RECIPES = sorted((REPO / "recipes").glob("*.py"))
 BUDGETS = {
     "llama.py with all that it imports": 10_256,
     "files of it": 53,
-    "the largest recipe with all that it imports": 10_319,
+    "the largest recipe with all that it imports": 10_318,
     "the longest recipe": 470,
     "recipes/*.py": 4_679,
     "a recipe and its maker, on average": 420,
@@ -23,7 +23,7 @@ BUDGETS = {
     "scripts": 8_510,
     "programs at the top of scripts": 12,
     "evidence": 6_528,
-    "tests": 19_596,
+    "tests": 19_169,
 }
 
 

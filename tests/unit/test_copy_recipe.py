@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """scripts/copy_recipe.py copies a recipe and exactly what it imports, or refuses in one line."""
 
-import modulefinder
 import re
 import subprocess
 from pathlib import Path
@@ -61,13 +60,6 @@ def commit(root):
 
 
 class TestRecipesOfThisRepository:
-    def test_a_recipe_needs_what_the_standard_library_finds_too(self):
-        finder = modulefinder.ModuleFinder(path=[str(REPO / "recipes")])
-        finder.run_script(str(RECIPES["llama"]))
-        found = {Path(module.__file__) for module in finder.modules.values() if module.__file__}
-        needed = imports.modules_needed(RECIPES["llama"], extras=())  # it finds no extras
-        assert set(needed) == found - {RECIPES["llama"]}
-
     @pytest.mark.parametrize("name", RECIPES)
     def test_the_copy_names_no_file_of_this_repository_that_it_lacks(self, name):
         files = copying.files_of_copy(REPO, Wish(name, imports.extras_of(RECIPES[name])))

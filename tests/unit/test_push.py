@@ -12,13 +12,6 @@ def made_of(path, run, base=None):
     return {name: content.decode() for name, content in push.make_copies(path, base).items()}
 
 
-def test_the_record_of_a_whole_model_keeps_the_hub_id_of_its_base(tmp_path):
-    arguments = {"model_name_or_path": "owner/base", "dataset_name": "owner/rows", "max_length": 9}
-    made = made_of(tmp_path, {"arguments": arguments, "base_weights": None})
-    kept = {"max_length": 9, "model_name_or_path": "owner/base"}
-    assert json.loads(made["run_public.json"]) == {"arguments": kept}
-
-
 def test_the_card_of_a_run_says_what_it_recorded_and_no_path(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", "/home/alice")
     arguments = {

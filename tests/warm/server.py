@@ -192,7 +192,6 @@ class Server:
             connection.close()  # The client was killed meanwhile.
         else:
             reason = self.reason_for_cold(request)
-            print(f"cold: {reason}" if reason else "warm", flush=True)
             if reason:
                 send(connection, cold=reason)
                 connection.close()

@@ -17,15 +17,6 @@ def history():
     return History("Be brief.", [first, Turn("two?", {0: Reply("second of 0")})])
 
 
-def test_a_prompt_follows_the_system_prompt_and_the_answers_of_the_chosen_model(history):
-    conversation = history.asking("three?")
-    roles = [message["role"] for message in conversation.messages]
-    assert roles == ["system", "user", "assistant", "user", "assistant", "user"]
-    said = [message["content"] for message in conversation.messages[1:]]
-    assert said == ["one?", "first of 0", "two?", "second of 0", "three?"]
-    assert not conversation.tools
-
-
 @pytest.mark.parametrize("mark", [STOPPED, CUT])
 def test_an_answer_that_is_not_complete_is_not_trained_on(history, mark):
     history.turns.append(Turn("three?", {0: Reply("thi", mark)}))

@@ -119,16 +119,6 @@ def test_a_tensor_of_another_shape_or_kind_is_refused(part, word, tmp_path):
     assert not part.any()
 
 
-@pytest.mark.parametrize("number", [float("nan"), float("inf"), -float("inf")])
-def test_no_checkpoint_is_made_of_a_number_that_is_not_finite(number, tmp_path):
-    tensor = torch.ones(1000)
-    tensor[500] = number
-    with pytest.raises(End) as end:
-        save([*boxes_of("good", torch.ones(3)), *boxes_of("bad", tensor)], tmp_path)
-    assert end.value.code == Exit.NOT_FINITE and "bad" in end.value.why
-    assert not any(tmp_path.iterdir())
-
-
 # ---- Optimizers ----
 @pytest.mark.parametrize(
     ("kind", "options"),

@@ -50,20 +50,6 @@ def names_of(model):
     return {name for name, _ in model.named_parameters()}
 
 
-@pytest.mark.parametrize(
-    ("num_layers", "num_stages", "counts"),
-    [(4, 2, [2, 2]), (5, 2, [3, 2]), (22, 4, [5, 6, 6, 5]), (7, 3, [2, 3, 2]), (3, 3, [1, 1, 1])],
-)
-def test_stages_have_equal_parts_and_those_in_the_middle_what_is_left_over(
-    num_layers, num_stages, counts
-):
-    stages = cut_into_stages(num_layers, num_stages)
-    assert [len(stage.layers) for stage in stages] == counts
-    assert [number for stage in stages for number in stage.layers] == list(range(num_layers))
-    assert [stage.is_first for stage in stages] == [True] + [False] * (num_stages - 1)
-    assert [stage.is_last for stage in stages] == [False] * (num_stages - 1) + [True]
-
-
 # Each family, with each schedule's places of stages and with a tied head at least once
 WHOLE = [
     ("llama", "1f1b", True),

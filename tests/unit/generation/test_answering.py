@@ -1,42 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An answer comes in parts, can be stopped, says why it ended, and cannot drive a terminal."""
-
-from argparse import Namespace
-from threading import Event
+"""What a model says cannot drive a terminal; tests/launch/test_chat.py has whole conversations."""
 
 import pytest
 import torch
 
 import image_models
-from adapter_folders import make_base
-from core.chat import Conversation
-from generation import loading
-from generation.answering import CUT, STOPPED, Answerer, printable
+from core.chat import ChatTemplate, Conversation
+from generation.answering import Answerer, printable
 from tasks.illustrated import IMAGE, IllustratedTemplate
 
-QUESTION = Conversation([{"role": "user", "content": "Spell the word lamp."}])
 
-
-@pytest.fixture(scope="module")
-def answerer(once):
-    source = loading.find_source(str(once("chatting_base", make_base) / "model"))
-    torch.manual_seed(0)
-    args = Namespace(dtype="float32", device="cpu", load_in_4bit=False)
-    return Answerer(loading.load_model(source, args), source.template(), 0.0, 40)
-
-
-def test_the_parts_are_the_answer_that_is_given_without_streaming(answerer):
-    parts, reply = answerer.start(QUESTION, Event())
-    parts = list(parts)
-    (whole,) = answerer.answer([QUESTION], 1)
-    assert reply.result().text == whole == "".join(parts).strip()
-    assert reply.result().mark == CUT
-
-
-def test_a_model_of_texts_is_not_asked_about_an_image(answerer):
-    asked = Conversation(QUESTION.messages, images=["cat.png"])
+def test_a_model_of_texts_is_not_asked_about_an_image():
+    model, processor = image_models.make(next(iter(image_models.FAMILIES)))
+    asked = Conversation([{"role": "user", "content": "What is it?"}], images=["cat.png"])
     with pytest.raises(ValueError, match="reads no images"):
-        answerer.answer([asked], 1)
+        Answerer(model, ChatTemplate(processor.tokenizer), 0.0, 1).answer([asked], 1)
 
 
 @pytest.mark.parametrize("family", image_models.FAMILIES)
@@ -58,27 +36,6 @@ def test_a_token_is_as_likely_beside_questions_with_other_images_and_with_none(f
     alone = torch.cat([ask(one) for one in conversations])
     # fp32, whose sums have another order
     torch.testing.assert_close(ask(*conversations), alone, rtol=1e-4, atol=1e-4)
-
-
-class SetAfter(Event):
-    """An event that is set by being looked at for the N-th time, which threads cannot change."""
-
-    def __init__(self, times):
-        super().__init__()
-        self.times = times
-
-    def is_set(self):
-        self.times -= 1
-        return self.times < 0
-
-
-def test_a_stopped_answer_keeps_the_part_until_then(answerer):
-    (whole,) = answerer.answer([QUESTION], 1)
-    parts, reply = answerer.start(QUESTION, SetAfter(10))
-    parts = list(parts)
-    reply = reply.result()
-    assert reply.mark == STOPPED and reply.text == "".join(parts).strip()
-    assert reply.text and reply.text != whole
 
 
 @pytest.mark.parametrize(

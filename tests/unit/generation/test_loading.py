@@ -10,19 +10,6 @@ from generation import loading
 from launching import edit_json
 
 
-def test_adapters_name_their_base_which_lends_its_tokenizer(tmp_path):
-    folder, adapters = tmp_path / "model", tmp_path / "adapters"
-    folder.mkdir()
-    (folder / "config.json").write_text("{}")
-    adapters.mkdir()
-    (adapters / "adapter_model.safetensors").touch()
-    edit_json(adapters / "adapter_config.json", base_model_name_or_path=str(folder))
-    source = loading.find_source(str(adapters))
-    assert source.weights == source.tokenizer == str(folder)
-    (adapters / "tokenizer_config.json").write_text("{}")
-    assert source.tokenizer == str(adapters)
-
-
 def test_the_base_of_adapters_is_loaded_in_the_revision_that_they_were_trained_on(
     tmp_path, monkeypatch
 ):
