@@ -231,7 +231,7 @@ def open_rows(
     if not files and Path(name).is_file():  # datasets would look for it on the hub
         fail(Exit.DATA, f"{name}: rows are read from {', '.join(FILE_TYPES)}: convert it")
     if files and not any(file.stat().st_size for file in files):
-        fail(Exit.DATA, f"{name}: no rows in split {split}")
+        fail(Exit.DATA, f"{name}: the file is empty")
     options: dict[str, Any]
     try:
         if files:

@@ -20,10 +20,10 @@ BUDGETS = {
     "a recipe and its maker, on average": 420,
     "recipes/core": 7_408,
     "recipes/tasks": 3_103,
-    "scripts": 8_510,
+    "scripts": 8_511,
     "programs at the top of scripts": 12,
     "evidence": 6_528,
-    "tests": 19_169,
+    "tests": 19_170,
 }
 
 

@@ -106,7 +106,8 @@ COMMON = {
         "engine.make_accelerator": ["accelerate cannot run"],
     },
     "files of rows, a split or a hub id that are not there or cannot be read": {
-        "data.open_rows": ["convert it", "no rows in split"],
+        "data.open_rows": ["convert it", "no rows in split", "is empty"],
+        "data.Rows.filter": ["no row is left"],
         "data.end_without_rows": ["{error}", "{in_one_line(cause)}"],
     },
     "a line that is no JSON": {
