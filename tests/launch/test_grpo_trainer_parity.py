@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""On the same answers recipes/llama_grpo.py has the losses, gradients and metrics of TRL's
-GRPOTrainer, and its reward rises on ranks as in one process. Further engines are in test_cells.py,
-and runs that were stopped in test_chains.py."""
+"""On the same answers recipes/llama_grpo.py has losses, gradients and metrics of TRL's GRPOTrainer,
+and its reward rises under every engine. Runs that are stopped are in test_chains.py."""
 
 import itertools
 import shutil
@@ -28,14 +27,14 @@ from launching import (
 from tasks.policy import LOGGED, LogpsInHead, make_batch, policy_losses, sum_of_losses
 from tasks.rollouts import Answer
 
-KINDS = [*itertools.product(["grpo", "dr_grpo", "dapo"], ["token", "sequence"])]
-# Each kind of loss with and without a reference (beta), an answer that is truncated and masked, and
-# answers from an older policy
 CELLS = [
-    *((*kind, 0.0, False, False) for kind in KINDS),
-    *((*kind, 0.04, True, True) for kind in KINDS),
-    ("grpo", "token", 0.04, False, True),
-    ("dapo", "sequence", 0.0, True, False),
+    *itertools.product(
+        ["grpo", "dr_grpo", "dapo"],
+        ["token", "sequence"],
+        [0.0, 0.04],  # beta
+        [False, True],  # an answer is truncated, and masked
+        [False, True],  # the answers are from an older policy
+    )
 ]
 LONGEST, ANSWERS, TEMPERATURE = 9, 4, 0.7
 NAMES = ["entropy", *LOGGED]
@@ -184,6 +183,8 @@ def test_loss_gradients_and_metrics_are_those_of_trl(
 # From a random model, which first learns to say a number at all
 RUN = ["--max_steps", 8, "--learning_rate", 3e-3, "--reward_weights", 1, 1, "--eval_strategy", "no"]
 RUN += ["--num_generations", 4, "--max_completion_length", 4]
+# {YAML: (answers per rank and micro-batch, accumulation)} of a step of 48 answers on two ranks
+CUTS = {"ddp": (12, 2), "fsdp2_full_shard": (24, 1), "deepspeed_zero3": (12, 2)}
 COMPARED = ("reward", "entropy", "completions/mean_length", "grad_norm")
 
 
@@ -196,15 +197,15 @@ def figures_of(folder):
     return [[line[name] for line in read_metrics(folder)[0]] for name in COMPARED]
 
 
-def test_the_reward_rises_on_ranks_as_in_one_process(tiny, tmp_path):
-    train(tmp_path / "alone", tiny)
-    expected = figures_of(tmp_path / "alone")
-    words = [*data_of(tiny), *RUN, "--output_dir", tmp_path / "run"]
-    words += ["--per_device_train_batch_size", 12, "--gradient_accumulation_steps", 2]
+@pytest.mark.parametrize("config", CUTS)
+def test_the_reward_rises_under_each_engine_as_in_one_process(config, tiny, once, tmp_path):
+    expected = figures_of(once("grpo_in_one_process", partial(train, tiny=tiny)))
+    batch, accumulation = CUTS[config]
+    words = [*data_of(tiny), *RUN, "--output_dir", tmp_path]
+    words += ["--per_device_train_batch_size", batch, "--gradient_accumulation_steps", accumulation]
     script = REPO / "recipes" / "llama_grpo.py"
-    options = {"num_processes": 2, "script": script, "mixed_precision": "no", "code": 0}
-    rehearse("fsdp2_full_shard", *words, **options)
-    found = figures_of(tmp_path / "run")
+    rehearse(config, *words, num_processes=2, script=script, mixed_precision="no", code=0)
+    found = figures_of(tmp_path)
     for name, one, other in zip(COMPARED, found, expected, strict=True):
         # The same answers, whose gradients are added in another order
         assert one == pytest.approx(other, rel=1e-4, abs=1e-6), name
@@ -236,9 +237,8 @@ def answer_in_one_process(folder, ending):
     recipe(*words, "--output_dir", folder, name="llama_grpo", code=0)
 
 
-@pytest.mark.parametrize(
-    ("config", "gathers"), [("fsdp2_full_shard", True), ("deepspeed_zero3", False)]
-)
+@pytest.mark.parametrize("config", ["fsdp2_full_shard", "deepspeed_zero3"])
+@pytest.mark.parametrize("gathers", [True, False])
 def test_a_rank_whose_answers_end_early_neither_hangs_nor_cuts_the_others(
     config, gathers, ending, once, tmp_path
 ):

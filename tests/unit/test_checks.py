@@ -112,7 +112,7 @@ COMMON = {
     },
     "a line that is no JSON": {
         "data.parse_line": ["is not JSON:", "not a JSON object"],
-        "data.prepare_batch": ["problems[:NUM_NAMED]"],
+        "data.prepare_batch": ["*named, advice"],
     },
     "a row with other columns, or with messages and tools of another form": {
         "data.rename_columns": ["list_columns"],
