@@ -230,7 +230,8 @@ def open_rows(
         files = find_files(name, split)
     if not files and Path(name).is_file():  # datasets would look for it on the hub
         fail(Exit.DATA, f"{name}: rows are read from {', '.join(FILE_TYPES)}: convert it")
-    if files and not any(file.stat().st_size for file in files):
+    sizes = [file.stat().st_size for file in files if file.is_file()]
+    if sizes and not any(sizes):
         fail(Exit.DATA, f"{name}: the file is empty")
     options: dict[str, Any]
     try:
