@@ -332,7 +332,7 @@ def proof() -> str:
             "`pytest evidence/test_faults.py --all`",
         ),
         (
-            "Planned peak memory equals the measured tensors",
+            "Planned peak memory beside the measured tensors",
             f"{on_ranks}; {errors_text(drawn, 'fp32 jobs with random settings')}",
             "0.5%, ZeRO-3 and SP 3%, TP 2%",
             "`pytest evidence/test_planner.py --all`",

@@ -167,7 +167,7 @@ def load_data(args: Arguments, tokenizer: Any) -> tuple[Rows, Rows | None]:
     )
     rows, eval_rows = read_rows(args, prepare)
     # EDIT: to filter rows, as in rows = rows.filter(lambda row: row["length"] >= 8); by a column of
-    # your own, return it from tokenize_row
+    # your own, return it from tokenize_row, as row.get("score"); filter eval_rows too
     return hold_out_and_mix(args, rows, eval_rows)
 
 
@@ -176,7 +176,7 @@ def load_model(args: Arguments, layout: Layout) -> torch.nn.Module:
     """Return the model, quantized and with adapters if the arguments request it."""
     model, _ = load_pretrained(AutoModelForCausalLM, args, layout)
     set_up_layers(model, args)
-    # EDIT: to freeze layers, as in model.model.layers[0].requires_grad_(False)
+    # EDIT: to freeze layers without --use_peft: model.model.layers[0].requires_grad_(False)
     model = add_adapters(model, args, layout, task_type="CAUSAL_LM")
     add_neftune(model, args.neftune_noise_alpha)
     return model

@@ -128,7 +128,7 @@ def load_data(args: Arguments, tokenizer: Any) -> tuple[Rows, Rows | None]:
     )
     rows, eval_rows = read_rows(args, prepare)
     # EDIT: to filter rows, as in rows = rows.filter(lambda row: row["length"] >= 8); by a column of
-    # your own, return it from tokenize_row
+    # your own, return it from tokenize_row, as row.get("score"); filter eval_rows too
     return hold_out_and_mix(args, rows, eval_rows)
 
 
