@@ -45,8 +45,8 @@ class Batcher:
         written = []
         for output in found.values():
             ids = output.generated_tokens
-            is_truncated = ids[-1:] != [] and ids[-1] not in self._config.eos_token_id
-            if not ids or is_truncated and len(ids) < self._config.max_new_tokens:
+            is_truncated = not {*ids[-1:]} & {*self._config.eos_token_id}
+            if is_truncated and len(ids) < self._config.max_new_tokens:
                 raise RuntimeError(f"generate_batch has cut an answer: {output.error}")
             written.append((ids, is_truncated))
         if len(written) != len(rows):
