@@ -115,7 +115,8 @@ BFLOAT16 = ("--dtype", "bfloat16")
 STREAM = ("--streaming", "--shuffle_buffer_size", "16", "--max_length", "48")
 OWN = [
     Cell(flags=PACKING),
-    Cell("ddp", flags=PACKING, ranks=2),
+    Cell("ddp", flags=PACKING, ranks=2, riding=("--torch_compile",)),
+    Cell("ddp", weights="float8", ranks=2),
     Cell("fsdp2_full_shard", flags=PACKING, ranks=2, riding=("--torch_compile", *SELECTIVE)),
     BF16,
     Cell(weights="dropout", flags=("--use_dora",)),

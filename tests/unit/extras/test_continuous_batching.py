@@ -22,9 +22,8 @@ def test_each_prompt_has_its_answer_and_the_model_trains_on(monkeypatch):
     monkeypatch.setattr(batcher, "ContinuousBatchingConfig", small)
     model = LlamaForCausalLM(small_llama()).train()
     config = model.config.to_dict()
-    options = greedy_options(model) | {"eos_token_id": [2, 3], "pad_token_id": 0}
-    options |= {"max_new_tokens": 12}
-    sampler = batcher.Batcher(Accelerator(cpu=True), options, temperature=1.0)
+    ends = {"eos_token_id": [2, 3], "pad_token_id": 0, "max_new_tokens": 12}
+    sampler = batcher.Batcher(Accelerator(cpu=True), greedy_options(model) | ends, 1.0)
     rows = [{"input_ids": torch.arange(4, 6 + length)} for length in range(6)]
     state = torch.random.get_rng_state()
     first, second, other = (sampler.answer(model, rows, [seed] * 6) for seed in (1, 1, 2))
