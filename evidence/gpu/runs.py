@@ -17,6 +17,9 @@ from typing import Any
 
 import pytest
 
+import net
+from job import read_steps
+
 REPO = Path(__file__).resolve().parents[2]
 LOSS_BOUND = 2e-2  # relative, over 20 steps: bf16 keeps eight bits, TF32 and fp16 eleven
 LIMIT = 600  # seconds of one launch
@@ -92,8 +95,7 @@ class Cell:
         folder = self.models / ("wide" if wide else "small")
         if not (folder / "data").exists():
             words = (WIDE if wide else SHAPE).split()
-            command = [sys.executable, "scripts/make_tiny.py", "llama", str(folder), *words]
-            subprocess.run(command, cwd=REPO, check=True, stdout=subprocess.DEVNULL)
+            net.make("llama", folder, words)
         return folder
 
 
@@ -172,15 +174,7 @@ def train(cell: Cell, variant: Variant, data: Path) -> Trained:
         return Trained(variant, folder, row | {"result": f"left out: {reason}"})
     folder.mkdir(parents=True, exist_ok=True)
     command = command_of(cell, variant, data, folder)
-    done = subprocess.run(
-        command,
-        cwd=REPO,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=LIMIT,
-    )
-    assert done.returncode == 0, f"{shlex.join(command)}\n{done.stdout[-3000:]}"
+    net.run(*command, code=0, timeout=LIMIT)
     shown = shlex.join(command).replace(sys.executable, "python")
     cell.commands.append(shown.replace(str(cell.models.parent), "RUNS"))
     trained = Trained(variant, folder, row, read_steps(folder / "run"))
@@ -224,13 +218,3 @@ def largest_difference(one: Trained, reference: Trained) -> float:
 def falls(losses: Sequence[float]) -> bool:
     """Return whether the mean of the last three losses is below that of the first three."""
     return sum(losses[-3:]) < sum(losses[:3])
-
-
-def read_steps(folder: Path) -> list[dict[str, Any]]:
-    """Return the training lines of a run's metrics.jsonl that are whole; [] without the file."""
-    path = folder / "metrics.jsonl"
-    if not path.exists():
-        return []
-    text = path.read_text()
-    lines = text[: text.rfind("\n") + 1].splitlines()
-    return [line for line in map(json.loads, lines) if "loss" in line]
