@@ -3,8 +3,8 @@
 
 import pytest
 
-from launching import REPO
 import test_planted_faults as planted
+from launching import REPO
 
 
 @pytest.mark.parametrize("name", planted.FAULTS)
