@@ -18,8 +18,9 @@ from dataclasses import replace
 import pytest
 
 from config_strategy import strategy_of
-from job import CONFIGS, CUT, MESH_CUT, ROOT, WEIGHTS, Run, compare, launch, make_model, read_steps
+from job import CONFIGS, MESH_CUT, ROOT, WEIGHTS, Run, compare, launch, make_model, read_steps
 from jobs import RECIPES
+from net import CUT
 from planner_jobs import content_of
 
 BOUNDS = {"loss": 1e-6, "grad_norm": 1e-6, "learning_rate": 0.0, "weights": 1e-5}
