@@ -32,6 +32,7 @@ STEPS = 4  # each is of all rows
 VOCABULARY = 320  # rows of the embedding; the tokenizer has fewer tokens
 # Relative. A loss is a mean over some hundred tokens in fp32, which rounds to 6e-8.
 BOUND = 1e-6
+SHORT = ("qwen3",)
 # A parameter of Gemma 3n: 0 in an untrained model, so that whole layers would have no effect
 ZERO_AT_START = "correct_output_scale"
 # {how it is trained: (YAML, ranks, flags)}
@@ -129,14 +130,8 @@ def launch(kind, model, rows, folder):
     return attention, losses, evaluations[-1]
 
 
-def parameters():
-    """Return the families, whole but for one of the short form."""
-    names = CATALOG["families"]
-    return [pytest.param(name, marks=[pytest.mark.whole] * (name != "qwen3")) for name in names]
-
-
 @pytest.mark.usefixtures("warm_starts")
-@pytest.mark.parametrize("family", parameters())
+@pytest.mark.parametrize("family", CATALOG["families"])
 def test_family(family, rows, tmp_path, record):
     model_folder = tmp_path / "model"
     write_model(family, model_folder)

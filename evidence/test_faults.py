@@ -413,6 +413,8 @@ def fill_the_disk(lab, folder, quarter, more=()):
     Args:
         quarter: free quarters of a checkpoint's size; None: the disk is too small from the start.
     """
+    if not can_mount():
+        pytest.skip("nothing can be mounted")
     job = make_job()
     flags = ("--save_steps", "3", "--save_total_limit", "2", *more)
     disk = folder.with_name("disk")
@@ -694,20 +696,11 @@ SHORT = (
 STARTED_COLD = ("dead ranks", "random kills", "random kills, --async_save", "disk")
 
 
-def trials() -> list:
-    """Return each trial as a parameter of the test, whole but for those of the short form."""
-    found = []
-    for trial in itertools.chain(stops(), elsewhere(), signals(), losses(), writes(), others()):
-        group, what, detail, _ = trial
-        name = "-".join([group, what, detail]).removesuffix("-")
-        marks = [] if name in SHORT else [pytest.mark.whole]
-        if group == "disk":
-            marks.append(pytest.mark.skipif("not can_mount()", reason="nothing can be mounted"))
-        found.append(pytest.param(*trial, id=name, marks=marks))
-    return found
+TRIALS = [*stops(), *elsewhere(), *signals(), *losses(), *writes(), *others()]
+NAMES = ["-".join(words) for *words, _ in TRIALS]
 
 
-@pytest.mark.parametrize(("group", "what", "detail", "attempt"), trials())
+@pytest.mark.parametrize(("group", "what", "detail", "attempt"), TRIALS, ids=NAMES)
 @pytest.mark.usefixtures("python")
 def test_fault(group, what, detail, attempt, lab, tmp_path, record):
     count = KILLS_PER_TRIAL if group.startswith("random kills") else 1

@@ -268,16 +268,10 @@ def held_bytes(rows: list[dict]) -> dict[str, dict]:
     return classes
 
 
-SHORT = (on("strategies", "fsdp2_full_shard"), Run("cuts", "deepspeed_zero2", 2, 1, 6))
-
-
-def cells() -> list:
-    """Return each run as a parameter of the test, whole but for the two of the short form."""
-    found = []
-    for run in all_runs():
-        marks = () if run in SHORT else pytest.mark.whole
-        found.append(pytest.param(run, id=f"{run.group}-{run.name}", marks=marks))
-    return found
+SHORT = (
+    "strategies-llama-full-fsdp2_full_shard-2x3x2",
+    "cuts-llama-full-deepspeed_zero2-2x1x6",
+)
 
 
 @pytest.fixture
@@ -298,7 +292,7 @@ def measured(once):
 
 
 @pytest.mark.usefixtures("warm_starts")
-@pytest.mark.parametrize("run", cells())
+@pytest.mark.parametrize("run", all_runs(), ids=lambda run: f"{run.group}-{run.name}")
 def test_parity(run, measured, record):
     folder, code, output = measured(run)
     record(**dataclasses.asdict(run), exit_code=code)

@@ -23,6 +23,7 @@ ONE = "test_cells.py -k single-llama-full"
 STOPS = "test_stops.py -k"
 CHAINS = "test_chains.py -k"
 GOLDEN = "../unit/test_golden.py -k"
+SHORT = ("a refusal prints nothing",)
 # {name: (file, the test of tests/launch that is to catch it, with pytest's -k, a text that is in
 # the file once, what takes its place, more such pairs)}
 FAULTS = {
@@ -409,13 +410,7 @@ def tree(tmp_path_factory):
     subprocess.run([*git, "remove", "--force", root], check=True)
 
 
-def parameters():
-    """The names of the faults, whole but for one."""
-    short = "a refusal prints nothing"
-    return [pytest.param(name, marks=[pytest.mark.whole] * (name != short)) for name in FAULTS]
-
-
-@pytest.mark.parametrize("name", parameters())
+@pytest.mark.parametrize("name", FAULTS)
 def test_is_caught(name, tree, record):
     file, test, *_ = FAULTS[name]
     path = tree / file
