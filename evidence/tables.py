@@ -461,7 +461,8 @@ def gpu_plan() -> str:
     for cell in gpu_cells():
         for row in cell["rows"]:
             if "planned tensors" in row and "allocated" in row:
-                planned, measured = row["planned tensors"] / GIB, row["allocated"] / GIB
+                planned = row["planned tensors"] / GIB
+                measured = row["allocated"] / GIB
                 error = round(planned / measured - 1, 3) + 0.0  # so that it is never -0.0
                 sizes = [f"{planned:.2f}", f"{measured:.2f}", f"{error:+.1%}"]
                 lines.append([f"`{row['run']}`", *sizes])
