@@ -18,6 +18,7 @@ import random
 import re
 import runpy
 import shutil
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -25,10 +26,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
-
-import rooms  # noqa: F401  before what it makes importable
-from net import make
-from net import run as run_command
 
 REPO = Path(__file__).resolve().parents[1]
 CHARACTERS_PER_TOKEN = 6  # more than the average, so that rows are long enough
@@ -104,9 +101,11 @@ def words_of(flags: Flags) -> list[str]:
 # ---- What they read ----
 def prepare(job: Job, home: Path) -> None:
     """Write home/model if it is missing, with random weights, and the rows to home/rows.jsonl."""
+    import net  # of tests/, which is not on the path of a contestant
+
     if not (home / "model" / "config.json").exists():
         words = [*job.maker, "--num_train_rows", "9000", "--num_test_rows", "210"]
-        make("llama", home, [*words, *words_of(job.shape)])
+        net.make("llama", home, [*words, *words_of(job.shape)])
     count = job.flags["per_device_train_batch_size"] * (job.steps + job.warmup)
     (home / "rows.jsonl").write_text("\n".join(text_rows(job, home, count)) + "\n")
 
@@ -149,10 +148,13 @@ def run(job: Job, label: str, home: Path) -> Run:
     variables |= {"HF_DATASETS_CACHE": str(cache), "ACCELERATE_MIXED_PRECISION": precision}
     if job.device == "cpu":
         variables |= ON_A_CPU
-    command = [sys.executable, __file__, folder / "call.json"]
-    done = run_command(*command, env=os.environ | variables, timeout=None, errors="replace")
+    with open(folder / "output.txt", "w") as output:
+        command = [sys.executable, __file__, str(folder / "call.json")]
+        done = subprocess.run(
+            command, cwd=REPO, env=os.environ | variables, stdout=output, stderr=output
+        )
     if done.returncode:
-        last = done.output.strip().splitlines()[-1:]
+        last = (folder / "output.txt").read_text().strip().splitlines()[-1:]
         return {"failed": f"exit code {done.returncode}: {''.join(last)[:300]}"}
     found = measured(folder, job.warmup)
     if job.device == "cuda":
