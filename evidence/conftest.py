@@ -42,10 +42,14 @@ def pytest_configure(config):
 
 
 def pytest_collection_modifyitems(config, items):
-    if not config.getoption("--all"):
-        for item in items:
-            if item.get_closest_marker("whole"):
-                item.add_marker(pytest.mark.skip(reason="only with --all"))
+    """Without --all, skip what is marked, and of a module with SHORT what has other parameters."""
+    if config.getoption("--all"):
+        return
+    for item in items:
+        short = getattr(item.module, "SHORT", ())
+        is_other = short and hasattr(item, "callspec") and item.callspec.id not in short
+        if is_other or item.get_closest_marker("whole"):
+            item.add_marker(pytest.mark.skip(reason="only with --all"))
 
 
 shared, once = run_once.shared, run_once.once

@@ -1,9 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Five contestants that train the same rows, each in a process of its own with its steps timed.
+"""Three contestants that train the same rows, each in a process of its own with its steps timed.
 
     ours       recipes/llama.py, unmodified
-    floor      a bare loop of plain PyTorch: padded batches, and the logits of all tokens
-    lean       the same on the recipe's own batches, with the logits of supervised tokens only
     trainer    transformers' Trainer
     trl        TRL's SFTTrainer
 
@@ -15,7 +13,6 @@ the timed steps. gpu/test_race.py has the jobs.
 
 import itertools
 import json
-import math
 import os
 import random
 import re
@@ -103,46 +100,14 @@ def words_of(flags: Flags) -> list[str]:
 
 # ---- What they read ----
 def prepare(job: Job, home: Path) -> None:
-    """Write home/model if it is missing, and home/data with the rows: rows.jsonl and batches.pt.
-
-    The batches are the recipe's own in its sequential order, made in advance for the bare loops.
-    """
-    import torch
-    from datasets import Dataset
-    from transformers import AutoTokenizer
-
-    import llama
-    from core.batches import TokenCollator
-    from core.chat import ChatTemplate
+    """Write home/model if it is missing, with random weights, and the rows to home/rows.jsonl."""
+    import net  # of tests/, which is not on the path of a contestant
 
     if not (home / "model" / "config.json").exists():
-        make_model(job, home)
-    batch_size = job.flags["per_device_train_batch_size"]
-    lines = text_rows(job, home, batch_size * (job.steps + job.warmup))
-    (home / "data" / "rows.jsonl").write_text("\n".join(lines) + "\n")
-    tokenizer: Any = AutoTokenizer.from_pretrained(home / "model")
-    template = ChatTemplate(tokenizer)
-    rows = []
-    for line in lines:
-        row = llama.tokenize_row(json.loads(line), template, job.flags["max_length"])
-        rows.append({"input_ids": row["input_ids"], "labels": row["labels"], "row": 0})
-    source = Dataset.from_list(rows)
-    collate = TokenCollator(pad_token_id=tokenizer.pad_token_id, width=0)
-    batches = []
-    for start in range(0, len(rows), batch_size):
-        numbers = range(start, min(start + batch_size, len(rows)))
-        batch = collate(source, [[number] for number in numbers])
-        names = ("inputs", "positions", "targets", "counts")
-        batches.append({name: batch[name] for name in names})
-    torch.save(batches, home / "data" / "batches.pt")
-
-
-def make_model(job: Job, home: Path) -> None:
-    """Write home/model with random weights, and rows that come with it."""
-    home.mkdir(parents=True, exist_ok=True)
-    command = [sys.executable, "scripts/make_tiny.py", "llama", str(home), *job.maker]
-    command += ["--num_train_rows", "9000", "--num_test_rows", "210"]
-    subprocess.run([*command, *words_of(job.shape)], cwd=REPO, check=True, capture_output=True)
+        words = [*job.maker, "--num_train_rows", "9000", "--num_test_rows", "210"]
+        net.make("llama", home, [*words, *words_of(job.shape)])
+    count = job.flags["per_device_train_batch_size"] * (job.steps + job.warmup)
+    (home / "rows.jsonl").write_text("\n".join(text_rows(job, home, count)) + "\n")
 
 
 def text_rows(job: Job, home: Path, count: int) -> list[str]:
@@ -174,7 +139,7 @@ def run(job: Job, label: str, home: Path) -> Run:
     steps = job.steps + job.warmup
     flags = dict(job.flags) | dict(job.contestants[label]) | {"max_steps": steps}
     flags |= {"model_name_or_path": str(home / "model"), "output_dir": str(folder / "run")}
-    call = {"tool": tool, "flags": flags, "data": str(home / "data"), "folder": str(folder)}
+    call = {"tool": tool, "flags": flags, "data": str(home / "rows.jsonl"), "folder": str(folder)}
     precision = "bf16" if job.device == "cuda" else "no"
     call |= {"warmup": job.warmup, "steps": steps, "precision": precision}
     (folder / "call.json").write_text(json.dumps(call))
@@ -257,7 +222,7 @@ def peaks(on_gpu: bool) -> dict[str, int]:
 
 def run_recipe(call: SimpleNamespace) -> None:
     """Run the recipe as `python recipes/llama.py` would, without evaluation and checkpoints."""
-    own = {"dataset_name": f"{call.data}/rows.jsonl", "eval_strategy": "no", "save_steps": 0}
+    own = {"dataset_name": call.data, "eval_strategy": "no", "save_steps": 0}
     recipe = str(REPO / "recipes" / "llama.py")
     sys.argv = [recipe, *words_of(call.flags | own | {"report_to": "none"})]
     sys.path[0] = str(REPO / "recipes")
@@ -288,99 +253,6 @@ def load_model(args: SimpleNamespace) -> Any:
     return get_peft_model(model, adapters)
 
 
-def run_bare(call: SimpleNamespace) -> None:
-    """Train on the recipe's batches, which were made in advance, and do nothing but compute."""
-    import torch
-
-    args = SimpleNamespace(**DEFAULTS | call.flags)
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    model = load_model(args)
-    batches = torch.load(f"{call.data}/batches.pt", weights_only=True)
-    loss_of = lean_loss
-    if call.tool == "floor":
-        loss_of = usual_loss
-        batches = [usual_batch(batch, model.config.pad_token_id) for batch in batches]
-    batches = [to_device(batch, device) for batch in batches]
-    if not hasattr(args, "load_in_4bit"):  # such a model is on the device
-        model = model.to(device)
-    if hasattr(args, "gradient_checkpointing"):
-        model.gradient_checkpointing_enable({"use_reentrant": False})
-    optimizer = torch.optim.AdamW(weight_groups(model, args), lr=args.learning_rate, fused=True)
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 - step / len(batches))
-    weights = [weight for weight in model.parameters() if weight.requires_grad]
-    model.train()
-    losses = []
-    for batch in batches:
-        with torch.autocast(device, torch.bfloat16, enabled=call.precision == "bf16"):
-            loss = loss_of(model, batch) / batch["counts"][0]
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(weights, args.max_grad_norm or math.inf)
-        optimizer.step()
-        schedule.step()
-        optimizer.zero_grad()
-        losses.append(loss.detach())
-    counts = [int(batch["counts"][1]) for batch in batches]
-    write_metrics(args.output_dir, counts, [float(loss) for loss in losses])
-
-
-def usual_batch(batch: Mapping[str, Any], pad: int) -> dict[str, Any]:
-    """Return one of the recipe's batches as most loops have it: a padding mask, and labels.
-
-    Labels have the shape of the tokens, [rows, tokens], -100 where nothing is trained on.
-    """
-    import torch
-
-    ids = batch["inputs"]["input_ids"]
-    labels = torch.full(ids.shape, -100)
-    labels.view(-1)[batch["positions"] + 1] = batch["targets"]
-    inputs = batch["inputs"] | {"attention_mask": (ids != pad).long()}
-    return {"inputs": inputs, "labels": labels, "counts": batch["counts"]}
-
-
-def to_device(batch: Mapping[str, Any], device: str) -> dict[str, Any]:
-    """Return a batch with its tensors, and those one level below, on a device."""
-    moved = {}
-    for name, value in batch.items():
-        moved[name] = to_device(value, device) if isinstance(value, dict) else value.to(device)
-    return moved
-
-
-def weight_groups(model: Any, args: SimpleNamespace) -> list[dict[str, Any]]:
-    """Return the weights that are trained, in two groups: biases and norms do not decay."""
-    decaying = []
-    others = []
-    for name, weight in model.named_parameters():
-        if weight.requires_grad:
-            group = others if "norm" in name or name.endswith("bias") else decaying
-            group.append(weight)
-    groups = [{"params": decaying, "weight_decay": args.weight_decay}]
-    groups.append({"params": others, "weight_decay": 0.0})
-    return [group for group in groups if group["params"]]
-
-
-def usual_loss(model: Any, batch: Mapping[str, Any]) -> Any:
-    """Return the cross-entropy summed over a batch's supervised tokens.
-
-    This is a separate function so that the logits are freed when it returns.
-    """
-    from torch.nn.functional import cross_entropy, pad
-
-    logits = model(**batch["inputs"], use_cache=False).logits.flatten(0, 1).float()
-    # Labels are shifted by one token, since shifting logits would copy them.
-    targets = pad(batch["labels"], (0, 1), value=-100)[:, 1:].flatten()
-    return cross_entropy(logits, targets, ignore_index=-100, reduction="sum")
-
-
-def lean_loss(model: Any, batch: Mapping[str, Any]) -> Any:
-    """Return the same as `usual_loss`, with the logits of supervised tokens only."""
-    from torch.nn.functional import cross_entropy
-
-    inner = model.get_base_model() if hasattr(model, "get_base_model") else model
-    hidden = inner.base_model(**batch["inputs"], use_cache=False).last_hidden_state.flatten(0, 1)
-    logits = inner.lm_head(hidden[batch["positions"]]).float()
-    return cross_entropy(logits, batch["targets"], reduction="sum")
-
-
 def run_trainer(call: SimpleNamespace) -> None:
     """Train with transformers' Trainer or TRL's SFTTrainer."""
     from transformers import AutoTokenizer, DataCollatorForSeq2Seq, Trainer, TrainingArguments
@@ -395,7 +267,7 @@ def run_trainer(call: SimpleNamespace) -> None:
     settings["train_sampling_strategy"] = args.train_sampling_strategy
     for name in ("gradient_checkpointing", "torch_compile", "use_liger_kernel"):
         settings[name] = hasattr(args, name)
-    rows = tokenized_rows(f"{call.data}/rows.jsonl", tokenizer, args.max_length)
+    rows = tokenized_rows(call.data, tokenizer, args.max_length)
     common = {"train_dataset": rows, "processing_class": tokenizer}
     if call.tool == "trl":
         from trl import SFTConfig, SFTTrainer
@@ -462,22 +334,17 @@ def write_metrics(folder: str, tokens: Sequence[int], losses: Sequence[float | N
 
 TOOLS = {
     "ours": run_recipe,
-    "floor": run_bare,
-    "lean": run_bare,
     "trainer": run_trainer,
     "trl": run_trainer,
 }
 
 
 def main() -> None:
-    """Train as a call says, and write the times however that ends."""
+    """Train as a call says, and write the times."""
     call = SimpleNamespace(**json.loads(Path(sys.argv[1]).read_text()))
     noted = watch(call)
-    try:
-        TOOLS[call.tool](call)
-    finally:
-        noted["memory"] = noted.get("memory") or peaks(on_gpu=False)
-        Path(call.folder, "timed.json").write_text(json.dumps(noted))
+    TOOLS[call.tool](call)
+    Path(call.folder, "timed.json").write_text(json.dumps(noted))
 
 
 if __name__ == "__main__":

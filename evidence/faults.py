@@ -10,7 +10,7 @@ the whole run, so that a resumed run does not repeat it), or at each call with `
 It happens on `rank`, by default on all. `do`:
 
     SIGTERM, SIGKILL, SIGSTOP, ...   the rank sends this signal to itself before the call, or `to`
-                                     what has started it, the "launcher"
+                                     what has started it, the "launcher"; it makes `file` before
     wait, with `file`, `seconds`     make the file and sleep, until it is removed at the latest
     nan, inf                         the call returns its result times this
     inf gradient                     its result has an infinite gradient
@@ -28,7 +28,6 @@ A thread writes checkpoints, so a fault in one of its functions does not stop th
 import contextlib
 import functools
 import importlib
-import importlib.util
 import json
 import os
 import resource
@@ -75,16 +74,6 @@ class Fault:
 
 
 # ---- The recipe ----
-
-
-def load(recipe: str) -> ModuleType:
-    """Return the recipe as the module "recipe"; its `main` has not run."""
-    spec = importlib.util.spec_from_file_location("recipe", recipe)
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["recipe"] = module
-    spec.loader.exec_module(module)
-    return module
 
 
 def find_target(at: str, recipe: ModuleType) -> tuple[Any, str]:
@@ -215,6 +204,8 @@ class PlantedFault:
         elif fault.do == "wait":
             wait(fault.file, fault.seconds)
         elif fault.do.startswith("SIG"):
+            if fault.file:
+                Path(fault.file).touch()
             receivers = {"itself": os.getpid(), "launcher": os.getppid()}
             os.kill(receivers[fault.to], getattr(signal, fault.do))
 
@@ -230,7 +221,7 @@ def main() -> None:
     recipe, *arguments = sys.argv[1:]
     sys.argv = [recipe, *arguments]
     sys.path[0] = str(Path(recipe).resolve().parent)  # instead of the folder of this file
-    module = load(recipe)
+    module = importlib.import_module(Path(recipe).stem)
     runs: list[Any] = []  # The run, from its start on
     train: Any = module.train
 

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import yaml
@@ -39,10 +40,8 @@ WEIGHTS = {
     "int8 LoRA": ["--use_peft", "--load_in_8bit"],
     "nf4 LoRA": ["--use_peft", "--load_in_4bit", "--bnb_4bit_use_double_quant"],
 }
-# {ranks: (rows per device, accumulation)} of a global batch of 12 rows
-CUT = {1: (3, 4), 2: (3, 2), 3: (2, 2), 4: (3, 1)}
-# The same of 16 rows by the groups of ranks that have rows of their own under a mesh: 12 rows are
-# not two equal batches for each of 4 groups, and too few for 8.
+# As net.CUT, of 16 rows, by the groups of ranks that have rows of their own under a mesh: 12 rows
+# are not two equal batches for each of 4 groups, and too few for 8.
 MESH_CUT = {1: (8, 2), 2: (4, 2), 4: (2, 2), 8: (1, 2)}
 
 # Nothing is downloaded, and each rank has one thread, since the ranks share the machine's cores.
@@ -185,7 +184,7 @@ def read_weights(folder: Path) -> dict[str, np.ndarray]:
     return weights
 
 
-def relative(ours: np.ndarray, theirs: np.ndarray) -> float:
+def relative(ours: Any, theirs: Any) -> float:
     """||ours - theirs|| / ||theirs|| (Frobenius), 0 if they are equal, else NaN where one is."""
     if np.array_equal(ours, theirs):
         return 0.0
@@ -209,7 +208,7 @@ def compare(folder: Path, reference: Path) -> Mapping[str, float | None]:
             found[key] = None
         else:
             # The maximum of numpy is NaN where one of them is
-            found[key] = float(np.max([relative(np.array(a), np.array(b)) for a, b in pairs]))
+            found[key] = float(np.max([relative(a, b) for a, b in pairs]))
     ours = read_weights(folder)
     theirs = read_weights(reference)
     if ours.keys() != theirs.keys() or not ours:

@@ -4,10 +4,9 @@
     python evidence/pictures.py           # all, into docs/pictures/
     python evidence/pictures.py memory    # one of them
 
-The numbers of `memory` come from the planner, the names of `house` from recipes/. The text of
-`quickstart_terminal` is results/quickstart.txt, which `make quickstart >
-results/quickstart.txt 2>&1` writes. Drawn again from the same numbers, a file is the same byte for
-byte.
+The numbers of `memory` come from the planner. The text of `quickstart_terminal` is
+results/quickstart.txt, which `make quickstart > results/quickstart.txt 2>&1` writes. Drawn again
+from the same numbers, a file is the same byte for byte.
 """
 
 import io
@@ -18,7 +17,6 @@ from typing import Any
 
 import matplotlib
 from matplotlib.figure import Figure
-from matplotlib.patches import Rectangle
 
 import rooms  # noqa: F401  before what it makes importable
 from jobs import LLAMA_3_1_8B
@@ -166,8 +164,9 @@ def planned_peaks() -> dict[str, dict[str, float]]:
     from config_strategy import read, strategy_of
     from core.cli import parse
     from paths import CONFIGS
+    from planner.answer import held_by
     from planner.engines import Profiles
-    from planner.plan import CARDS, GIB, Batch, logits_mib_on, plan_of, with_constants
+    from planner.plan import CARDS, GIB, logits_mib_on, plan_of
 
     part_of = {category: part for part, (_, held) in PARTS.items() for category in held}
     peaks = {}
@@ -183,53 +182,11 @@ def planned_peaks() -> dict[str, dict[str, float]]:
             if path.stem in NOT_DRAWN or strategy.ranks_per_row > 1 or strategy.groups_are_machines:
                 continue
             ranks = 1 if path.stem == "single" else GPUS
-            held = profiles.held(plan_of(args, config, ranks, 1, "bf16"), Batch(1, LENGTH, LENGTH))
+            held = held_by(plan_of(args, config, ranks, 1, "bf16"), profiles)
             peaks[path.stem] = dict.fromkeys(PARTS, 0.0)
-            for category, size in with_constants(held.device, ranks).items():
+            for category, size in held.device.items():
                 peaks[path.stem][part_of[category]] += size / GIB
     return peaks
-
-
-# ---- The house ----
-
-ROOM_ROWS = {  # {what stands in a row, from above: (its files or folders, its color)}
-    "recipes: one task each, the loop in sight": ("recipes/*.py", "blue"),
-    "tasks: what one task needs": ("recipes/tasks/*.py", "green"),
-    "extras: a folder for each feature that most runs do not need": ("recipes/extras/*/", "orange"),
-    "core, first half: edit these": ("recipes/core/*.py", "sky"),
-    "core, second half: trust these": ("recipes/core/*.py", "purple"),
-}
-ROOMS_A_LINE = 8
-MODULE_IN_TABLE = re.compile(r"`(\w+)\.py`")
-
-
-def draw_house() -> str:
-    """Return the modules of recipes/ from above: each row imports only rows below its own."""
-    halves = (ROOT / "recipes" / "core" / "README.md").read_text().split("| trust |")
-    of_core = [MODULE_IN_TABLE.findall(half.partition("## ")[0]) for half in halves]
-    names = []
-    for pattern, _ in ROOM_ROWS.values():
-        found = sorted(path.stem for path in ROOT.glob(pattern))
-        names.append([name for name in found if not name.startswith("_")])
-    names[-2:] = [[name for name in half if name in names[-1]] for half in of_core]
-    lines = sum(-(-len(row) // ROOMS_A_LINE) for row in names)
-    height = 0.6 + 0.42 * lines + 0.5 * len(names)
-    figure = Figure(figsize=(WIDTH, height))
-    axes = figure.add_axes((0.02, 0.02, 0.96, 0.96))
-    axes.set_axis_off()
-    y = 0.0
-    for (what, (_, color)), row in zip(ROOM_ROWS.items(), names, strict=True):
-        axes.text(0, y, what, va="center", fontsize=9, weight="bold")
-        for number, name in enumerate(row):
-            column = number % ROOMS_A_LINE
-            y -= 0.42 * (column == 0) + 0.08 * (number == 0)
-            edge = {"facecolor": LIGHT["empty"], "edgecolor": LIGHT[color]}
-            axes.add_patch(Rectangle((column, y - 0.17), 0.95, 0.34, **edge))
-            axes.text(column + 0.475, y, name, ha="center", va="center", fontsize=7.5)
-        y -= 0.42
-    axes.set_xlim(-0.02, ROOMS_A_LINE)
-    axes.set_ylim(y + 0.2, 0.2)
-    return to_svg(figure)
 
 
 # ---- The terminal of the quick start ----
@@ -293,7 +250,6 @@ def sections_of(output: str) -> list[list[str]]:
 
 PICTURES: dict[str, Callable[[], str]] = {
     "memory": draw_memory,
-    "house": draw_house,
     "quickstart_terminal": draw_quickstart_terminal,
 }
 

@@ -22,9 +22,7 @@ from paths import ROOT
 
 RESULTS = ROOT / "results"
 MARKED = re.compile(r"(^<!-- (\w+) -->\n).*?(?=\n<!-- end of \2 -->$)", re.DOTALL | re.MULTILINE)
-# The order of the YAMLs in each table, by how their names begin
-ORDER = ("single", "ddp", "tp", "ep", "pp", "fsdp2", "hsdp", "fsdp1", "deepspeed")
-MB, GIB = 10**6, 2**30
+GIB = 2**30
 
 Row = dict[str, Any]  # facts of one measurement, as `record` keeps them
 
@@ -43,11 +41,6 @@ def rows_of(name: str, key: str) -> list[Row]:
     return [row for row in read(name) if key in row]
 
 
-def yaml_of(row: Row) -> str:
-    """Return the name of a row's YAML as code."""
-    return f"`{row['config']}.yaml`"
-
-
 def table(header: Sequence[str], lines: Iterable[Sequence[Any]]) -> str:
     """Return an aligned Markdown table. Every line has as many cells as the header."""
     rows = [list(map(str, line)) for line in (header, *lines)]
@@ -60,12 +53,6 @@ def table(header: Sequence[str], lines: Iterable[Sequence[Any]]) -> str:
 def decimal(number: float) -> str:
     """Return a number with one significant digit and without an exponent, such as 0.0000002."""
     return f"{Decimal(f'{number:.0e}'):f}"
-
-
-def place_of(row: Row) -> tuple[int, str]:
-    """Return the sort key of a row's YAML. Raises StopIteration for a kind that is not in ORDER."""
-    config = row["config"]
-    return next(place for place, start in enumerate(ORDER) if config.startswith(start)), config
 
 
 # ---- Parity ----
@@ -134,32 +121,6 @@ def largest_differences(runs: Sequence[Row]) -> list[str]:
     return cells
 
 
-# ---- Sharding ----
-
-CLASSES = ("parameters", "gradients", "optimizer")
-
-
-def shares() -> str:
-    """Return the share of each class that the fullest rank has; one row for YAMLs that agree."""
-    fullest: dict[str, dict[int, dict[str, int]]] = {}  # bytes by YAML, ranks and class
-    for run in sorted(rows_of("parity", "held"), key=place_of):
-        if run["group"] == "strategies" and run["weights"] == "full":
-            most = {}
-            for kind in CLASSES:
-                most[kind] = max(size for size, _ in run["held"][kind]["ranks"])
-            fullest.setdefault(run["config"], {})[run["ranks"]] = most
-    whole = fullest.pop("single")[1]
-    named: dict[tuple[str, ...], list[str]] = {}
-    for config, by_ranks in fullest.items():
-        cells = []
-        for ranks in (2, 4):
-            held = by_ranks.get(ranks, {})
-            cells += [f"{held[kind] / whole[kind]:.2f}" if held else "" for kind in CLASSES]
-        named.setdefault(tuple(cells), []).append(f"`{config}.yaml`")
-    columns = [f"{kind}, {ranks} processes" for ranks in (2, 4) for kind in CLASSES]
-    return table(["YAML", *columns], [[", ".join(names), *cells] for cells, names in named.items()])
-
-
 # ---- The planner ----
 
 # {kind of jobs: what the table calls it}
@@ -203,43 +164,6 @@ def kind_of(job: Row) -> str:
     if config.startswith("fsdp1"):
         return "FSDP1"
     return "ZeRO-3" if "zero3" in config else "DDP, FSDP2, ZeRO-0 to 2"
-
-
-# ---- Memory of hosts ----
-
-
-def host_memory() -> str:
-    """Return the host memory that each rank took to load a model and to resume, by YAML.
-
-    The unit is the size of the model in fp32.
-    """
-    rows = []
-    measured = sorted(rows_of("memory", "loading"), key=place_of)
-    for row in sorted(measured, key=lambda row: row["ranks"]):
-        copies = []
-        for kind in ("loading", "resuming"):
-            copies.append(" ".join(f"{size:.2f}" for size in row.get(kind, [])))
-        rows.append([yaml_of(row), row["ranks"], *copies])
-    columns = ["YAML", "ranks", "loading: model sizes, by rank", "resuming: the same"]
-    return table(columns, rows)
-
-
-def checkpoint_memory() -> str:
-    """Return the MB that each rank took to save, beside what the first may take, by YAML.
-
-    It may take its share, which is all of the folder, and the largest tensor.
-    """
-    rows = []
-    for row in sorted(rows_of("memory", "checkpoint"), key=place_of):
-        cells = []
-        for kind in ("checkpoint", "folder"):
-            saved = row[kind]
-            bound = saved["shares"][0] + saved["largest"]
-            grown = " ".join(f"{size / MB:.0f}" for size in saved["grown"])
-            cells += [grown, f"{bound / MB:.0f}"]
-        rows.append([yaml_of(row), row["ranks"], *cells])
-    columns = ["YAML", "ranks", "checkpoint: MB, by rank", "bound of rank 0"]
-    return table([*columns, "folder: the same", "bound of rank 0"], rows)
 
 
 # ---- Model families ----
@@ -366,8 +290,8 @@ GROUPS_OF_FAULTS = {  # {group of evidence/test_faults.py: (what was done, its w
     "every step": ("stopped in each step: one process, DDP, FSDP2", DIFFERENCES),
     "resume": ("stopped and continued under every YAML: full, LoRA, nf4 LoRA; images", DIFFERENCES),
     "five": ("five interruptions in one epoch", DIFFERENCES),
-    "signals": ("SIGTERM, SIGUSR1, SIGINT to one rank, to all, to a process group", DIFFERENCES),
-    "twice": ("two signals, or a signal, and then `kill -9`", DIFFERENCES),
+    "signals": ("SIGTERM, SIGUSR1 to one rank, to all", DIFFERENCES),
+    "twice": ("two signals, and then `kill -9`", DIFFERENCES),
     "elastic": ("continued on other numbers of ranks", LOSS),
     "strategies": ("another strategy every two steps, another mesh in each step", LOSS),
     "dead ranks": ("a rank or the launcher killed, a rank suspended", "others ended after {} s"),
@@ -536,18 +460,12 @@ def gpu_plan() -> str:
     lines = []
     for cell in gpu_cells():
         for row in cell["rows"]:
-            if "planned, GiB" in row and "allocated, GiB" in row:
-                run = GPU_JOBS[cell["cell"]]
-                planned = row["planned, GiB"]
-                measured = row["allocated, GiB"]
-            elif "planned tensors" in row and "allocated" in row:
-                run = f"`{row['run']}`"
+            if "planned tensors" in row and "allocated" in row:
                 planned = row["planned tensors"] / GIB
                 measured = row["allocated"] / GIB
-            else:
-                continue
-            error = round(planned / measured - 1, 3) + 0.0  # so that it is never -0.0
-            lines.append([run, f"{planned:.2f}", f"{measured:.2f}", f"{error:+.1%}"])
+                error = round(planned / measured - 1, 3) + 0.0  # so that it is never -0.0
+                sizes = [f"{planned:.2f}", f"{measured:.2f}", f"{error:+.1%}"]
+                lines.append([f"`{row['run']}`", *sizes])
     return table(["run", "planned, GiB", "measured, GiB", "error"], lines)
 
 
@@ -555,12 +473,9 @@ def gpu_plan() -> str:
 
 BLOCKS: dict[str, Callable[[], str]] = {
     "parity": parity,
-    "shares": shares,
     "proof": proof,
     "faults": faults,
     "planner": planner,
-    "host_memory": host_memory,
-    "checkpoint_memory": checkpoint_memory,
     "families": families,
     "quickstarts": quickstarts,
     "real_model": real_model,

@@ -22,7 +22,8 @@ import torch
 import yaml
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
-from job import ROOT, output_of, rehearsal
+from job import ROOT, output_of, read_steps, rehearsal, relative
+from net import load_result, metrics
 from tiny import llama, models
 
 CATALOG = yaml.safe_load(Path(__file__).with_name("catalog.yaml").read_text(encoding="utf-8"))
@@ -31,6 +32,7 @@ STEPS = 4  # each is of all rows
 VOCABULARY = 320  # rows of the embedding; the tokenizer has fewer tokens
 # Relative. A loss is a mean over some hundred tokens in fp32, which rounds to 6e-8.
 BOUND = 1e-6
+SHORT = ("qwen3",)
 # A parameter of Gemma 3n: 0 in an untrained model, so that whole layers would have no effect
 ZERO_AT_START = "correct_output_scale"
 # {how it is trained: (YAML, ranks, flags)}
@@ -96,18 +98,6 @@ def read_batch(rows, folder):
     return {name: encoded[name] for name in ("input_ids", "attention_mask")} | {"labels": labels}
 
 
-def load(folder, base=None):
-    """Return the model of a folder, or the adapters of a folder on their base, in fp32."""
-    model = AutoModelForCausalLM.from_pretrained(
-        base or folder, dtype=torch.float32, trust_remote_code=False
-    )
-    if base is None:
-        return model
-    from peft import PeftModel  # takes seconds to import
-
-    return PeftModel.from_pretrained(model, folder)
-
-
 @torch.no_grad()
 def loss_of(model, batch):
     """Return the model's own loss of a batch: the mean over its trained tokens, in nats.
@@ -133,38 +123,26 @@ def launch(kind, model, rows, folder):
     command += ["--per_device_eval_batch_size", ROWS // ranks]
     code, told = output_of(command)
     assert code == 0, f"{kind}: {told[-3000:]}"
-    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    losses = [line["loss"] for line in lines if "loss" in line]
-    evaluations = [line["eval_loss"] for line in lines if "eval_loss" in line]
+    losses = [line["loss"] for line in read_steps(folder)]
+    evaluations = [line["eval_loss"] for line in metrics(folder) if "eval_loss" in line]
     assert len(losses) == len(evaluations) == STEPS
     attention = re.search(r"attention: (\S+)", told)[1]
     return attention, losses, evaluations[-1]
 
 
-def relative(ours, theirs):
-    """Return the relative difference of two losses; NaN, which is within no bound, if one is."""
-    return abs(ours - theirs) / abs(theirs)
-
-
-def parameters():
-    """Return the families, whole but for one of the short form."""
-    names = CATALOG["families"]
-    return [pytest.param(name, marks=[pytest.mark.whole] * (name != "qwen3")) for name in names]
-
-
 @pytest.mark.usefixtures("warm_starts")
-@pytest.mark.parametrize("family", parameters())
+@pytest.mark.parametrize("family", CATALOG["families"])
 def test_family(family, rows, tmp_path, record):
     model_folder = tmp_path / "model"
     write_model(family, model_folder)
-    model, batch = load(model_folder), read_batch(rows, model_folder)
-    own = loss_of(model, batch)
+    batch = read_batch(rows, model_folder)
+    own = loss_of(load_result(model_folder, tmp_path)[0], batch)
     record(family=family, own_loss=own)
     for kind in KINDS:
         attention, losses, trained = launch(kind, model_folder, rows, tmp_path / kind)
         # Adapters are loaded on the model that was there before. So their loss is only that of the
         # trained model if the run changed nothing else.
-        model = load(tmp_path / kind, model_folder if kind == "LoRA" else None)
+        model, _ = load_result(tmp_path / kind, tmp_path)
         loaded = loss_of(model, batch)
         run = {"losses": losses, "trained": trained, "loaded": loaded}
         if kind == "LoRA":

@@ -37,6 +37,7 @@ BYTES = {"bf16": 2, "fp32": 4}
 # default it raises the bound to up to 32 MiB. The tensors of this model are smaller than that,
 # unlike most of a real model, so that memory which ZeRO-3 frees while loading would still count.
 MALLOC = {"MALLOC_MMAP_THRESHOLD_": str(2**20)}
+SHORT = ("fsdp2_full_shard-2", "deepspeed_zero2")
 FLAGS = "--save_steps 1 --eval_strategy no --max_length 64 --allow_change max_steps".split()
 
 
@@ -68,14 +69,11 @@ def launch(mesh, own, folder, *words):
 # ---- Loading and resuming ----
 
 
-def loads():
-    """Return each YAML with two ranks and, where it is allowed, four; whole but for one."""
-    pairs = {(name, ranks_of(name, wanted)): None for wanted in (2, 4) for name in configs()}
-    marks = {("fsdp2_full_shard", 2): ()}
-    return [pytest.param(*pair, marks=marks.get(pair, pytest.mark.whole)) for pair in pairs]
+# Each YAML with two ranks and, where it is allowed, four
+LOADS = [(name, ranks_of(name, wanted)) for wanted in (2, 4) for name in configs()]
 
 
-@pytest.mark.parametrize(("config", "ranks"), loads())
+@pytest.mark.parametrize(("config", "ranks"), dict.fromkeys(LOADS))
 def test_load(config, ranks, tiny, tmp_path, record):
     own = tiny("bf16")
     size = (own / "model" / "model.safetensors").stat().st_size / BYTES["bf16"] * BYTES["fp32"]
@@ -97,19 +95,14 @@ def test_load(config, ranks, tiny, tmp_path, record):
 
 
 def saves():
-    """Return each YAML on about four ranks; whole but for one."""
+    """Return each YAML on about four ranks."""
     shared = {}
     for config, ranks, sizes in MESHES:
         if not sizes:
             shared.setdefault(config, Mesh(config, ranks))
     found = [Mesh(name, ranks_of(name, 4)) for name in configs()] + list(shared.values())
     found += [Mesh(config, 4, ep=2) for config in dict.fromkeys(name for name, *_ in EXPERTS)]
-    found.append(Mesh("pp", 4, pp=2))
-    marks = {"deepspeed_zero2": ()}
-    return [
-        pytest.param(mesh, id=mesh.config, marks=marks.get(mesh.config, pytest.mark.whole))
-        for mesh in found
-    ]
+    return [*found, Mesh("pp", 4, pp=2)]
 
 
 def facts_of(kind, grown, files):
@@ -131,7 +124,7 @@ def facts_of(kind, grown, files):
     }
 
 
-@pytest.mark.parametrize("mesh", saves())
+@pytest.mark.parametrize("mesh", saves(), ids=lambda mesh: mesh.config)
 def test_save(mesh, tiny, tmp_path, record):
     own = tiny("mixtral" if mesh.ep > 1 else "llama")
     # A pipeline needs as many rows as it has stages

@@ -15,15 +15,7 @@ from launching import REPO, read_metrics, run
 
 NOTEBOOK = REPO / "examples" / "quickstart.ipynb"
 # A notebook continues after a command that failed; here such a command ends the script
-SHELL = """
-import subprocess
-
-
-def shell(command):
-    print("$", command, flush=True)
-    subprocess.run(["bash", "-c", command], check=True)
-
-"""
+SHELL = r"\1subprocess.run(['bash', '-xc', f'''\2'''], check=True)"
 
 
 def as_script(cells):
@@ -33,7 +25,7 @@ def as_script(cells):
     """
     text = "\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "code")
     assert not re.search(r"^\s*%", text, re.MULTILINE)
-    return SHELL + re.sub(r"^( *)!(.+)$", r"\1shell(f'''\2''')", text, flags=re.MULTILINE)
+    return "import subprocess\n" + re.sub(r"^( *)!(.+)$", SHELL, text, flags=re.MULTILINE)
 
 
 @pytest.mark.whole
@@ -46,9 +38,9 @@ def test_the_cpu_path_checks_plans_trains_plots_and_generates(tmp_path):
     path = tmp_path / "cells.py"
     path.write_text(text.replace('"runs/notebook"', repr(str(out))))
     without_gpu = os.environ | {"CUDA_VISIBLE_DEVICES": ""}
-    done = run(sys.executable, path, cwd=REPO / "examples", env=without_gpu, code=0)
+    done = run(sys.executable, "-u", path, cwd=REPO / "examples", env=without_gpu, code=0)
     assert "Dry run" in done.output and "peak per GPU" in done.output
     assert (out / "loss.png").is_file() and (out / "run" / "model.safetensors").is_file()
     steps, evaluations = read_metrics(out / "run")
     assert evaluations[-1]["eval_loss"] < steps[0]["loss"] / 2
-    assert len(done.output.rpartition("$ python scripts/generate.py")[2].splitlines()) > 1
+    assert len(done.output.rpartition("+ python scripts/generate.py")[2].splitlines()) > 1

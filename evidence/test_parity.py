@@ -18,8 +18,9 @@ from dataclasses import replace
 import pytest
 
 from config_strategy import strategy_of
-from job import CONFIGS, CUT, MESH_CUT, ROOT, WEIGHTS, Run, compare, launch, make_model, read_steps
+from job import CONFIGS, MESH_CUT, ROOT, WEIGHTS, Run, compare, launch, make_model, read_steps
 from jobs import RECIPES
+from net import CUT
 from planner_jobs import content_of
 
 BOUNDS = {"loss": 1e-6, "grad_norm": 1e-6, "learning_rate": 0.0, "weights": 1e-5}
@@ -267,16 +268,10 @@ def held_bytes(rows: list[dict]) -> dict[str, dict]:
     return classes
 
 
-SHORT = (on("strategies", "fsdp2_full_shard"), Run("cuts", "deepspeed_zero2", 2, 1, 6))
-
-
-def cells() -> list:
-    """Return each run as a parameter of the test, whole but for the two of the short form."""
-    found = []
-    for run in all_runs():
-        marks = () if run in SHORT else pytest.mark.whole
-        found.append(pytest.param(run, id=f"{run.group}-{run.name}", marks=marks))
-    return found
+SHORT = (
+    "strategies-llama-full-fsdp2_full_shard-2x3x2",
+    "cuts-llama-full-deepspeed_zero2-2x1x6",
+)
 
 
 @pytest.fixture
@@ -297,7 +292,7 @@ def measured(once):
 
 
 @pytest.mark.usefixtures("warm_starts")
-@pytest.mark.parametrize("run", cells())
+@pytest.mark.parametrize("run", all_runs(), ids=lambda run: f"{run.group}-{run.name}")
 def test_parity(run, measured, record):
     folder, code, output = measured(run)
     record(**dataclasses.asdict(run), exit_code=code)

@@ -32,20 +32,17 @@ from planner_jobs import BASE, JOBS, LONGEST, MODEL, ONE_THING, SEQUENCES, Mesh
 from test_parity import MESHES, configs, ranks_of
 
 BOUND = 0.005  # of the peak in one process
+SHORT = ("one_thing-0", "one_thing-1", "deepspeed_zero2-short-2 ranks")
 
 # ---- In one process ----
 
 
 def cells():
-    """Return the cells that run, as parameters of a test: whole but for the first two."""
+    """Return the cells that run, as parameters of a test."""
     found = [("one thing", BASE | change) for change in ONE_THING]
     found += [("drawn", cell) for cell in planner_jobs.drawn(24, seed=6)]
-    parameters = []
-    for number, (kind, cell) in enumerate(found):
-        marks = [pytest.mark.whole] if number > 1 else []
-        name = f"{kind.replace(' ', '_')}-{number}"
-        parameters.append(pytest.param(kind, cell, id=name, marks=marks))
-    return parameters
+    names = [f"{kind.replace(' ', '_')}-{number}" for number, (kind, _) in enumerate(found)]
+    return [pytest.param(*pair, id=name) for pair, name in zip(found, names, strict=True)]
 
 
 def measured(plan, batch):
@@ -105,7 +102,7 @@ def jobs_under(mesh):
 
 
 def places():
-    """Return each (job, mesh) that is launched, as parameters: whole but for one.
+    """Return each (job, mesh) that is launched, as parameters.
 
     Where each rank has rows of its own, packed rows change nothing that one process does not show.
     """
@@ -117,17 +114,11 @@ def places():
                     found.append((name, Mesh(config, ranks_of(config, 2))))
     meshes = [Mesh(*mesh) for mesh in MESHES[:12]]
     found += [(name, mesh) for mesh in meshes for name in jobs_under(mesh)]
-    return [pytest.param(*place, id=name_of(*place), marks=marks_of(*place)) for place in found]
-
-
-def name_of(job, mesh):
-    """Return the name of what is launched."""
-    return "-".join([mesh.config, job, f"{mesh.ranks} ranks", *mesh.sizes])
-
-
-def marks_of(job, mesh):
-    """Return the marks of what is launched."""
-    return [pytest.mark.whole] * ((job, mesh.config) != ("short", "deepspeed_zero2"))
+    parameters = []
+    for job, mesh in found:
+        name = "-".join([mesh.config, job, f"{mesh.ranks} ranks", *mesh.sizes])
+        parameters.append(pytest.param(job, mesh, id=name))
+    return parameters
 
 
 @pytest.fixture(scope="session")

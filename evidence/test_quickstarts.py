@@ -7,18 +7,16 @@
 evaluation of the run. Seconds are those of the whole command without the installation of packages.
 """
 
-import json
 import os
-import subprocess
 import sys
 import time
 from pathlib import Path
 
 import pytest
 
+import net
 from jobs import RECIPES
 
-REPO = Path(__file__).resolve().parents[1]
 SHOWN = {name: recipe.shown for name, recipe in RECIPES.items() if recipe.shown}
 SHOWN["smollm2"] = ("exact_match", 0.3)  # llama.py with a real model
 
@@ -39,10 +37,7 @@ def run_quickstart(recipe, folder, precision="no"):
     (venv / ".installed").touch()  # This environment has what the quickstart would install.
     command = ["make", "quickstart", f"RECIPE={recipe}", f"OUT={folder}"]
     command += [f"PRECISION={precision}", f"VENV={venv}"]
-    done = subprocess.run(
-        command, cwd=REPO, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
-    )
-    assert done.returncode == 0, done.stdout[-2000:]
+    net.run(*command, code=0, timeout=None)
     before, after = read_taught(recipe, folder)
     shown = SHOWN[recipe][0].removeprefix("eval_").replace("_", " ")
     return {"recipe": recipe, "shown": shown, "before": before, "after": after}
@@ -53,9 +48,8 @@ def read_taught(recipe, folder):
     name = SHOWN[recipe][0]
     if (folder / "before.json").exists():
         files = [folder / "before.json", folder / "after.json"]
-        return tuple(json.loads(path.read_text())[name] for path in files)
-    lines = (folder / "run" / "metrics.jsonl").read_text().splitlines()
-    values = [row[name] for row in map(json.loads, lines) if name in row]
+        return tuple(net.read_json(path)[name] for path in files)
+    values = [line[name] for line in net.metrics(folder / "run") if name in line]
     return values[0], values[-1]
 
 

@@ -36,4 +36,4 @@ def cell(request, record, tmp_path_factory, tmp_path):
     commit = subprocess.check_output(["git", "describe", "--always", "--dirty"], cwd=REPO)
     facts |= {"date": time.strftime("%Y-%m-%d"), "commit": commit.decode().strip()}
     facts["seconds"] = round(time.monotonic() - begun, 1)
-    record(**found.claim, rows=found.rows, commands=found.commands, **facts)
+    record(**found.claim, rows=found.rows, **facts)

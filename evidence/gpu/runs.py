@@ -4,7 +4,6 @@
 import json
 import os
 import re
-import shlex
 import shutil
 import subprocess
 import sys
@@ -16,6 +15,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+import net
+from job import read_steps
 
 REPO = Path(__file__).resolve().parents[2]
 LOSS_BOUND = 2e-2  # relative, over 20 steps: bf16 keeps eight bits, TF32 and fp16 eleven
@@ -31,13 +33,6 @@ WIDE = (
     "--hidden_size 1024 --intermediate_size 4096 --num_hidden_layers 4 --num_attention_heads 8 "
     "--num_train_rows 700 --num_test_rows 21"
 )
-QUANTIZATION = {
-    "LoRA": (),
-    "int8": ("--load_in_8bit",),
-    "float8": ("--load_in_fp8",),
-    "nf4": ("--load_in_4bit", "--bnb_4bit_use_double_quant"),
-}
-PAGES = "pages between GPU and host"
 
 Row = dict[str, Any]
 
@@ -60,16 +55,11 @@ class Cell:
     work: Path
     claim: dict[str, Any] = field(default_factory=dict)
     rows: list[Row] = field(default_factory=list)
-    commands: list[str] = field(default_factory=list)
 
     def proves(self, name: str, claim: str, bound: str = "") -> None:
         """Say what the cell proves. A test that fails keeps no row, so that the bound holds."""
         self.claim = {"cell": name, "proves": claim, "bound": bound}
         self.claim["holds"] = bool(bound) or None
-
-    def only_on_gpu(self, reason: str = "needs a GPU") -> str:
-        """Return why a variant is left out on a CPU, "" on a GPU."""
-        return "" if self.on_gpu else reason
 
     def job(self, *more: str, steps: int = 20) -> tuple[str, ...]:
         """Return the flags of a short job without evaluation or checkpoints, and further flags."""
@@ -84,7 +74,7 @@ class Cell:
     def adapters(self, kind: str = "LoRA") -> tuple[str, ...]:
         """Return the flags of LoRA, or of LoRA on a base in int8, float8 or nf4."""
         dtype = "bfloat16" if self.on_gpu else "float32"  # that a CPU computes in
-        return ("--use_peft", "--dtype", dtype, *QUANTIZATION[kind])
+        return (*net.WEIGHTS[kind], "--dtype", dtype)
 
     def model(self, wide: bool = False) -> Path:
         """Return the folder of a small model and its rows, which is made once for all cells."""
@@ -92,8 +82,7 @@ class Cell:
         folder = self.models / ("wide" if wide else "small")
         if not (folder / "data").exists():
             words = (WIDE if wide else SHAPE).split()
-            command = [sys.executable, "scripts/make_tiny.py", "llama", str(folder), *words]
-            subprocess.run(command, cwd=REPO, check=True, stdout=subprocess.DEVNULL)
+            net.make("llama", folder, words)
         return folder
 
 
@@ -105,21 +94,20 @@ class Variant:
     config: str = "single"  # a YAML without its suffix
     precision: str = "bf16"
     flags: tuple[str, ...] = ()
-    left_out: str = ""  # why it is not run, "" if it is
 
 
 @dataclass(frozen=True)
 class Trained:
-    """A launch that ended with 0, or was left out."""
+    """A launch that ended with 0."""
 
     variant: Variant
     folder: Path
     row: Row
-    steps: list[dict[str, Any]] = field(default_factory=list)  # lines of metrics.jsonl
+    steps: list[dict[str, Any]]  # lines of metrics.jsonl
 
     @property
     def losses(self) -> list[float]:
-        """The loss of each step, in nats; [] if it was left out."""
+        """The loss of each step, in nats."""
         return [line["loss"] for line in self.steps]
 
     def held(self, kind: str) -> int:
@@ -164,38 +152,24 @@ def command_of(cell: Cell, variant: Variant, data: Path, folder: Path) -> list[s
 def train(cell: Cell, variant: Variant, data: Path) -> Trained:
     """Run one variant; a second call resumes from its newest checkpoint. Fails if it fails."""
     folder = cell.work / re.sub(r"\W+", "_", variant.name)
-    row: Row = {"what": variant.name}
-    reason = variant.left_out
-    if "flash_attention_2" in variant.flags and find_spec("flash_attn") is None:
-        reason = "not installed: flash_attn"
-    if reason:
-        return Trained(variant, folder, row | {"result": f"left out: {reason}"})
     folder.mkdir(parents=True, exist_ok=True)
-    command = command_of(cell, variant, data, folder)
-    done = subprocess.run(
-        command,
-        cwd=REPO,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=LIMIT,
-    )
-    assert done.returncode == 0, f"{shlex.join(command)}\n{done.stdout[-3000:]}"
-    shown = shlex.join(command).replace(sys.executable, "python")
-    cell.commands.append(shown.replace(str(cell.models.parent), "RUNS"))
-    trained = Trained(variant, folder, row, read_steps(folder / "run"))
-    row |= {"result": "trained", "first loss": round(trained.losses[0], 4)}
-    row |= {"last loss": round(trained.losses[-1], 4)}
-    row["peak GiB"] = round(max(step["peak_memory_gib"] for step in trained.steps), 3)
-    return trained
+    net.run(*command_of(cell, variant, data, folder), code=0, timeout=LIMIT)
+    steps = read_steps(folder / "run")
+    row: Row = {"what": variant.name, "result": "trained"}
+    row |= {"first loss": round(steps[0]["loss"], 4), "last loss": round(steps[-1]["loss"], 4)}
+    row["peak GiB"] = round(max(step["peak_memory_gib"] for step in steps), 3)
+    return Trained(variant, folder, row, steps)
 
 
 def train_all(cell: Cell, variants: Sequence[Variant], data: Path) -> list[Trained]:
     """Run variants, several at a time, in order; on a CPU the first two, one after the other.
 
-    They share the GPU, so that their speed is meaningless.
+    They share the GPU, so that their speed is meaningless. What needs FlashAttention's own package
+    is left out where that is missing.
     """
     at_once = max(1, min(MOST_AT_ONCE, (os.cpu_count() or 2) // 2))
+    if find_spec("flash_attn") is None:
+        variants = [one for one in variants if "flash_attention_2" not in one.flags]
     if not cell.on_gpu:
         variants, at_once = variants[:2], 1
     with ThreadPoolExecutor(at_once) as pool:
@@ -208,10 +182,9 @@ def compare_with_first(cell: Cell, variants: Sequence[Variant]) -> None:
     """Run variants; the losses of each must be those of the first."""
     first, *others = train_all(cell, variants, cell.model())
     for one in [first, *others]:
-        if one.losses:
-            difference = largest_difference(one, first)
-            one.row["from the first, relative"] = difference
-            assert difference <= LOSS_BOUND, one.variant.name
+        difference = largest_difference(one, first)
+        one.row["from the first, relative"] = difference
+        assert difference <= LOSS_BOUND, one.variant.name
 
 
 def largest_difference(one: Trained, reference: Trained) -> float:
@@ -224,13 +197,3 @@ def largest_difference(one: Trained, reference: Trained) -> float:
 def falls(losses: Sequence[float]) -> bool:
     """Return whether the mean of the last three losses is below that of the first three."""
     return sum(losses[-3:]) < sum(losses[:3])
-
-
-def read_steps(folder: Path) -> list[dict[str, Any]]:
-    """Return the training lines of a run's metrics.jsonl that are whole; [] without the file."""
-    path = folder / "metrics.jsonl"
-    if not path.exists():
-        return []
-    text = path.read_text()
-    lines = text[: text.rfind("\n") + 1].splitlines()
-    return [line for line in map(json.loads, lines) if "loss" in line]

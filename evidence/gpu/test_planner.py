@@ -59,7 +59,7 @@ def planned_tensors(job, home, cell):
     config += ["--mixed_precision", "bf16" if cell.on_gpu else "no", "--json", home / "plan.json"]
     if cell.on_gpu:
         config += ["--gpu", f"{cell.facts['memory_mib'] / 1024}GiB"]
-    files = {"model_name_or_path": home / "model", "dataset_name": home / "data" / "rows.jsonl"}
+    files = {"model_name_or_path": home / "model", "dataset_name": home / "rows.jsonl"}
     flags = job.flags | job.contestants["ours"] | files | {"eval_strategy": "no"}
     command = [sys.executable, "scripts/plan_memory.py", *config, "recipes/llama.py"]
     command += contestants.words_of(flags)

@@ -10,7 +10,6 @@ PACKING = ("--packing", "--max_length", "128")
 KERNELS = ("eager", "sdpa", "flex_attention", "varlen", "flash_attention_2")
 ALONE = 2e-2  # logits are about 0.5, and bf16 keeps eight bits
 PLANTED = 0.1  # what a planted leak moves at least
-COMPILING = "compiling takes minutes on a CPU"
 
 
 def test_precisions(cell):
@@ -18,22 +17,21 @@ def test_precisions(cell):
     cell.proves("parity.precisions", claim, ALIKE)
     plain = cell.job()
     pieces = cell.job("--max_logits_mib", "0.05")
-    on_gpu = cell.only_on_gpu()
     flash = cell.job("--attn_implementation", "flash_attention_2")
     variants = [
         Variant("fp32", precision="no", flags=plain),
         Variant("fp32, loss in pieces", precision="no", flags=pieces),
-        Variant("TF32", precision="no", flags=cell.job("--tf32"), left_out=on_gpu),
+        Variant("TF32", precision="no", flags=cell.job("--tf32")),
         Variant("bf16", flags=plain),
         Variant("bf16, loss in pieces", flags=pieces),
         Variant("bf16, checkpointed", flags=cell.job("--gradient_checkpointing")),
         Variant("bf16, a line every 5 steps", flags=cell.job("--logging_steps", "5")),
-        Variant("bf16, flash_attention_2", flags=flash, left_out=on_gpu),
-        Variant("fp16", precision="fp16", flags=plain, left_out=on_gpu),
+        Variant("bf16, flash_attention_2", flags=flash),
+        Variant("fp16", precision="fp16", flags=plain),
     ]
     engines = [
         Variant("FSDP2 bf16", "fsdp2_full_shard", flags=plain),
-        Variant("FSDP2 fp16", "fsdp2_full_shard", "fp16", plain, left_out=on_gpu),
+        Variant("FSDP2 fp16", "fsdp2_full_shard", "fp16", plain),
         Variant("FSDP2 offload bf16", "fsdp2_cpu_offload", flags=plain),
         Variant("FSDP1 bf16", "fsdp1_full_shard", flags=plain),
         Variant("ZeRO-2 bf16", "deepspeed_zero2", flags=plain),
@@ -47,14 +45,13 @@ def test_packed(cell):
     claim = "packed, compiled and with Liger's kernels against fp32"
     cell.proves("parity.packed", claim, ALIKE)
     flags = cell.job("--torch_compile", "off", *PACKING)
-    on_gpu = cell.only_on_gpu(COMPILING)
     compiled = cell.job("--torch_compile", *PACKING)
     liger = cell.job("--use_liger_kernel", "--torch_compile", "off", *PACKING)
     variants = [
         Variant("fp32 packed", precision="no", flags=flags),
         Variant("bf16 packed", flags=flags),
-        Variant("bf16 packed, compiled", flags=compiled, left_out=on_gpu),
-        Variant("bf16 packed, Liger", flags=liger, left_out=on_gpu),
+        Variant("bf16 packed, compiled", flags=compiled),
+        Variant("bf16 packed, Liger", flags=liger),
     ]
     compare_with_first(cell, variants)
 
@@ -65,9 +62,8 @@ def test_packed_rows(cell):
     for name, flags in (("packed", PACKING), ("padding-free", ("--padding_free",))):
         variants = []
         for kernel in KERNELS:
-            left_out = "" if kernel in KERNELS[:2] else cell.only_on_gpu()
             with_kernel = cell.job("--attn_implementation", kernel, *flags)
-            variants.append(Variant(f"{name}, {kernel}", flags=with_kernel, left_out=left_out))
+            variants.append(Variant(f"{name}, {kernel}", flags=with_kernel))
         compare_with_first(cell, variants)
 
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Weights and optimizer state in fewer bits train equally well, and take fewer bytes."""
 
-from gpu.runs import PAGES, Variant, falls, train_all
+from gpu.runs import Variant, falls, train_all
 
 # Relative, of the first loss: 4 and 8 bits round a random model's logits by some percent
 LOSS_BOUND = 0.1
@@ -24,32 +24,24 @@ def test_bases(cell):
     ]
     lora, *others = train_all(cell, variants, cell.model(wide=True))
     for one in [lora, *others]:
-        if one.losses:
-            error = abs(one.losses[0] / lora.losses[0] - 1)
-            one.row["parameters, bytes"] = one.held("parameters")
-            one.row["first loss, from LoRA's"] = error
-            assert falls(one.losses) and error <= LOSS_BOUND, one.row
-            assert one is lora or one.held("parameters") < lora.held("parameters"), one.row
+        error = abs(one.losses[0] / lora.losses[0] - 1)
+        one.row["parameters, bytes"] = one.held("parameters")
+        one.row["first loss, from LoRA's"] = error
+        assert falls(one.losses) and error <= LOSS_BOUND, one.row
+        assert one is lora or one.held("parameters") < lora.held("parameters"), one.row
 
 
 def test_optimizers(cell):
     claim = "8-bit and paged AdamW reach the loss of fused AdamW with less state"
     bound = "last loss within 10 %, 8-bit state below 0.3 of fp32's"
     cell.proves("optimizers.adamw", claim, bound)
-    variants = []
-    for name in ("torch_fused", "8bit", "torch", "paged_8bit", "paged_32bit"):
-        optim = f"adamw_{name}"
-        left_out = ""
-        if name.startswith("paged"):
-            optim = name.replace("paged", "paged_adamw")
-            left_out = cell.only_on_gpu(PAGES)
-        variants.append(Variant(optim, flags=cell.job("--optim", optim), left_out=left_out))
+    names = "adamw_torch_fused adamw_8bit adamw_torch paged_adamw_8bit paged_adamw_32bit".split()
+    variants = [Variant(name, flags=cell.job("--optim", name)) for name in names]
     fused, *others = train_all(cell, variants, cell.model(wide=True))
     for one in [fused, *others]:
-        if one.losses:
-            error = abs(one.losses[-1] / fused.losses[-1] - 1)
-            one.row["optimizer, bytes"] = one.held("optimizer")
-            one.row["last loss, from fused"] = error
-            assert error <= LOSS_BOUND, one.row
-            if "8bit" in one.variant.name and cell.on_gpu:  # small tensors keep 32 bits
-                assert one.held("optimizer") < MOST_8_BIT_STATE * fused.held("optimizer")
+        error = abs(one.losses[-1] / fused.losses[-1] - 1)
+        one.row["optimizer, bytes"] = one.held("optimizer")
+        one.row["last loss, from fused"] = error
+        assert error <= LOSS_BOUND, one.row
+        if "8bit" in one.variant.name and cell.on_gpu:  # small tensors keep 32 bits
+            assert one.held("optimizer") < MOST_8_BIT_STATE * fused.held("optimizer")

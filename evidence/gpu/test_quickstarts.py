@@ -16,5 +16,4 @@ def test_quickstart(recipe, cell):
     precision = "bf16" if cell.on_gpu else "no"
     row = run_quickstart(recipe, cell.work / "quickstart", precision)
     cell.rows.append(row | {"precision": precision})
-    cell.commands.append(f"make quickstart-{recipe} PRECISION={precision}")
     assert is_taught(row)

@@ -3,10 +3,10 @@
 
     pytest evidence/gpu/test_race.py --all -k "8b_lora and equal"
 
-Weights are random. Each race is run at equal settings, beside bare loops that do nothing but
-compute, and with each program at its own fastest. A repeat has a process
-for each contestant, and the next repeat begins with another one. A ladder trains the recipe for 20
-steps with one lever after the other, whose losses must be those of its first rung.
+Weights are random. Each race is run at equal settings and with each program at its own fastest. A
+repeat has a process for each contestant, and the next repeat begins with another one. A ladder
+trains the recipe for 20 steps with one lever after the other, whose losses must be those of its
+first rung.
 
 About the time on an H200: a process takes 12 s beside its steps (results/gpu/side_by_side.json),
 the model 30 s; Trainer compiles 32 layers as one graph, here taken as 100 s, and 35 s from the
@@ -21,7 +21,7 @@ import numpy as np
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 import contestants
 from contestants import NOT_IN_SMALL, Job
@@ -58,7 +58,7 @@ QLORA = LORA | NF4 | {"max_length": 2048}
 # Rows of 2 % to 50 % of a packed one: 16 of them have about as many tokens as five that are packed
 VARIED = BF16 | {"max_length": 2048, "per_device_train_batch_size": 16}
 EAGER = {"torch_compile": "off"}
-ALIKE = {"ours": EAGER, "lean": {}, "floor": {}, "trainer": {}, "trl": {}}
+ALIKE = {"ours": EAGER, "trainer": {}, "trl": {}}
 COMPILED = {"torch_compile": "on"}
 SELECTIVE = {"gradient_checkpointing": "selective"}
 FLOAT8 = COMPILED | {"load_in_fp8": True}
@@ -185,9 +185,10 @@ def flops_of(job, home):
         model = AutoModelForCausalLM.from_config(config)
         if "use_peft" in job.flags:
             model = get_peft_model(model, LoraConfig(target_modules="all-linear", r=16))
-    batches = torch.load(home / "data" / "batches.pt", weights_only=True)
-    tokens = [(batch["inputs"]["input_ids"] != config.pad_token_id).sum(1) for batch in batches]
-    return flops_per_token(model, None, np.concatenate(tokens))
+    tokenizer = AutoTokenizer.from_pretrained(home / "model")
+    file = str(home / "rows.jsonl")
+    rows = contestants.tokenized_rows(file, tokenizer, job.flags["max_length"])
+    return flops_per_token(model, None, np.array(list(map(len, rows["input_ids"]))))
 
 
 def row_of(label, runs, flops, job):

@@ -102,12 +102,12 @@ def measure_first_step(path: Path) -> None:
         found: dict[str, Any] = dataclasses.asdict(part)
 
         def before(zero: Any, base: Optimizer) -> None:
-            if not path.exists():
+            if "parameters" not in found:
                 found["gradients"] = held(live_gradients(model, zero))
 
         def after(zero: Any, base: Optimizer) -> None:
             # A step may be skipped in fp16
-            if path.exists() or not base.state:
+            if "parameters" in found or not base.state:
                 return
             state, found["state_tensors_per_parameter"] = live_state(base)
             found["parameters"] = held(live_parameters(model))

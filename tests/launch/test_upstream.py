@@ -162,7 +162,7 @@ def texts_of(folder, pattern):
 
 
 def test_each_workaround_is_called_and_has_its_harm_shown_by_a_test_or_a_report():
-    """Those of evidence/upstream, which evidence/test_upstream.py runs, take longer than tests."""
+    """Those of the reports of evidence/upstream take longer than tests."""
     shown = set(re.findall(r'@shows_harm_without\("(\w+)"\)', texts_of("tests", "test_*.py")))
     reports = set(re.findall(r"`(\w+)`", texts_of("evidence/upstream", "*.md")))
     assert shown <= WORKAROUNDS.keys() <= shown | reports
