@@ -19,7 +19,7 @@ import fnmatch
 import json
 import re
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +49,6 @@ NEEDED = """
     completion_only_loss dtype learn load_in_4bit load_in_8bit load_in_fp8 max_length
     model_revision
 """.split()
-HEAD_LINES = 12  # of the card that are shown
 
 
 def parse_args() -> argparse.Namespace:
@@ -59,7 +58,6 @@ def parse_args() -> argparse.Namespace:
     add("repo_id", help="owner/name, or a name of your own")
     add("--public", action="store_true", help="let everyone see a new repository")
     add("--revision", help="branch to push to, which must exist [main]")
-    add("--commit_message", default="Upload model", help="message of the commit [%(default)s]")
     add("--base_model", help="hub id of the base, in place of a path on this machine")
     add("--yes", action="store_true", help="push without asking")
     return parser.parse_args()
@@ -78,28 +76,6 @@ def select(source: Path) -> tuple[list[str], list[str]]:
     chosen = sorted(filter(matches, names))
     stays = {name.partition("/")[0] for name in names if not matches(name)}
     return chosen, sorted(stays)
-
-
-def find_problem(source: Path) -> str | None:
-    """Return why a folder is not pushed, or None."""
-    from core.export import has_result  # imports torch, for seconds
-
-    if source.name.endswith(".unfinished"):
-        return f"{source}: was not finished: run its command again"
-    status = source / "status.json"
-    if status.is_file() and '"state": "done"' not in status.read_text():
-        return f"{source}: the run is not done, as status.json says: run its launch command again"
-    if not has_result(source):
-        return f"{source}: has no model or adapters in safetensors: name the folder of a result"
-    return None
-
-
-def find_secret(texts: Mapping[str, bytes]) -> str | None:
-    """Return which of the texts has a token of the hub or a private key in it, or None."""
-    for name, content in texts.items():
-        if SECRET.search(content):
-            return f"{name}: has a secret in it: take it out of the file"
-    return None
 
 
 def read_texts(source: Path, names: Sequence[str]) -> dict[str, bytes]:
@@ -183,15 +159,19 @@ def card_of(source: Path, run: Mapping[str, Any], base: str | None) -> str:
         data.library_name = "sentence-transformers"
     if is_hub_id(base):
         data.base_model = base
-    settings = [(name, value) for name, value in arguments.items() if type(value) in (int, float)]
-    settings.append(("hash of the training rows", run.get("data")))
-    listed = ", ".join(map(public_name, rows))
-    parts = [f"---\n{data.to_yaml()}\n---", f"# {source.resolve().name}"]
-    parts.append(f"Trained from `{public_name(base)}` on {listed}.")
-    parts.append(table("Settings", settings))
-    parts += results(source / "metrics.jsonl")
-    parts.append(table("Versions", run.get("versions", {}).items()))
-    return "\n\n".join(parts)
+    numbers = {}
+    metrics = source / "metrics.jsonl"
+    if metrics.is_file():
+        for line in metrics.read_text().splitlines():  # The last value of each stays
+            numbers |= json.loads(line)
+    numbers |= {name: value for name, value in arguments.items() if type(value) in (int, float)}
+    numbers["hash of the training rows"] = run.get("data")
+    lines = [f"---\n{data.to_yaml()}\n---\n", f"# {source.resolve().name}\n"]
+    lines.append(f"Trained from `{public_name(base)}` on {', '.join(map(public_name, rows))}.\n")
+    lines += ["| name | value |", "| --- | --- |"]
+    for name, value in {**numbers, **run.get("versions", {})}.items():
+        lines.append(f"| {name} | {value} |")
+    return "\n".join(lines)
 
 
 def public_name(name: str) -> str:
@@ -201,60 +181,24 @@ def public_name(name: str) -> str:
     return Path(name).name
 
 
-def results(path: Path) -> Iterator[str]:
-    """Yield the last evaluation and the last logged step of metrics.jsonl."""
-    last: dict[str, Mapping[str, Any]] = {}
-    if path.is_file():
-        for line in map(json.loads, path.read_text().splitlines()):
-            is_evaluation = any(name.startswith("eval_") for name in line)
-            last["Evaluation" if is_evaluation else "Last training step"] = line
-    for kind, line in sorted(last.items()):
-        yield table(f"{kind}, after step {line['step']}", line.items())
-
-
-def table(title: str, rows: Iterable[tuple[str, Any]]) -> str:
-    """Return a section with a table of names and values."""
-    lines = [f"## {title}", "", "| name | value |", "| --- | --- |"]
-    for name, value in rows:
-        text = f"{value:.6g}" if isinstance(value, float) else str(value)
-        lines.append(f"| {name} | {text} |")
-    return "\n".join(lines)
-
-
 # ---- The push ----
-def check(args: argparse.Namespace) -> None:
+def check(source: Path, base: str | None) -> None:
     """End with 64 or 65 for a folder that is not pushed, or whose base the hub would not find."""
-    problem = find_problem(args.folder)
-    if problem is not None:
-        stop(Exit.DATA, problem)
-    if args.base_model is not None and not (args.folder / ADAPTERS).is_file():
+    from core.export import has_result  # imports torch, for seconds
+
+    status = source / "status.json"
+    if source.name.endswith(".unfinished"):
+        stop(Exit.DATA, f"{source}: was not finished: run its command again")
+    if status.is_file() and '"state": "done"' not in status.read_text():
+        stop(Exit.DATA, f"{source}: the run is not done: run its launch command again")
+    if not has_result(source):
+        stop(Exit.DATA, f"{source}: has no model or adapters in safetensors")
+    if base is not None and not (source / ADAPTERS).is_file():
         stop(Exit.USAGE, "--base_model is for adapters, and this folder has a whole model")
-    local = local_base(args.folder)
-    if args.base_model is None and local is not None:
+    local = local_base(source)
+    if base is None and local is not None:
         fix = "pass --base_model ID, its id on the hub"
         stop(Exit.USAGE, f"the base of these adapters, {local}, is only on this machine: {fix}")
-
-
-def show(
-    args: argparse.Namespace,
-    sizes: Mapping[str, int],
-    stays: Sequence[str],
-    texts: Mapping[str, bytes],
-) -> None:
-    """Print the files with their sizes, what stays here, who can see it, and the card's head.
-
-    Args:
-        texts: {name: content} of the files that are no weights, as they are pushed.
-    """
-    for name, size in sizes.items():
-        print(f"{size:>16,}  {name}")
-    print(f"{sum(sizes.values()):>16,}  bytes in {len(sizes)} files")
-    print(f"stays here: {', '.join(stays) or 'nothing'}")
-    seen = "public" if args.public else "private"
-    print(f"to: {args.repo_id}, revision {args.revision or 'main'}, {seen} if it is new")
-    print("card:")
-    for line in texts.get(CARD, b"none").decode(errors="replace").splitlines()[:HEAD_LINES]:
-        print(f"    {line}")
 
 
 def is_agreed() -> bool:
@@ -277,9 +221,8 @@ def push(args: argparse.Namespace, contents: Mapping[str, Any]) -> None:
     api = HfApi()
     try:
         repo = api.create_repo(args.repo_id, private=not args.public, exist_ok=True)
-        api.create_commit(
-            repo.repo_id, operations, commit_message=args.commit_message, revision=args.revision
-        )
+        message = "Upload model"
+        api.create_commit(repo.repo_id, operations, commit_message=message, revision=args.revision)
     except (httpx2.HTTPError, OSError, RuntimeError, ValueError) as error:
         cause = error.__cause__ or error  # That of an upload is the cause of a RuntimeError
         stop(Exit.NO_HUB, f"the push ended ({first_line(cause)}): run the same command again")
@@ -288,17 +231,21 @@ def push(args: argparse.Namespace, contents: Mapping[str, Any]) -> None:
 
 def main() -> None:
     args = parse_args()
-    check(args)
+    check(args.folder, args.base_model)
     names, stays = select(args.folder)
     made = make_copies(args.folder, args.base_model)
-    texts = {**read_texts(args.folder, names), **made}
-    secret = find_secret(texts)
-    if secret is not None:
-        stop(Exit.DATA, secret)
+    for name, content in {**read_texts(args.folder, names), **made}.items():
+        if SECRET.search(content):
+            stop(Exit.DATA, f"{name}: has a secret in it: take it out of the file")
     contents: dict[str, Any] = {name: str(args.folder / name) for name in names} | made
     sizes = {name: (args.folder / name).stat().st_size for name in names}
     sizes |= {name: len(content) for name, content in made.items()}
-    show(args, dict(sorted(sizes.items())), stays, texts)
+    for name, size in sorted(sizes.items()):
+        print(f"{size:>16,}  {name}")
+    print(f"{sum(sizes.values()):>16,}  bytes in {len(sizes)} files")
+    print(f"stays here: {', '.join(stays) or 'nothing'}")
+    seen = "public" if args.public else "private"
+    print(f"to: {args.repo_id}, revision {args.revision or 'main'}, {seen} if it is new")
     if args.yes or is_agreed():
         push(args, contents)
     else:

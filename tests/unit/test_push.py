@@ -31,7 +31,7 @@ def test_the_card_of_a_run_says_what_it_recorded_and_no_path(tmp_path, monkeypat
     (tmp_path / "adapter_config.json").write_text("{}")
     made = made_of(tmp_path, run, base="owner/base")
     card = made["README.md"]
-    for words in ("base_model: owner/base", "- owner/rows", "| loss | 1 |", "| torch | 9.9 |"):
+    for words in ("base_model: owner/base", "- owner/rows", "| loss | 1.0 |", "| torch | 9.9 |"):
         assert words in card
     for words in ("alice", "hf_abcdef", "a row of the data"):
         assert words not in card
