@@ -3,5 +3,5 @@
 
 rows         rows of a file: exact match and loss
 harness      tasks of lm-evaluation-harness
-report       the table, and the files of the results
+session      what evaluate.py does
 """

@@ -141,6 +141,5 @@ def metrics_of(results: Mapping[str, Any], task: str) -> dict[str, Any]:
         found[name if filter_name in ("", "none") else f"{name} ({filter_name})"] = {
             "value": value,
             "stderr": stderr if isinstance(stderr, int | float) else None,  # lm-eval writes N/A
-            "higher_is_better": results["higher_is_better"].get(task, {}).get(name),
         }
     return found
