@@ -17,13 +17,12 @@ from tasks.images import load_picture
 
 HELP = """\
 /help           show this list
-/system [TEXT]  set the system prompt; without a text remove it
 /image PATH     put an image before the next prompt; may be repeated
-/reset          start over; the system prompt remains
+/reset          start over
 /save [FILE]    append the conversation to a .jsonl file as a row to train on
 /model [N]      continue with the answers of model N; without a number list them
 /exit           leave, as Ctrl-D does
-A line that ends in a backslash continues in the next one. Ctrl-C stops an answer."""
+Ctrl-C stops an answer."""
 
 
 @dataclass
@@ -48,13 +47,10 @@ class Terminal:
                 importlib.import_module("readline")
             self.list_models()
             print("/help lists the commands; Ctrl-C stops an answer, Ctrl-D leaves.")
-        first, following = ("> ", ". ") if is_interactive else ("", "")
         text = ""
         while text != "/exit":
             try:
-                text = input(first)
-                while text.endswith("\\"):
-                    text = text.removesuffix("\\") + "\n" + input(following)
+                text = input("> " if is_interactive else "")
             except (EOFError, KeyboardInterrupt):
                 print()
                 return
@@ -76,8 +72,6 @@ class Terminal:
         match name:
             case "/help":
                 print(HELP)
-            case "/system":
-                self.history.system = argument
             case "/image":
                 self.add_image(str(Path(argument).expanduser().absolute()))
             case "/reset":
@@ -106,9 +100,8 @@ class Terminal:
 
     def choose(self, number: str) -> None:
         """Continue with the answers of another model. Raises ValueError if there is none."""
-        count = len(self.speakers)
-        if number not in map(str, range(1, count + 1)):
-            raise ValueError(f"/model needs a number from 1 to {count}")
+        if number not in map(str, range(1, len(self.speakers) + 1)):
+            raise ValueError(f"/model {number}: there is no such model")
         self.history.chosen = int(number) - 1
 
     def list_models(self) -> None:
