@@ -2,30 +2,21 @@
 """The files of a copied recipe."""
 
 import fnmatch
-import itertools
 import json
 import re
 import subprocess
-from dataclasses import dataclass
+from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
 
 from template.imports import modules_needed
 
-# {engine: the files that only it needs}
-ENGINES = {
-    "ddp": ("*/ddp.yaml",),
-    "fsdp1": ("*/fsdp1_*.yaml",),
-    "fsdp2": ("*/fsdp.yaml", "*/fsdp2_*.yaml", "*/hsdp_*.yaml"),
-    "deepspeed": ("core/zero.py", "*/deepspeed_*.yaml"),
-}
 # {extra: the YAML files that only it can run}
 EXTRAS = {
     "mesh": ("*/tp.yaml", "*_tp.yaml", "*_cp.yaml", "*/deepspeed_ulysses.yaml"),
     "experts": ("*/ep.yaml", "*_ep.yaml"),
     "pipeline": ("*/pp.yaml",),
 }
-LIBRARIES = "torch accelerate transformers datasets peft bitsandbytes deepspeed".split()
 ORIGIN = "ORIGIN.md"
 ORIGIN_TEXT = """# Origin
 
@@ -33,9 +24,9 @@ ORIGIN_TEXT = """# Origin
 
     python scripts/copy_recipe.py {words} FOLDER
 
-and {versions}. The copy is yours: it runs from this folder and needs nothing else from that
-repository. `grep -rn EDIT --include='*.py' .` shows what to adapt first, `core/README.md` what to
-read, and `python test_copy.py` whether an edit has broken something.
+The copy is yours: it runs from this folder and needs nothing else from that repository.
+`grep -rn EDIT --include='*.py' .` shows what to adapt first, `core/README.md` what to read, and
+`python test_copy.py` whether an edit has broken something.
 
     pip install -r requirements.txt
     accelerate launch --config_file accelerate_configs/fsdp.yaml {program} --help
@@ -52,32 +43,9 @@ WORDS = re.compile(r"copy_recipe\.py (.*) FOLDER")
 COPYING = re.compile(
     r"yours:(\s+)python scripts/copy_recipe\.py \w+ my_project, then\s+look for\s+EDIT\."
 )
+SHIPPED_EXTRAS = re.compile(r"(\bEXTRAS = )\([^)]*\)")
 # Not after a character of a path or an address, as in https://example.org/docs/
 FILE = re.compile(r"(?<![\w/.-])(recipes|scripts|tests|docs|results|examples)/(?=(\w+))")
-
-
-@dataclass(frozen=True)
-class Wish:
-    """What a copy is to have.
-
-    Attributes:
-        recipe: its name, such as "llama".
-        extras: folders of extras/ that it takes along.
-        engines: of ENGINES; what only others need stays behind.
-    """
-
-    recipe: str
-    extras: tuple[str, ...] = ()
-    engines: tuple[str, ...] = tuple(ENGINES)
-
-    def words(self) -> list[str]:
-        """Return the words of the command line that say it."""
-        words = [self.recipe]
-        if self.extras:
-            words += ["--extras", *self.extras]
-        if self.engines != tuple(ENGINES):
-            words += ["--engines", *self.engines]
-        return words
 
 
 def find_recipes(root: Path) -> dict[str, Path]:
@@ -85,7 +53,7 @@ def find_recipes(root: Path) -> dict[str, Path]:
     return {path.stem: path for path in sorted((root / "recipes").glob("*.py"))}
 
 
-def files_of_copy(root: Path, wish: Wish) -> dict[str, str]:
+def files_of_copy(root: Path, name: str, extras: Sequence[str] = ()) -> dict[str, str]:
     """Return {path in the copy: text}, the recipe first; ORIGIN.md is not among them.
 
     The recipe keeps its name, which the documents use too. Names of files in comments and messages
@@ -93,25 +61,27 @@ def files_of_copy(root: Path, wish: Wish) -> dict[str, str]:
 
     Args:
         root: of this repository, as it is or as it was.
+        name: of the recipe, such as "llama".
+        extras: folders of extras/ that come along.
     """
     folder = root / "recipes"
-    recipe = folder / f"{wish.recipe}.py"
+    recipe = folder / f"{name}.py"
     sources = {}
-    for path in [recipe, *modules_needed(recipe, wish.extras), *folder.glob("core/*.md")]:
+    for path in [recipe, *modules_needed(recipe, extras), *folder.glob("core/*.md")]:
         sources[path.relative_to(folder).as_posix()] = path
     for path in sorted((root / "accelerate_configs").glob("*.yaml")):
         sources[f"accelerate_configs/{path.name}"] = path
-    unwanted = [EXTRAS[extra] for extra in EXTRAS.keys() - set(wish.extras)]
-    unwanted += [ENGINES[engine] for engine in ENGINES.keys() - set(wish.engines)]
-    for pattern in itertools.chain(*unwanted):
-        for name in fnmatch.filter(sources, pattern):
-            del sources[name]
+    for extra in EXTRAS.keys() - set(extras):
+        for pattern in EXTRAS[extra]:
+            for path in fnmatch.filter(sources, pattern):
+                del sources[path]
     sources["requirements.txt"] = root / "requirements.txt"
     sources["test_copy.py"] = root / "scripts" / "template" / "copy_test.py"
     files = {}
-    for name, path in sources.items():
-        files[name] = rename_files(path.read_text(encoding="utf-8"), wish.recipe)
-    files[recipe.name] = with_extras(files[recipe.name], wish.extras)
+    for place, path in sources.items():
+        files[place] = rename_files(path.read_text(encoding="utf-8"), name)
+    listed = str(tuple(extras)).replace("'", '"')
+    files[recipe.name] = SHIPPED_EXTRAS.sub(rf"\g<1>{listed}", files[recipe.name])
     files["test_copy.py"] = files["test_copy.py"].replace("llama.py", recipe.name)
     files["LICENSE"] = (root / "LICENSE").read_text(encoding="utf-8")
     return files
@@ -131,20 +101,11 @@ def rename_files(text: str, recipe: str) -> str:
     return FILE.sub(rename, COPYING.sub(r"yours:\1look for EDIT.", text))
 
 
-def with_extras(text: str, extras: tuple[str, ...]) -> str:
-    """Return the text of a recipe with other EXTRAS."""
-    listed = str(extras).replace("'", '"')
-    return re.sub(r"(\bEXTRAS = )\([^)]*\)", rf"\g<1>{listed}", text)
-
-
-def origin_of(root: Path, wish: Wish) -> str:
+def origin_of(root: Path, name: str, extras: Sequence[str] = ()) -> str:
     """Return the text of ORIGIN.md."""
-    versions = [f"{name} {metadata.version(name)}" for name in LIBRARIES]
+    words = [name, "--extras", *extras] if extras else [name]
     return ORIGIN_TEXT.format(
-        program=f"{wish.recipe}.py",
-        commit=describe_commit(root),
-        words=" ".join(wish.words()),
-        versions=", ".join(versions),
+        program=f"{name}.py", commit=describe_commit(root), words=" ".join(words)
     )
 
 

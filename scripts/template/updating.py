@@ -1,36 +1,32 @@
 # SPDX-License-Identifier: Apache-2.0
 """What has changed in this repository since a recipe was copied, merged into the copy."""
 
-import shlex
 import subprocess
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
 
-from template.copying import COMMIT, ORIGIN, WORDS, Wish, files_of_copy, git, origin_of, write
+from template.copying import COMMIT, ORIGIN, WORDS, files_of_copy, git, origin_of, write
 
 
-def update(root: Path, folder: Path, parse: Callable[[list[str]], Wish]) -> list[str]:
+def update(root: Path, folder: Path) -> list[str]:
     """Merge, file by file, what has changed since the copy was made. Returns the conflicts.
 
     A file in which the same lines were changed here and there gets both, marked as git does it.
     Raises ValueError if the folder is no copy.
-
-    Args:
-        parse: a function from the words of the command that made the copy to the wish.
     """
     path = folder / ORIGIN
     text = path.read_text(encoding="utf-8") if path.exists() else ""
     commit, words = COMMIT.search(text), WORDS.search(text)
     if commit is None or words is None:
         raise ValueError(f"{folder} has no {ORIGIN} that names a commit")
-    wish = parse(shlex.split(words[1]))
+    recipe, _, extras = words[1].partition(" --extras ")
+    wish = (recipe, extras.split())
     with tempfile.TemporaryDirectory() as before:
         archive = Path(before, "tree.tar")
         git(root, "archive", f"--output={archive}", commit[1])
         subprocess.run(["tar", "-xf", archive, "-C", before], check=True)
-        old = files_of_copy(Path(before), wish)
-    new = files_of_copy(root, wish)
+        old = files_of_copy(Path(before), *wish)
+    new = files_of_copy(root, *wish)
     conflicts = []
     for name in sorted({*old, *new}):
         path = folder / name
@@ -42,7 +38,7 @@ def update(root: Path, folder: Path, parse: Callable[[list[str]], Wish]) -> list
             path.unlink(missing_ok=True)
         elif merged != mine:
             write(folder, {name: merged})
-    write(folder, {ORIGIN: origin_of(root, wish)})
+    write(folder, {ORIGIN: origin_of(root, *wish)})
     return conflicts
 
 
