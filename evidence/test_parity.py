@@ -17,7 +17,7 @@ from dataclasses import replace
 
 import pytest
 
-from config_strategy import strategy_of
+from config_strategy import read, strategy_of
 from job import CONFIGS, CUT, MESH_CUT, ROOT, WEIGHTS, Run, compare, launch, make_model, read_steps
 from jobs import RECIPES
 from planner_jobs import content_of
@@ -95,7 +95,9 @@ LAYERS_OF_PIPELINES = 8  # two stages for each of four ranks
 
 def ranks_per_row(config: str, sizes: tuple[str, ...] = ()) -> int:
     """Return how many ranks share each row under a shipped YAML, with these sizes of its mesh."""
-    return strategy_of(content_of(config, sizes)).ranks_per_row
+    mesh = read(CONFIGS / f"{config}.yaml")
+    mesh.values.update(content_of(config, sizes).get("parallelism_config") or {})
+    return strategy_of(mesh).ranks_per_row
 
 
 def configs() -> list[str]:

@@ -255,7 +255,7 @@ def plan_of_row(row, model):
     job = JOBS[row["job"]]
     config = config_strategy.read(CONFIGS / f"{row['config']}.yaml")
     if row.get("sizes"):
-        config = content_of(row["config"], row["sizes"])
+        config.values.update(content_of(row["config"], row["sizes"])["parallelism_config"])
     # A rehearsal of FSDP1's hybrid sharding simulates two machines
     machines = 2 if row["config"] == "fsdp1_hybrid_shard" else 1
     args = parsed(str(model), *job.words)

@@ -107,7 +107,7 @@ def report_of(request: Request, args: Any, card: int | None) -> dict[str, Any]:
         config = read(path)
     except ValueError as error:
         raise End(Exit.USAGE, str(error)) from None
-    config["parallelism_config"] = (config.get("parallelism_config") or {}) | request.mesh
+    config.values.update(request.mesh)
     plan = plan_of(
         args, config, request.num_processes, request.num_machines, request.mixed_precision
     )
