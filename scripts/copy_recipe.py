@@ -23,9 +23,8 @@ from pathlib import Path
 
 from common import Exit, Parser, first_line, run_command, stop
 from paths import ROOT
-from template.copying import ORIGIN, files_of_copy, find_recipes, origin_of, write
+from template.copying import ORIGIN, files_of_copy, find_recipes, origin_of, update, write
 from template.imports import extras_of
-from template.updating import update
 from tiny import makers
 
 # What the model and the rows of a copy's test are made with

@@ -16,7 +16,7 @@ The plan covers the worst case: one optimizer step in which every row has --max_
 supervised, and one batch of evaluation. The real recipe's step runs on fake tensors;
 docs/planning.md states the errors.
 
-Exit codes: 0 planned; 1 with --gpu: does not fit; 64 usage; 69 no hub; 73 cannot write.
+Exit codes: 0 planned; 1 with --gpu: does not fit; 64 usage; 69 no hub.
 """
 
 import argparse
@@ -28,10 +28,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from common import Exit, Parser, at_least_1, run_command, stop
+from common import Parser, at_least_1, run_command
 
 
-def parse_args() -> tuple[dict[str, Any], str | None]:
+def parse_args() -> tuple[dict[str, Any], Path | None]:
     """Return the fields of the request (planner/plan.py), and where to write the plan.
 
     What is no option of the planner is read as `accelerate launch` reads it.
@@ -77,7 +77,7 @@ def make_parser() -> Parser:
         "memory (e.g. 24GB, of 10^9 bytes, or 80GiB, of 2^30) "
         "[none; the loss is computed in pieces as on 80GiB]",
     )
-    add("--json", metavar="PATH.json", help="write the plan here; -: to the terminal")
+    add("--json", type=Path, metavar="PATH.json", help="write the plan here")
     return parser
 
 
@@ -100,15 +100,8 @@ def main() -> int:
     except End as end:
         print(f"plan_memory.py: {end.why}", file=sys.stderr)
         return end.code
-    content = json.dumps(found, indent=2)
-    if path == "-":
-        print(content)
-        return 0 if fits else 1
-    if path:
-        try:
-            Path(path).write_text(content + "\n")
-        except OSError as error:
-            stop(Exit.CANNOT_WRITE, f"cannot write {path}: {error}")
+    if path is not None:
+        path.write_text(json.dumps(found, indent=2) + "\n")
     print(text)
     return 0 if fits else 1
 

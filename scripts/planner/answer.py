@@ -239,9 +239,6 @@ def kinds_of_weights(request: Request, args: Any) -> Iterator[tuple[str, dict[st
 def row_of(request: Request, way: Way) -> dict[str, Any]:
     """Return a way as written to JSON: bytes of a GPU, and of the host for each rank."""
     return {
-        "config_file": f"accelerate_configs/{way.file}.yaml",
-        "weights": way.weights,
-        "gradient_checkpointing": way.plan.args.gradient_checkpointing,
         "peak": way.held.peak,
         "device": way.held.device,
         "host": way.held.host,

@@ -10,7 +10,7 @@ import pytest
 import copy_recipe
 from launching import REPO
 from template import copying, imports
-from template.updating import merge, update
+from template.copying import merge, update
 
 RECIPES = copying.find_recipes(REPO)
 OURS = [
