@@ -104,7 +104,9 @@ def rename_files(text: str, recipe: str) -> str:
 
 def origin_of(root: Path, name: str, extras: Sequence[str] = ()) -> str:
     """Return the text of ORIGIN.md."""
-    words = [name, "--extras", *extras] if extras else [name]
+    words = [name]
+    if extras:
+        words += ["--extras", *extras]
     return ORIGIN_TEXT.format(
         program=f"{name}.py", commit=describe_commit(root), words=" ".join(words)
     )
@@ -115,7 +117,9 @@ def describe_commit(root: Path) -> str:
     if root.name == "accelerate_recipes":  # Installed (scripts/installed/), perhaps in a clone
         origin = metadata.distribution("accelerate-recipes").read_text("direct_url.json") or "{}"
         name = json.loads(origin).get("vcs_info", {}).get("commit_id")
-        return f"commit {name}" if name else f"version {metadata.version('accelerate-recipes')}"
+        if name is None:
+            return f"version {metadata.version('accelerate-recipes')}"
+        return f"commit {name}"
     try:
         name, date = git(root, "log", "-1", "--format=%H %cs").split()
         changes = git(root, "status", "--porcelain", "--untracked-files=no")
