@@ -19,7 +19,6 @@ Exit codes: 0 done, 64 usage, 65 data, 73 cannot write.
 
 import argparse
 import json
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -97,13 +96,6 @@ def eval_metrics(runs: Sequence[RecordedRun]) -> list[str]:
     return [name for name in names if name.startswith("eval_")]
 
 
-def names_of(runs: Sequence[RecordedRun]) -> list[str]:
-    """Return for each run what its folder's path has beyond the folder that all are in."""
-    folders = [os.path.abspath(run.folder) for run in runs]
-    common = os.path.commonpath(folders)
-    return [os.path.relpath(folder, common) for folder in folders]
-
-
 # ---- The table ----
 def cells_of(run: RecordedRun) -> dict[str, str]:
     """Return the numbers of a run by the names of their columns.
@@ -131,11 +123,11 @@ def cells_of(run: RecordedRun) -> dict[str, str]:
 
 def table(runs: Sequence[RecordedRun]) -> list[str]:
     """Return the lines of the table: one for each run, with - for what it has not recorded."""
-    rows = [cells_of(run) for run in runs]
+    rows = [{"run": run.folder} | cells_of(run) for run in runs]
     columns = dict.fromkeys(name for row in rows for name in row)
-    lines = [["run", *columns]]
-    for name, row in zip(names_of(runs), rows, strict=True):
-        lines.append([name, *(row.get(column, "-") for column in columns)])
+    lines = [[*columns]]
+    for row in rows:
+        lines.append([row.get(column, "-") for column in columns])
     widths = [max(map(len, cells)) for cells in zip(*lines, strict=True)]
     return ["  ".join(map(str.ljust, cells, widths)).rstrip() for cells in lines]
 
@@ -173,8 +165,9 @@ def draw(runs: Sequence[RecordedRun], panels: Sequence[str]) -> Figure:
         draw_panel(axes, panel, runs)
     grid[-1, 0].set_xlabel("optimizer step")
     if len(runs) > 1:
-        lines, _ = grid[0, 0].get_legend_handles_labels()
-        figure.legend(lines, names_of(runs), loc="outside lower left", frameon=False)
+        figure.legend(
+            *grid[0, 0].get_legend_handles_labels(), loc="outside lower left", frameon=False
+        )
     return figure
 
 

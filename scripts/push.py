@@ -15,7 +15,6 @@ Exit codes: 0 done, 64 usage, 65 data, 69 hub.
 """
 
 import argparse
-import fnmatch
 import json
 import re
 import sys
@@ -64,18 +63,12 @@ def parse_args() -> argparse.Namespace:
 
 
 # ---- Which files, and which folders ----
-def matches(name: str) -> bool:
-    """Return whether a path is as deep as one of the patterns, and fits it."""
-    depth = name.count("/")
-    return any(depth == one.count("/") and fnmatch.fnmatch(name, one) for one in PUSHED)
-
-
 def select(source: Path) -> tuple[list[str], list[str]]:
     """Return the paths from the folder of what is pushed, and the names of what stays here."""
-    names = [path.relative_to(source).as_posix() for path in source.rglob("*") if path.is_file()]
-    chosen = sorted(filter(matches, names))
-    stays = {name.partition("/")[0] for name in names if not matches(name)}
-    return chosen, sorted(stays)
+    files = {path for path in source.rglob("*") if path.is_file()}
+    chosen = files & {path for one in PUSHED for path in source.glob(one)}
+    names = sorted(path.relative_to(source).as_posix() for path in chosen)
+    return names, sorted({path.relative_to(source).parts[0] for path in files - chosen})
 
 
 def read_texts(source: Path, names: Sequence[str]) -> dict[str, bytes]:
@@ -119,16 +112,6 @@ def public_record(source: Path, run: Mapping[str, Any]) -> dict[str, Any]:
     if run.get("base_weights") is not None:
         record["base_weights"] = run["base_weights"]
     return record
-
-
-def local_base(source: Path) -> str | None:
-    """Return the base of adapters if it is a path on this machine, or None."""
-    if not (source / ADAPTERS).is_file():
-        return None
-    base = json.loads((source / ADAPTERS).read_text()).get("base_model_name_or_path")
-    if not base or is_hub_id(base):
-        return None
-    return base
 
 
 def is_hub_id(name: str) -> bool:
@@ -183,17 +166,15 @@ def check(source: Path, base: str | None) -> None:
         stop(Exit.DATA, f"{source}: the run is not done: run its launch command again")
     if not has_result(source):
         stop(Exit.DATA, f"{source}: has no model or adapters in safetensors")
-    if base is not None and not (source / ADAPTERS).is_file():
-        stop(Exit.USAGE, "--base_model is for adapters, and this folder has a whole model")
-    local = local_base(source)
-    if base is None and local is not None:
+    adapters = source / ADAPTERS
+    if not adapters.is_file():
+        if base is not None:
+            stop(Exit.USAGE, "--base_model is for adapters, and this folder has a whole model")
+        return
+    named = json.loads(adapters.read_text()).get("base_model_name_or_path")
+    if base is None and named and not is_hub_id(named):
         fix = "pass --base_model ID, its id on the hub"
-        stop(Exit.USAGE, f"the base of these adapters, {local}, is only on this machine: {fix}")
-
-
-def is_agreed() -> bool:
-    """Return whether the user, on a terminal, agrees to the push."""
-    return sys.stdin.isatty() and input("Push this? [y/N] ").strip().lower() in ("y", "yes")
+        stop(Exit.USAGE, f"the base of these adapters, {named}, is only on this machine: {fix}")
 
 
 def push(args: argparse.Namespace, contents: Mapping[str, Any]) -> None:
@@ -236,7 +217,8 @@ def main() -> None:
     print(f"stays here: {', '.join(stays) or 'nothing'}")
     seen = "public" if args.public else "private"
     print(f"to: {args.repo_id}, revision {args.revision or 'main'}, {seen} if it is new")
-    if args.yes or is_agreed():
+    # Only a user on a terminal is asked
+    if args.yes or (sys.stdin.isatty() and input("Push this? [y/N] ").lower() in ("y", "yes")):
         push(args, contents)
     else:
         print("Nothing was pushed. To push: the same command with --yes")

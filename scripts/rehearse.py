@@ -59,15 +59,6 @@ def parse_args() -> tuple[Parser, argparse.Namespace]:
     return parser, args
 
 
-def device_of(device: str) -> str:
-    """Return cpu or cuda; for auto, cuda if torch finds it."""
-    if device != "auto":
-        return device
-    import torch  # only here, since it takes seconds to load
-
-    return "cuda" if torch.cuda.is_available() else "cpu"
-
-
 def show(args: argparse.Namespace, rehearsal: Rehearsal) -> None:
     """Print what is rehearsed, and what differs from production."""
     ranks = f"{rehearsal.ranks} {rehearsal.device} rank(s)"
@@ -105,20 +96,26 @@ def main() -> int:
     for path in (args.config_file, args.words[0]):
         if not Path(path).is_file():
             parser.error(f"{path} does not exist")
-    from accelerate.commands.launch import launch_command_parser  # Takes seconds
+    import torch  # Takes seconds, as does the launcher
+    from accelerate.commands.launch import launch_command_parser
 
+    device = args.device
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
     launcher = launch_command_parser()
     launcher.error = parser.error
     options = launcher.parse_args([*args.options, *args.words])
     try:
-        rehearsal = plan(args.config_file, device_of(args.device), options)
+        rehearsal = plan(args.config_file, device, options)
     except ValueError as error:
         parser.error(str(error))
     show(args, rehearsal)
     with tempfile.TemporaryDirectory(prefix="rehearsal_") as name:
         folder = Path(name)
         command = rehearsal.command(args.options, args.words)
-        code = launch(command, rehearsal.environment(folder), folder, rehearsal.ranks_here)
+        code = launch(
+            command, rehearsal.environment(folder), folder, rehearsal.ranks // rehearsal.machines
+        )
         rows, verdict = report(folder, rehearsal)
     if args.report is not None:
         args.report.parent.mkdir(parents=True, exist_ok=True)

@@ -50,22 +50,18 @@ class Terminal:
         text = ""
         while text != "/exit":
             try:
-                text = input("> " if is_interactive else "")
+                text = input("> " if is_interactive else "").strip()
             except (EOFError, KeyboardInterrupt):
                 print()
                 return
-            self.react(text.strip())
-
-    def react(self, text: str) -> None:
-        """Answer a text, or carry out a command. Whatever is wrong is one line."""
-        try:
-            if text.startswith("/"):
-                name, _, argument = text.partition(" ")
-                self.obey(name, argument.strip())
-            elif text:
-                self.ask(text)
-        except (*UNANSWERED, OSError) as error:
-            print(f"error: {printable(first_line(error))}", file=sys.stderr)
+            try:  # Whatever is wrong is one line
+                if text.startswith("/"):
+                    name, _, argument = text.partition(" ")
+                    self.obey(name, argument.strip())
+                elif text:
+                    self.ask(text)
+            except (*UNANSWERED, OSError) as error:
+                print(f"error: {printable(first_line(error))}", file=sys.stderr)
 
     def obey(self, name: str, argument: str) -> None:
         """Carry out a command. Raises ValueError if it cannot be."""

@@ -80,7 +80,10 @@ def answer(request: Request) -> tuple[dict[str, Any], str, bool]:
         f"{batch.lines} x {batch.length} tokens per micro-batch: {len(fitting)} of {len(tried)} "
         "ways fit"
     )
-    rows = [row_of(request, way) for way in fitting]
+    rows = []
+    for way in fitting:
+        held = {"peak": way.held.peak, "device": way.held.device, "host": way.held.host}
+        rows.append(held | {"command": shlex.join(command(request, way))})
     choice = {"title": title, "card": card, "rows": rows}
     return choice, text_of_choice(request, title, tried, card), bool(fitting)
 
@@ -235,17 +238,7 @@ def kinds_of_weights(request: Request, args: Any) -> Iterator[tuple[str, dict[st
             yield name, {key: one for key, one in values.items() if one != getattr(args, key)}
 
 
-# ---- What fits, as text and JSON ----
-def row_of(request: Request, way: Way) -> dict[str, Any]:
-    """Return a way as written to JSON: bytes of a GPU, and of the host for each rank."""
-    return {
-        "peak": way.held.peak,
-        "device": way.held.device,
-        "host": way.held.host,
-        "command": shlex.join(command(request, way)),
-    }
-
-
+# ---- What fits, as text ----
 def text_of_choice(request: Request, title: str, tried: Sequence[Way], card: int) -> str:
     """Return as text what fits, the cheapest first, and what does not."""
     fitting = [way for way in tried if way.held.peak <= card]

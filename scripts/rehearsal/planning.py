@@ -35,11 +35,6 @@ class Rehearsal:
     overrides: list[Override]
     machines: int = 1
 
-    @property
-    def ranks_here(self) -> int:
-        """How many of the ranks this machine starts."""
-        return self.ranks // self.machines
-
     def command(self, options: Sequence[str], words: Sequence[str]) -> list[str]:
         """Return the command that launches the ranks of this machine.
 

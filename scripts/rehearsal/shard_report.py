@@ -134,15 +134,6 @@ def promise_of(
     return promise
 
 
-def is_in_its_place(name: str, devices: list[str], facts: ConfigStrategy) -> bool:
-    """Return whether a class is in host memory if the YAML offloads it."""
-    if not any(name in OFFLOADED.get(key, ()) for key in facts.offload):
-        return True
-    if name == "parameters" and facts.engine == "zero":
-        return "cpu" in devices  # ZeRO-3 keeps small parameters on the device too
-    return devices == ["cpu"]
-
-
 def judge(measurements: list[dict], facts: ConfigStrategy, ranks_per_node: int) -> list[dict]:
     """Return one row per rank and class: held and promised bytes, dtypes, devices, shards, verdict.
 
@@ -177,8 +168,13 @@ def judged(name: str, held: dict, promise: Promise, shards: int, facts: ConfigSt
     elements = held["elements"]
     is_less = elements < promise.least
     is_held = elements <= promise.most and not (is_less and name == "parameters")
+    is_in_place = True
+    if any(name in OFFLOADED.get(key, ()) for key in facts.offload):
+        is_in_place = held["devices"] == ["cpu"]
+        if name == "parameters" and facts.engine == "zero":
+            is_in_place = "cpu" in held["devices"]  # ZeRO-3 keeps small ones on the device too
     verdict = "NOT AS PROMISED"
-    if is_held and is_in_its_place(name, held["devices"], facts):
+    if is_held and is_in_place:
         verdict = "ok, less" if is_less else "ok"
     width = held["bytes"] / elements if elements else 0
     return {

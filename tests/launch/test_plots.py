@@ -43,8 +43,8 @@ def test_several_runs_are_one_picture_and_a_table(tmp_path, in_process):
     done = in_process(plot_loss, first, second)
     assert done.code == 0 and done.err == ""
     out = [line.split() for line in done.out.splitlines()]
-    assert out[1] == ["a", "9", "4", "100.0", "2.5", "3", "at", "2", "0.5", "at", "2"]
-    assert out[2] == ["b", "9", "3", "100.0", "2.5", "-", "-"]
+    assert out[1] == [first, "9", "4", "100.0", "2.5", "3", "at", "2", "0.5", "at", "2"]
+    assert out[2] == [second, "9", "3", "100.0", "2.5", "-", "-"]
     assert out[-1] == [f"{first}/comparison.png"] and (tmp_path / "a" / "comparison.png").exists()
 
 
