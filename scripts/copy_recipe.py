@@ -23,8 +23,7 @@ from pathlib import Path
 
 from common import Exit, Parser, first_line, run_command, stop
 from paths import ROOT
-from template.copying import ORIGIN, files_of_copy, find_recipes, origin_of, update, write
-from template.imports import extras_of
+from template import copying
 from tiny import makers
 
 # What the model and the rows of a copy's test are made with
@@ -49,16 +48,16 @@ def copy(recipe: str, extras: Sequence[str], folder: Path) -> None:
 
     Raises ValueError for a recipe or an extra that is not there, or a folder that is not new.
     """
-    recipes = find_recipes(ROOT)
+    recipes = copying.find_recipes(ROOT)
     if recipe not in recipes:
         raise ValueError(f"there is no recipe {recipe}; choose from {', '.join(recipes)}")
     for name in extras:
-        if name not in extras_of(recipes[recipe]):
+        if name not in copying.extras_of(recipes[recipe]):
             raise ValueError(f"--extras {name}: {recipe} has no such extra")
     if folder.is_file() or (folder.is_dir() and any(folder.iterdir())):
         raise ValueError(f"{folder} is not an empty folder; name a new one")
-    files = files_of_copy(ROOT, recipe, extras)
-    write(folder, files | {ORIGIN: origin_of(ROOT, recipe, extras)})
+    files = copying.files_of_copy(ROOT, recipe, extras)
+    copying.write(folder, files | {copying.ORIGIN: copying.origin_of(ROOT, recipe, extras)})
     makers.make(recipe if recipe in makers.MAKERS else "llama", folder / "tiny", TINY)
     print(f"To start it: cd {shlex.quote(str(folder))}, then")
     print("  python test_copy.py")
@@ -71,7 +70,7 @@ def main() -> int:
     conflicts = []
     try:
         if args.update is not None:
-            conflicts = update(ROOT, folder)
+            conflicts = copying.update(ROOT, folder)
         else:
             copy(args.recipe, args.extras, folder)
     except ValueError as error:

@@ -187,8 +187,6 @@ def draw_panel(axes: Axes, panel: str, runs: Sequence[RecordedRun]) -> None:
             axes.plot(*run.curve("eval_loss"), "o", color=color)
             values = smooth(values)
         axes.plot(steps, values, color=color, label=run.folder)
-    if panel in (*SPEEDS, MEMORY):
-        axes.set_ylim(bottom=0)
 
 
 def main() -> None:

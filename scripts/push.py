@@ -18,7 +18,7 @@ import argparse
 import json
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,7 @@ from common import Exit, Parser, first_line, is_path, run_command, stop
 ADAPTERS = "adapter_config.json"
 CARD = "README.md"
 RUN = "run.json"
-PUBLIC_RUN = "run_public.json"
+PUBLIC_RUN = "run_public.json"  # the base's fingerprint, and NEEDED
 # What is pushed: what loads the result, and what it says of itself. The rest stays here, whatever
 # wrote it.
 PUSHED = """
@@ -71,13 +71,6 @@ def select(source: Path) -> tuple[list[str], list[str]]:
     return names, sorted({path.relative_to(source).parts[0] for path in files - chosen})
 
 
-def read_texts(source: Path, names: Sequence[str]) -> dict[str, bytes]:
-    """Return the content of each file that is small enough to be a text."""
-    paths = [source / name for name in names if not name.endswith((".safetensors", ".gguf"))]
-    small = [path for path in paths if path.stat().st_size <= LARGEST_READ]
-    return {path.relative_to(source).as_posix(): path.read_bytes() for path in small}
-
-
 # ---- What is made for the push ----
 def make_copies(source: Path, base: str | None) -> dict[str, bytes]:
     """Return {name: what is pushed in place of the file that is here, or is not}.
@@ -92,26 +85,18 @@ def make_copies(source: Path, base: str | None) -> dict[str, bytes]:
         copies[ADAPTERS] = json.dumps(config, indent=2)
     if (source / RUN).is_file():
         run = json.loads((source / RUN).read_text())
-        copies[PUBLIC_RUN] = json.dumps(public_record(source, run), indent=2)
+        kept = {name: run["arguments"][name] for name in NEEDED if name in run["arguments"]}
+        trained = run["arguments"].get("model_name_or_path")
+        # adapter_config.json names the base of adapters
+        if trained and is_hub_id(trained) and not (source / ADAPTERS).is_file():
+            kept["model_name_or_path"] = trained
+        record: dict[str, Any] = {"arguments": kept}
+        if run.get("base_weights") is not None:
+            record["base_weights"] = run["base_weights"]
+        copies[PUBLIC_RUN] = json.dumps(record, indent=2)
         if not (source / CARD).is_file():  # Otherwise it is the user's own
             copies[CARD] = card_of(source, run, base)
     return {name: f"{text}\n".encode() for name, text in copies.items()}
-
-
-def public_record(source: Path, run: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what of run.json is pushed: the base's fingerprint, and NEEDED.
-
-    The name of the base is left out where adapter_config.json has it.
-    """
-    arguments = run["arguments"]
-    kept = {name: arguments[name] for name in NEEDED if name in arguments}
-    base = arguments.get("model_name_or_path")
-    if base and is_hub_id(base) and not (source / ADAPTERS).is_file():
-        kept["model_name_or_path"] = base
-    record: dict[str, Any] = {"arguments": kept}
-    if run.get("base_weights") is not None:
-        record["base_weights"] = run["base_weights"]
-    return record
 
 
 def is_hub_id(name: str) -> bool:
@@ -205,8 +190,12 @@ def main() -> None:
     check(args.folder, args.base_model)
     names, stays = select(args.folder)
     made = make_copies(args.folder, args.base_model)
-    for name, content in {**read_texts(args.folder, names), **made}.items():
-        if SECRET.search(content):
+    for name in {*names, *made}:
+        path = args.folder / name
+        is_large = name.endswith((".safetensors", ".gguf")) or path.stat().st_size > LARGEST_READ
+        if name not in made and is_large:
+            continue
+        if SECRET.search(made.get(name) or path.read_bytes()):
             stop(Exit.DATA, f"{name}: has a secret in it: take it out of the file")
     contents: dict[str, Any] = {name: str(args.folder / name) for name in names} | made
     sizes = {name: (args.folder / name).stat().st_size for name in names}

@@ -59,15 +59,6 @@ def parse_args() -> tuple[Parser, argparse.Namespace]:
     return parser, args
 
 
-def show(args: argparse.Namespace, rehearsal: Rehearsal) -> None:
-    """Print what is rehearsed, and what differs from production."""
-    ranks = f"{rehearsal.ranks} {rehearsal.device} rank(s)"
-    print(f"rehearsal of {args.words[0]} under {rehearsal.config_file}: {ranks}")
-    for change in rehearsal.overrides:
-        print(f"  {change.name}: {change.old} -> {change.new} ({change.reason})")
-    sys.stdout.flush()
-
-
 def report(folder: Path, rehearsal: Rehearsal) -> tuple[list[dict], str]:
     """Print what the ranks measured beside the YAML's promise; return the rows and a verdict."""
     paths = [folder / f"shards.{rank}" for rank in range(rehearsal.ranks)]
@@ -109,7 +100,11 @@ def main() -> int:
         rehearsal = plan(args.config_file, device, options)
     except ValueError as error:
         parser.error(str(error))
-    show(args, rehearsal)
+    ranks = f"{rehearsal.ranks} {rehearsal.device} rank(s)"
+    print(f"rehearsal of {args.words[0]} under {rehearsal.config_file}: {ranks}")
+    for change in rehearsal.overrides:
+        print(f"  {change.name}: {change.old} -> {change.new} ({change.reason})")
+    sys.stdout.flush()
     with tempfile.TemporaryDirectory(prefix="rehearsal_") as name:
         folder = Path(name)
         command = rehearsal.command(args.options, args.words)

@@ -77,7 +77,9 @@ class Terminal:
                 print(self.history.save(Path(argument or self.save_to)))
             case "/model":
                 if argument:
-                    self.choose(argument)
+                    if argument not in map(str, range(1, len(self.speakers) + 1)):
+                        raise ValueError(f"/model {argument}: there is no such model")
+                    self.history.chosen = int(argument) - 1
                 self.list_models()
             case "/exit":
                 pass
@@ -93,12 +95,6 @@ class Terminal:
         self.images.append(path)
         size = "{} x {}".format(*picture.size)
         print(f"Image {len(self.images)} of the next prompt: {size} pixels")
-
-    def choose(self, number: str) -> None:
-        """Continue with the answers of another model. Raises ValueError if there is none."""
-        if number not in map(str, range(1, len(self.speakers) + 1)):
-            raise ValueError(f"/model {number}: there is no such model")
-        self.history.chosen = int(number) - 1
 
     def list_models(self) -> None:
         """Print the models, and which of them the conversation continues with."""

@@ -67,18 +67,6 @@ def live_gradients(model: Module, zero: Any) -> list[torch.Tensor]:
     return [gradient for gradient in gradients if gradient is not None]
 
 
-def live_state(base: Optimizer) -> tuple[list[torch.Tensor], int]:
-    """Return the state tensors of their parameter's size, and the most that a parameter has."""
-    state = []
-    most = 0
-    for parameter, entries in base.state.items():
-        tensors = [value for key, value in entries.items() if key != "step"]
-        like = [one for one in tensors if getattr(one, "shape", None) == parameter.shape]
-        state += like
-        most = max(most, len(like))
-    return state, most
-
-
 def measure_first_step(path: Path) -> None:
     """Make the recipe write a measurement to `path` at the first step that its optimizer takes."""
 
@@ -93,7 +81,14 @@ def measure_first_step(path: Path) -> None:
             # A step may be skipped in fp16
             if path.exists() or not base.state:
                 return
-            state, found["state_tensors_per_parameter"] = live_state(base)
+            state = []  # tensors of their parameter's size
+            most = 0
+            for weight, entries in base.state.items():
+                tensors = [value for key, value in entries.items() if key != "step"]
+                like = [one for one in tensors if getattr(one, "shape", None) == weight.shape]
+                state += like
+                most = max(most, len(like))
+            found["state_tensors_per_parameter"] = most
             parameters = list(model.parameters())
             # Under ZeRO-3 these are small tensors that stay whole, and each has a shard
             shards = [one.ds_tensor for one in parameters if hasattr(one, "ds_tensor")]

@@ -49,19 +49,6 @@ class Promise:
         return Promise(*(times * bound + plus for bound in bounds))
 
 
-def shards_of(facts: ConfigStrategy, ranks: int, ranks_per_node: int) -> dict[str, int]:
-    """Return {class: number of shards under the YAML}, 1 for a class that stays whole.
-
-    Args:
-        facts: the strategy that the YAML requests.
-    """
-    shards = facts.shards_on(ranks, ranks_per_node)
-    stage = ALL_SPLIT
-    if facts.stage is not None:
-        stage = facts.stage
-    return {name: shards if stage >= first else 1 for name, first in SPLIT_FROM_STAGE.items()}
-
-
 def promised(
     tensors: list[WholeTensor], shards: int, place: int, by_rows: bool, whole_below: int = 0
 ) -> Promise:
@@ -141,7 +128,13 @@ def judge(measurements: list[dict], facts: ConfigStrategy, ranks_per_node: int) 
         measurements: what `rehearsal.live_tensors` wrote, by rank.
         facts: the strategy that the YAML requests.
     """
-    shards_by_yaml = shards_of(facts, len(measurements), ranks_per_node)
+    number = facts.shards_on(len(measurements), ranks_per_node)
+    stage = ALL_SPLIT
+    if facts.stage is not None:
+        stage = facts.stage
+    shards_by_yaml = {}
+    for name, first in SPLIT_FROM_STAGE.items():
+        shards_by_yaml[name] = number if stage >= first else 1
     # A rank may hold no parameter at all
     states = max(measured["state_tensors_per_parameter"] for measured in measurements)
     rows = []

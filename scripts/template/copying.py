@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The files of a copied recipe, and what has changed here since then, merged into a copy."""
 
+import ast
 import fnmatch
 import json
 import re
@@ -8,9 +9,8 @@ import subprocess
 import tempfile
 from collections.abc import Sequence
 from importlib import metadata
+from modulefinder import ModuleFinder
 from pathlib import Path
-
-from template.imports import modules_needed
 
 # {extra: the YAML files that only it can run}
 EXTRAS = {
@@ -141,6 +141,34 @@ def write(folder: Path, files: dict[str, str]) -> None:
     for name, text in files.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(text, encoding="utf-8")
+
+
+# ---- What a recipe imports ----
+def modules_needed(program: Path, extras: Sequence[str] | None = None) -> list[Path]:
+    """Return the files beside a program, or in packages beside it, that it reaches by imports.
+
+    Sorted, without the program itself. Imports inside functions count. What is imported by a name
+    that is only known when the program runs is not found, but for the extras that a recipe lists.
+
+    Args:
+        extras: names of the extras that come along; by default those that it lists.
+    """
+    finder = ModuleFinder(path=[str(program.parent)])
+    finder.run_script(str(program))
+    if extras is None:
+        extras = extras_of(program)
+    for name in extras:
+        finder.import_hook(f"extras.{name}.hooks")
+    files = {getattr(module, "__file__", None) for module in finder.modules.values()}
+    return sorted({Path(file) for file in files if file} - {program})
+
+
+def extras_of(program: Path) -> tuple[str, ...]:
+    """Return the names in EXTRAS of the arguments of a recipe; () for another program."""
+    for node in ast.walk(ast.parse(program.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "EXTRAS":
+            return ast.literal_eval(node.value)
+    return ()
 
 
 # ---- Updates ----

@@ -122,20 +122,14 @@ def write_rows(path: Path, rows: Sequence[Row]) -> None:
         path = path.with_suffix(".jsonl")
         path.parent.mkdir(parents=True, exist_ok=True)
         if "images" in rows[0]:
-            rows = [write_pictures(path, number, row) for number, row in enumerate(rows)]
+            (path.parent / "images").mkdir(exist_ok=True)
+            rows = [{**row, "images": [*row["images"]]} for row in rows]
+            for number, row in enumerate(rows):
+                for place, picture in enumerate(row["images"]):
+                    row["images"][place] = f"images/{path.stem}-{number:05}-{place}.png"
+                    picture.save(path.parent / row["images"][place], compress_level=1)
         lines = [json.dumps(row) + "\n" for row in rows]
         path.write_text("".join(lines), encoding="utf-8")
     number_of = Counter(row[kind] for row in rows for kind in ("skill", "label") if kind in row)
     counts = ", ".join(f"{kind} {number}" for kind, number in number_of.items())
     print(f"{path}: {len(rows)} rows{counts and f' ({counts})'}")
-
-
-def write_pictures(path: Path, number: int, row: Row) -> Row:
-    """Write the pictures of a row of a file, and return the row with their paths."""
-    names = []
-    for place, picture in enumerate(row["images"]):
-        names.append(f"images/{path.stem}-{number:05}-{place}.png")
-        file = path.parent / names[-1]
-        file.parent.mkdir(exist_ok=True)
-        picture.save(file, compress_level=1)
-    return {**row, "images": names}

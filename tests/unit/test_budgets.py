@@ -7,7 +7,7 @@ that raises a number changes nothing else and says why; `pytest -s` prints the t
 """
 
 from launching import REPO
-from template.imports import modules_needed
+from template.copying import modules_needed
 
 RECIPES = sorted((REPO / "recipes").glob("*.py"))
 # Lines of Python at most; each issue of the rewrite lowers them to its own

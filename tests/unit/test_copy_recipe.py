@@ -9,7 +9,7 @@ import pytest
 
 import copy_recipe
 from launching import REPO
-from template import copying, imports
+from template import copying
 from template.copying import merge, update
 
 RECIPES = copying.find_recipes(REPO)
@@ -61,7 +61,7 @@ def commit(root):
 class TestRecipesOfThisRepository:
     @pytest.mark.parametrize("name", RECIPES)
     def test_the_copy_names_no_file_of_this_repository_that_it_lacks(self, name):
-        files = copying.files_of_copy(REPO, name, imports.extras_of(RECIPES[name]))
+        files = copying.files_of_copy(REPO, name, copying.extras_of(RECIPES[name]))
         named = re.compile(r"(?<![\w/.-])((?:[\w.-]+/)*[\w-]+\.(?:py|yaml|md|txt|json))\b")
         ours = {path.relative_to(REPO).as_posix() for path in OURS}
         programs = {path.name for path in RECIPES.values()} - {f"{name}.py"}
@@ -74,7 +74,7 @@ class TestRecipesOfThisRepository:
         assert lacking == []
 
     def test_extras_are_left_out(self):
-        whole = copying.files_of_copy(REPO, "llama", imports.extras_of(RECIPES["llama"]))
+        whole = copying.files_of_copy(REPO, "llama", copying.extras_of(RECIPES["llama"]))
         small = copying.files_of_copy(REPO, "llama")
         left_out = set(whole) - set(small)
         assert "accelerate_configs/tp.yaml" in left_out
