@@ -2,7 +2,6 @@
 """What the commands have in common: how they end, their command lines, and names of models."""
 
 import argparse
-import math
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -56,14 +55,6 @@ def at_least_1(text: str) -> int:
     number = int(text)
     if number < 1:
         raise argparse.ArgumentTypeError("must be at least 1")
-    return number
-
-
-def temperature(text: str) -> float:
-    """Return a number of 0 or more, as a type of an argument."""
-    number = float(text)
-    if not 0 <= number < math.inf:
-        raise argparse.ArgumentTypeError("must be 0 (greedy) or more")
     return number
 
 

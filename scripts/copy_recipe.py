@@ -48,7 +48,7 @@ def copy(recipe: str, extras: Sequence[str], folder: Path) -> None:
 
     Raises ValueError for a recipe or an extra that is not there, or a folder that is not new.
     """
-    recipes = copying.find_recipes(ROOT)
+    recipes = {path.stem: path for path in sorted((ROOT / "recipes").glob("*.py"))}
     if recipe not in recipes:
         raise ValueError(f"there is no recipe {recipe}; choose from {', '.join(recipes)}")
     for name in extras:

@@ -36,7 +36,24 @@ def parse_args() -> tuple[dict[str, Any], Path | None]:
 
     What is no option of the planner is read as `accelerate launch` reads it.
     """
-    parser = make_parser()
+    parser = Parser(
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+        usage="%(prog)s [options] MODEL|recipes/llama.py [the recipe's own arguments]",
+    )
+    add = parser.add_argument
+    add("--config_file", help="the YAML to plan for [none: with --gpu, try all that may fit]")
+    add("--num_processes", "--num_gpus", type=at_least_1, help="ranks, one per GPU [the YAML's]")
+    add("--num_machines", type=at_least_1, help="hosts, each with as many GPUs [the YAML's]")
+    add("--mixed_precision", choices=["no", "bf16", "fp16"], help="[the YAML's]")
+    add(
+        "--gpu",
+        help="the card (e.g. h200, a100 or 4090), which counts what torch reports of it, or its "
+        "memory (e.g. 24GB, of 10^9 bytes, or 80GiB, of 2^30) "
+        "[none; the loss is computed in pieces as on 80GiB]",
+    )
+    add("--json", type=Path, metavar="PATH.json", help="write the plan here")
     options, words = parser.parse_known_args()
     if all(word.startswith("-") for word in words):
         parser.error("name MODEL or recipes/llama.py before the recipe's own arguments")
@@ -56,29 +73,6 @@ def parse_args() -> tuple[dict[str, Any], Path | None]:
     request["model"] = launch.training_script
     request["words"] = launch.training_script_args
     return request, path
-
-
-def make_parser() -> Parser:
-    """Return the parser of the planner's own options."""
-    parser = Parser(
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-        usage="%(prog)s [options] MODEL|recipes/llama.py [the recipe's own arguments]",
-    )
-    add = parser.add_argument
-    add("--config_file", help="the YAML to plan for [none: with --gpu, try all that may fit]")
-    add("--num_processes", "--num_gpus", type=at_least_1, help="ranks, one per GPU [the YAML's]")
-    add("--num_machines", type=at_least_1, help="hosts, each with as many GPUs [the YAML's]")
-    add("--mixed_precision", choices=["no", "bf16", "fp16"], help="[the YAML's]")
-    add(
-        "--gpu",
-        help="the card (e.g. h200, a100 or 4090), which counts what torch reports of it, or its "
-        "memory (e.g. 24GB, of 10^9 bytes, or 80GiB, of 2^30) "
-        "[none; the loss is computed in pieces as on 80GiB]",
-    )
-    add("--json", type=Path, metavar="PATH.json", help="write the plan here")
-    return parser
 
 
 def main() -> int:

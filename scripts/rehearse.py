@@ -43,12 +43,8 @@ def parse_args() -> tuple[Parser, argparse.Namespace]:
     )
     add = parser.add_argument
     add("--config_file", required=True, help="a YAML of accelerate_configs/")
-    add(
-        "--device",
-        choices=["auto", "cpu", "cuda"],
-        default="auto",
-        help="auto: cuda if there is one",
-    )
+    devices = ["auto", "cpu", "cuda"]
+    add("--device", choices=devices, default="auto", help="auto: cuda if there is one")
     add("--report", type=Path, metavar="PATH.json", help="write the shard report here")
     words = sys.argv[1:]
     place = next((place for place, word in enumerate(words) if word.endswith(".py")), len(words))

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The conversation in the terminal, or with prompts that come through a pipe."""
 
-import contextlib
 import importlib
 import sys
 from collections.abc import Sequence
@@ -43,8 +42,7 @@ class Terminal:
         """Converse until the end of the input, /exit, or Ctrl-C at the prompt."""
         is_interactive = sys.stdin.isatty() and sys.stdout.isatty()
         if is_interactive:
-            with contextlib.suppress(ImportError):  # It lets `input` edit and recall lines
-                importlib.import_module("readline")
+            importlib.import_module("readline")  # It lets `input` edit and recall lines
             self.list_models()
             print("/help lists the commands; Ctrl-C stops an answer, Ctrl-D leaves.")
         text = ""

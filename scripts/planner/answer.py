@@ -165,20 +165,17 @@ class Way:
 
     @property
     def order(self) -> tuple[Any, ...]:
-        """The sort key of ways: those that offload come last; then by compute, then by traffic."""
+        """The sort key of ways: those that offload come last; then by compute, then by traffic.
+
+        Compute is counted in forward passes of a micro-batch: 1 for that, 1 for gradients of
+        activations, 1 for those of weights unless only adapters train, and up to 1 to compute
+        again; more on a quantized base. Nothing is timed.
+        """
         args = self.plan.args
         offloads = self.plan.offloads_optimizer + self.plan.offloads_parameters
-        return offloads, compute_of(args), not args.use_peft, FILES.index(self.file)
-
-
-def compute_of(args: Any) -> float:
-    """Return what a micro-batch takes in forward passes. Nothing is timed.
-
-    It is 1 for the forward pass, 1 for gradients of activations, 1 for those of weights unless only
-    adapters train, and up to 1 to compute again; more on a quantized base.
-    """
-    factor = NF4 if getattr(args, "load_in_4bit", False) else 1
-    return factor * (2 + (not args.use_peft) + RECOMPUTED[args.gradient_checkpointing])
+        factor = NF4 if getattr(args, "load_in_4bit", False) else 1
+        passes = factor * (2 + (not args.use_peft) + RECOMPUTED[args.gradient_checkpointing])
+        return offloads, passes, not args.use_peft, FILES.index(self.file)
 
 
 def find_ways(request: Request, args: Any, card: int) -> list[Way]:

@@ -49,11 +49,6 @@ SHIPPED_EXTRAS = re.compile(r"(\bEXTRAS = )\([^)]*\)")
 FILE = re.compile(r"(?<![\w/.-])(recipes|scripts|tests|docs|results|examples)/(?=(\w+))")
 
 
-def find_recipes(root: Path) -> dict[str, Path]:
-    """Return the recipes of a repository by name."""
-    return {path.stem: path for path in sorted((root / "recipes").glob("*.py"))}
-
-
 def files_of_copy(root: Path, name: str, extras: Sequence[str] = ()) -> dict[str, str]:
     """Return {path in the copy: text}, the recipe first; ORIGIN.md is not among them.
 

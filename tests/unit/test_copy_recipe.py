@@ -12,7 +12,7 @@ from launching import REPO
 from template import copying
 from template.copying import merge, update
 
-RECIPES = copying.find_recipes(REPO)
+RECIPES = {path.stem: path for path in (REPO / "recipes").glob("*.py")}
 OURS = [
     path
     for folder in ("recipes", "scripts", "tests", "docs", "results", "examples")
