@@ -40,6 +40,7 @@ def parse_args() -> argparse.Namespace:
     add("--image", type=Path, action="append", default=[], help="images before each --prompt")
     add("--limit", type=at_least_1, help="answer only the first rows of --file, this many")
     add("--output", type=Path, help="write prompts, answers and references here, as JSON lines")
+    add("--json", type=Path, help="write the score here, as JSON")
     add("--answer_pattern", help="regular expression; its group 1 is compared, not the whole text")
     add("--max_new_tokens", type=at_least_1, default=128, help="longest answer [%(default)s]")
     size = "--per_device_eval_batch_size"

@@ -31,7 +31,7 @@ SHOWN = 8  # answers that are printed
 
 def find_problems(args: argparse.Namespace) -> Iterator[str]:
     """Yield everything that is wrong with the command line."""
-    for name in ("limit", "output", "answer_pattern", "server"):
+    for name in ("limit", "output", "json", "answer_pattern", "server"):
         if getattr(args, name) is not None and args.file is None:
             yield f"--{name} needs --file"
     if args.image and (args.raw or args.file is not None):
@@ -51,8 +51,9 @@ def run(args: argparse.Namespace) -> None:
     if problems:
         stop(Exit.USAGE, "; ".join(problems))
     be_quiet()
-    if args.output is not None:
-        args.output.touch()  # Fails now, and not after an hour of answers
+    for path in (args.output, args.json):
+        if path is not None:
+            path.touch()  # Fails now, and not after an hour of answers
     source = find_source(args.model_name_or_path)
     questions = []
     if args.file is not None:
@@ -109,13 +110,15 @@ def continue_texts(model: Any, tokenizer: Any, args: argparse.Namespace) -> None
 
 # ---- --file ----
 def report(lines: Sequence[Mapping[str, Any]], args: argparse.Namespace) -> None:
-    """Print some answers and the exact match, and write --output."""
+    """Print some answers and the exact match, and write --output and --json."""
     for line in lines[:: max(1, len(lines) // SHOWN)][:SHOWN]:  # from all over the file
         mark = "right" if line["correct"] else f"wrong, should be: {line['reference']}"
         print(printable(f"{line['messages'][-1]['content']} -> {line['answer']} ({mark})"))
     found = rows.score(lines)
     if args.output is not None:
         args.output.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    if args.json is not None:
+        args.json.write_text(json.dumps(found, indent=2) + "\n")
     for skill, share in found["skills"].items():
         print(f"{skill}: {share:.4f}")
     print("exact match: {exact_match:.4f} ({correct}/{rows})".format(**found))
