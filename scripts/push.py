@@ -190,12 +190,13 @@ def main() -> None:
     check(args.folder, args.base_model)
     names, stays = select(args.folder)
     made = make_copies(args.folder, args.base_model)
-    for name in {*names, *made}:
+    texts = dict(made)  # of files that are small enough to be a text
+    for name in set(names) - made.keys():
         path = args.folder / name
-        is_large = name.endswith((".safetensors", ".gguf")) or path.stat().st_size > LARGEST_READ
-        if name not in made and is_large:
-            continue
-        if SECRET.search(made.get(name) or path.read_bytes()):
+        if path.suffix not in (".safetensors", ".gguf") and path.stat().st_size <= LARGEST_READ:
+            texts[name] = path.read_bytes()
+    for name, content in texts.items():
+        if SECRET.search(content):
             stop(Exit.DATA, f"{name}: has a secret in it: take it out of the file")
     contents: dict[str, Any] = {name: str(args.folder / name) for name in names} | made
     sizes = {name: (args.folder / name).stat().st_size for name in names}

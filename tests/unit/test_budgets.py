@@ -20,7 +20,7 @@ BUDGETS = {
     "a recipe and its maker, on average": 420,
     "recipes/core": 7_409,
     "recipes/tasks": 3_103,
-    "scripts": 7_797,
+    "scripts": 7_798,
     "programs at the top of scripts": 12,
     "evidence": 6_528,
     "tests": 19_131,
