@@ -21,7 +21,7 @@ from config_strategy import strategy_of
 from job import CONFIGS, MESH_CUT, ROOT, WEIGHTS, Run, compare, launch, make_model, read_steps
 from jobs import RECIPES
 from net import CUT
-from planner_jobs import content_of
+from planner_jobs import config_of_row
 
 BOUNDS = {"loss": 1e-6, "grad_norm": 1e-6, "learning_rate": 0.0, "weights": 1e-5}
 # Embeddings of a random model are almost parallel: gradients of a bias that moves all of them alike
@@ -96,7 +96,7 @@ LAYERS_OF_PIPELINES = 8  # two stages for each of four ranks
 
 def ranks_per_row(config: str, sizes: tuple[str, ...] = ()) -> int:
     """Return how many ranks share each row under a shipped YAML, with these sizes of its mesh."""
-    return strategy_of(content_of(config, sizes)).ranks_per_row
+    return strategy_of(config_of_row(config, sizes)).ranks_per_row
 
 
 def configs() -> list[str]:

@@ -22,7 +22,7 @@ import importlib.util
 import sys
 from pathlib import Path
 
-from common import Exit, Parser, add_loading_options, at_least_1, run_command, stop, temperature
+from common import Exit, Parser, add_loading_options, at_least_1, run_command, stop
 from core.cli import read_json_object
 
 ROWS = "saved_rows.jsonl"  # in the folder of the first model
@@ -34,7 +34,7 @@ def parse_args() -> argparse.Namespace:
     add("model_name_or_path", nargs="+", help="folders of models or of adapters, or hub ids")
     add("--with_base", action="store_true", help="also ask the model before training")
     add("--system", default="", help="system prompt")
-    add("--temperature", type=temperature, default=0.0, help="0 always takes the likeliest token")
+    add("--temperature", type=float, default=0.0, help="0 always takes the likeliest token")
     add("--max_new_tokens", type=at_least_1, default=512, help="longest answer [%(default)s]")
     add(
         "--chat_template_kwargs",
@@ -44,12 +44,7 @@ def parse_args() -> argparse.Namespace:
         "run]",
     )
     add_loading_options(parser)
-    add(
-        "--save_to",
-        type=Path,
-        help=".jsonl file to which conversations are saved as rows [saved_rows.jsonl in the first "
-        "folder]",
-    )
+    add("--save_to", type=Path, help="file of saved rows [saved_rows.jsonl in the first folder]")
     add("--web", action="store_true", help="show a page in the browser, for this machine only")
     add("--port", type=int, default=7860, help="where the page is served [%(default)s]")
     return parser.parse_args()

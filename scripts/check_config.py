@@ -30,17 +30,12 @@ from common import Exit, Parser, run_command
 
 def parse_args() -> tuple[Parser, argparse.Namespace]:
     parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
-        "files", nargs="+", metavar="FILE", help="a YAML for accelerate, or a DeepSpeed JSON"
-    )
-    parser.add_argument(
-        "--num_processes", type=int, help="instead of the file's, as for accelerate launch"
-    )
-    parser.add_argument(
-        "--recipes", action="store_true", help="also apply the rules of the recipes here"
-    )
-    parser.add_argument("--json", action="store_true", help="print a list with one object per file")
-    parser.add_argument("--strict", action="store_true", help="treat warnings as errors")
+    add = parser.add_argument
+    add("files", nargs="+", metavar="FILE", help="a YAML for accelerate, or a DeepSpeed JSON")
+    add("--num_processes", type=int, help="instead of the file's, as for accelerate launch")
+    add("--recipes", action="store_true", help="also apply the rules of the recipes here")
+    add("--json", action="store_true", help="print a list with one object per file")
+    add("--strict", action="store_true", help="treat warnings as errors")
     return parser, parser.parse_args()
 
 

@@ -1,13 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the commands have in common: how they end, their command lines, and names of models.
-
-A command whose output nobody reads any more, as with `| head`, ends in silence.
-"""
+"""What the commands have in common: how they end, their command lines, and names of models."""
 
 import argparse
-import math
-import os
-import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -39,21 +33,9 @@ def run_command(main: Callable[[], int | None]) -> NoReturn:
     """Run the main function of a command, and end the process with the exit code that it returns.
 
     That imports what takes seconds: a wrong flag and --help are answered at once.
-
-    If the reader of its output has closed the pipe, the code is that of a program which the signal
-    SIGPIPE ended, as a shell has it.
     """
     print_without_failing()
-    try:
-        try:
-            code = main()
-        finally:  # Here, since the interpreter would print a traceback if it failed at its end
-            sys.stdout.flush()
-    except BrokenPipeError:
-        # What is still in the buffer goes nowhere, and not into the closed pipe
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        code = 128 + signal.SIGPIPE
-    sys.exit(code)
+    sys.exit(main())
 
 
 # ---- Command lines ----
@@ -73,14 +55,6 @@ def at_least_1(text: str) -> int:
     number = int(text)
     if number < 1:
         raise argparse.ArgumentTypeError("must be at least 1")
-    return number
-
-
-def temperature(text: str) -> float:
-    """Return a number of 0 or more, as a type of an argument."""
-    number = float(text)
-    if not 0 <= number < math.inf:
-        raise argparse.ArgumentTypeError("must be 0 (greedy) or more")
     return number
 
 

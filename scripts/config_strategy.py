@@ -1,20 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """What an accelerate config asks for: engine, sharding, mesh and offload.
 
-Nothing of accelerate is loaded. Whether accelerate does what a config says is for check_config.py,
-and for the recipe that is launched with it.
+Whether accelerate does what a config says is for check_config.py, and for the recipe that is
+launched with it.
 """
 
 import json
+from argparse import Namespace
 from dataclasses import dataclass
-from math import prod
 from pathlib import Path
 from typing import Any, Literal
 
-import yaml
-
-MESH_KINDS = ("dp_replicate", "dp_shard", "tp", "cp", "sp")
-STRATEGIES = ("FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD", "HYBRID_SHARD_ZERO2")
 ZERO_STRATEGIES = ("NO_SHARD", "ZeRO-1", "ZeRO-2", "FULL_SHARD")
 # FSDP1's names for FSDP2's strategies on a mesh with replicas
 HYBRID = {"FULL_SHARD": "HYBRID_SHARD", "SHARD_GRAD_OP": "HYBRID_SHARD_ZERO2"}
@@ -67,82 +63,64 @@ class ConfigStrategy:
         return ranks
 
 
-def read(path: str | Path) -> dict:
-    """Return the content of a config with full names, also for what its DeepSpeed JSON has.
+def read(path: str | Path, launch: Namespace | None = None) -> Any:
+    """Return an `extras.configs.config.Config`, also of what its DeepSpeed JSON has.
+
+    `launch` has options of the launcher, which replace values.
 
     Raises ValueError if it is not a config.
     """
+    import yaml
+
+    from extras.configs.config import read_config  # Imports accelerate, which takes seconds
+
     try:
-        content = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+        config = read_config(str(path), launch)
     except (OSError, yaml.YAMLError) as error:
         raise ValueError(f"{path} cannot be read: {error}") from None
-    if not isinstance(content, dict) or "distributed_type" not in content:
+    if "distributed_type" not in config.values:
         raise ValueError(f"{path} is not an accelerate config: it has no distributed_type")
-    fsdp = content.get("fsdp_config") or {}  # accelerate takes its keys without the prefix too
-    content["fsdp_config"] = {f"fsdp_{key.removeprefix('fsdp_')}": fsdp[key] for key in fsdp}
-    zero = content.get("deepspeed_config") or {}
-    if zero.get("deepspeed_config_file"):
-        deepspeed = json.loads(Path(zero["deepspeed_config_file"]).read_text(encoding="utf-8"))
+    if config.json is not None:
+        deepspeed = json.loads(Path(config.json).read_text(encoding="utf-8"))
         settings = deepspeed.get("zero_optimization", {})
-        zero["zero_stage"] = settings.get("stage", 0)
+        config.values["zero_stage"] = settings.get("stage", 0)
         for what in ("offload_optimizer", "offload_param"):
-            zero[f"{what}_device"] = settings.get(what, {}).get("device", "none")
+            config.values[f"{what}_device"] = settings.get(what, {}).get("device", "none")
         on = [kind for kind in ("fp16", "bf16") if deepspeed.get(kind, {}).get("enabled") is True]
-        content["mixed_precision"] = (*on, "no")[0]
-    return content
+        config.values["mixed_precision"] = (*on, "no")[0]
+    return config
 
 
-def strategy_of(content: dict) -> ConfigStrategy:
-    """Return the strategy of a config."""
-    fsdp = content.get("fsdp_config") or {}
-    zero = content.get("deepspeed_config") or {}
-    mesh = content.get("parallelism_config") or {}
-    engine = engine_of(content, fsdp)
+def strategy_of(config: Any) -> ConfigStrategy:
+    """Return the strategy of what `read` returns."""
+    engine: Engine = "ddp" if config.engine.startswith("MULTI") else "single"
+    in_force = ZERO_STRATEGIES[0]
     stage = None
-    if engine == "zero":
-        stage = int(zero.get("zero_stage", 2))
-    sizes = {kind: mesh.get(f"parallelism_config_{kind}_size", 1) for kind in MESH_KINDS}
-    in_force = ZERO_STRATEGIES[stage or 0]
-    if engine == "fsdp1":
-        in_force = sharding_strategy(fsdp.get("fsdp_sharding_strategy", "FULL_SHARD"))
-    elif engine == "fsdp2":
-        in_force = sharding_strategy(fsdp.get("fsdp_reshard_after_forward", True))
-        if sizes["dp_replicate"] > 1:
+    if config.engine == "DEEPSPEED":
+        engine = "zero"
+        stage = config.number("zero_stage", 2)
+        in_force = ZERO_STRATEGIES[stage]
+    elif config.fsdp == 2:
+        engine = "fsdp2"
+        in_force = config.strategy("fsdp_reshard_after_forward")
+        if config.size("dp_replicate") > 1:
             in_force = HYBRID.get(in_force, in_force)
+    elif config.fsdp:
+        engine = "fsdp1"
+        in_force = config.strategy("fsdp_sharding_strategy")
     offload = []
-    for key, value in {**fsdp, **zero}.items():
+    for key, value in config.values.items():
         if "offload" in key and "activation" not in key and value in (True, "cpu"):
             offload.append(key)
-    places = prod(sizes.values())
-    has_no_mesh = places == 1 or (engine == "zero" and sizes["sp"] == 1)
+    has_no_mesh = config.places == 1 or (engine == "zero" and config.size("sp") == 1)
     return ConfigStrategy(
         engine=engine,
         stage=stage,
         in_force=in_force,
-        shards=mesh.get("parallelism_config_dp_shard_size", 0),
+        shards=config.number("parallelism_config_dp_shard_size"),
         offload=tuple(offload),
-        tp=sizes["tp"],
-        cp=sizes["cp"],
-        sp=sizes["sp"],
-        places=0 if has_no_mesh else places,
+        tp=config.size("tp"),
+        cp=config.size("cp"),
+        sp=config.size("sp"),
+        places=0 if has_no_mesh else config.places,
     )
-
-
-def engine_of(content: dict, fsdp: dict) -> Engine:
-    """Return the engine that runs under a config, of which `fsdp` is the section of FSDP."""
-    kind = str(content["distributed_type"])
-    if kind == "FSDP" and str(fsdp.get("fsdp_version", 1)) == "2":
-        return "fsdp2"
-    if kind == "FSDP":
-        return "fsdp1"
-    if kind == "DEEPSPEED":
-        return "zero"
-    return "ddp" if kind.startswith("MULTI") else "single"
-
-
-def sharding_strategy(value: Any) -> str:
-    """Return the name of a strategy that may be a name, a number from 1, or a truth value."""
-    word = str(value).upper()
-    if word.isdigit():
-        return STRATEGIES[int(word) - 1]
-    return {"TRUE": "FULL_SHARD", "FALSE": "SHARD_GRAD_OP"}.get(word, word)

@@ -10,8 +10,8 @@
 
 The folder gets the recipe under its own name, the modules of recipes/ that it imports, YAML files,
 requirements.txt, LICENSE, a test of its own with a tiny model, and ORIGIN.md, which names the
-commit. The copy runs there and needs nothing else from this repository. At its end the command says
-how large it is. An update marks what was changed in the copy and here as git does.
+commit. The copy runs there and needs nothing else from this repository. An update marks what was
+changed in the copy and here as git does.
 
 Exit codes: 0 done, 64 usage, 65 an update has conflicts, 73 cannot write.
 """
@@ -23,74 +23,48 @@ from pathlib import Path
 
 from common import Exit, Parser, first_line, run_command, stop
 from paths import ROOT
-from template.copying import ENGINES, ORIGIN, Wish, files_of_copy, find_recipes, origin_of, write
-from template.imports import extras_of
-from template.updating import update
+from template import copying
 from tiny import makers
 
 # What the model and the rows of a copy's test are made with
 TINY = ["--num_train_rows", "700", "--num_test_rows", "70"]
 
 
-def parse_args(words: Sequence[str] | None = None) -> argparse.Namespace:
-    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    add = parser.add_argument
-    add("recipe", nargs="?", help="name of a recipe in recipes/, such as llama")
-    add("folder", nargs="?", type=Path, help="new or empty folder for the copy")
-    add("--extras", nargs="*", default=[], metavar="NAME", help="folders of extras/ to take along")
-    add(
-        "--engines",
-        nargs="+",
-        default=list(ENGINES),
-        choices=list(ENGINES),
-        help="leave out the files and YAMLs that only other engines need [all]",
+def parse_args() -> argparse.Namespace:
+    parser = Parser(
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        parents=[copying.parser_of_wishes()],
     )
+    add = parser.add_argument
+    add("folder", nargs="?", type=Path, help="new or empty folder for the copy")
     add("--update", type=Path, metavar="FOLDER", help="update the copy in a folder")
-    args = parser.parse_args(words)
+    args = parser.parse_args()
     if args.update is None and args.folder is None:
         parser.error("name a recipe and a new folder, or --update FOLDER")
     return args
 
 
-def parse_wish(words: Sequence[str]) -> Wish:
-    """Return what the words of an earlier command line asked for."""
-    return wish_of(parse_args([words[0], "FOLDER", *words[1:]]))
-
-
-def wish_of(args: argparse.Namespace) -> Wish:
-    """Return what a copy is to have."""
-    return Wish(args.recipe, tuple(args.extras), tuple(args.engines))
-
-
-def copy(wish: Wish, folder: Path) -> None:
-    """Write a copy, and say how large it is and how to start it.
+def copy(recipe: str, extras: Sequence[str], engines: Sequence[str], folder: Path) -> None:
+    """Write a copy, and say how to start it.
 
     Raises ValueError for a recipe or an extra that is not there, or a folder that is not new.
     """
-    recipes = find_recipes(ROOT)
-    if wish.recipe not in recipes:
-        raise ValueError(f"there is no recipe {wish.recipe}; choose from {', '.join(recipes)}")
-    for name in wish.extras:
-        if name not in extras_of(recipes[wish.recipe]):
-            raise ValueError(f"--extras {name}: {wish.recipe} has no such extra")
+    recipes = {path.stem: path for path in sorted((ROOT / "recipes").glob("*.py"))}
+    if recipe not in recipes:
+        raise ValueError(f"there is no recipe {recipe}; choose from {', '.join(recipes)}")
+    for name in extras:
+        if name not in copying.extras_of(recipes[recipe]):
+            raise ValueError(f"--extras {name}: {recipe} has no such extra")
     if folder.is_file() or (folder.is_dir() and any(folder.iterdir())):
         raise ValueError(f"{folder} is not an empty folder; name a new one")
-    files = files_of_copy(ROOT, wish)
-    write(folder, files | {ORIGIN: origin_of(ROOT, wish)})
-    recipe = f"{wish.recipe}.py"
-    maker = wish.recipe if wish.recipe in makers.MAKERS else "llama"
-    makers.make(maker, folder / "tiny", TINY)
-    for path in files:
-        print(folder / path)
-    lines = {name: text.count("\n") for name, text in files.items() if name.endswith(".py")}
-    rest = sum(lines.values()) - lines[recipe] - lines["test_copy.py"]
-    print(
-        f"{lines[recipe]:,} lines of {recipe} to read and change, on {len(lines) - 2} modules with "
-        f"{rest:,} lines"
-    )
+    wish = (recipe, extras, engines)
+    files = copying.files_of_copy(ROOT, *wish)
+    copying.write(folder, files | {copying.ORIGIN: copying.origin_of(ROOT, *wish)})
+    makers.make(recipe if recipe in makers.MAKERS else "llama", folder / "tiny", TINY)
     print(f"To start it: cd {shlex.quote(str(folder))}, then")
     print("  python test_copy.py")
-    print(f"  accelerate launch --config_file accelerate_configs/fsdp.yaml {recipe} --help")
+    print(f"  accelerate launch --config_file accelerate_configs/fsdp.yaml {recipe}.py --help")
 
 
 def main() -> int:
@@ -99,9 +73,9 @@ def main() -> int:
     conflicts = []
     try:
         if args.update is not None:
-            conflicts = update(ROOT, folder, parse_wish)
+            conflicts = copying.update(ROOT, folder)
         else:
-            copy(wish_of(args), folder)
+            copy(args.recipe, args.extras, args.engines, folder)
     except ValueError as error:
         stop(Exit.USAGE, str(error))
     except OSError as error:

@@ -9,9 +9,8 @@ r"""Evaluate trained folders on rows or tasks of lm-eval, beside the base that t
 A folder is a model, or adapters, which are loaded on their base. --rows is a file of your
 own, without the hub: exact match of greedy answers as scripts/generate.py counts it, and the loss
 of the recipe's evaluation.
---tasks are lm-eval's own, or YAML files of yours (pip install -r requirements-eval.txt). The table
-is printed; the folder of --output_dir gets it as results.md, all numbers as results.json, and what
-was answered in samples/.
+--tasks are lm-eval's own, or YAML files of yours (pip install -r requirements-eval.txt). A table is
+printed; the folder of --output_dir gets the numbers as results.json, and the answers in samples/.
 
 Exit codes: 0 done, 64 usage, 65 data, 69 hub.
 """
@@ -42,7 +41,6 @@ def parse_args() -> argparse.Namespace:
     )
     add("--limit", type=at_least_1, help="evaluate only the first rows of each task, this many")
     add("--batch_size", type=at_least_1, default=32, help="rows at a time [%(default)s]")
-    add("--log_samples", action="store_true", help="write the answers to --tasks too")
     add("--output_dir", type=Path, help="folder of the results [evaluations/ and the time]")
     add_loading_options(parser)
     add(

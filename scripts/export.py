@@ -1,22 +1,20 @@
 #!/usr/bin/env python
 # SPDX-License-Identifier: Apache-2.0
-r"""Export a trained folder for another program: llama.cpp (GGUF), Ollama or vLLM.
+"""Export a trained folder for another program: llama.cpp (GGUF) or Ollama.
 
     python scripts/export.py runs/merged exports/gguf --to gguf
     python scripts/export.py runs/merged exports/gguf --to gguf --outtype q8_0
     python scripts/export.py runs/merged exports/ollama --to ollama
-    python scripts/export.py runs/lora exports/vllm --to vllm
 
-gguf and ollama take a whole model: what a run without adapters saved, or what scripts/merge.py made
-of one with adapters. llama.cpp's own converter writes the GGUF (pip install -r
-requirements-export.txt). Its vocabulary, end tokens and chat template are read back and compared
-with the folder. With llama-cpp-python (pip install -r requirements-llama-cpp.txt, which compiles
-it) its tokens of prompts and its logits are compared with the trained model's too.
+It takes a whole model: what a run without adapters saved, or what scripts/merge.py made of one with
+adapters. llama.cpp's own converter writes the GGUF (pip install -r requirements-export.txt). Its
+vocabulary, end tokens and chat template are read back and compared with the folder. With
+llama-cpp-python (pip install -r requirements-llama-cpp.txt, which compiles it) its tokens of
+prompts and its logits are compared with the trained model's too.
 
 ollama adds a Modelfile whose template writes conversations as in training; a chat template that
-Ollama's language cannot write is refused. vllm takes adapters too. It writes the generation config
-with all tokens that end an answer, and prints the command that serves the trained folder. Types of
-fewer bits are made of the GGUF, by llama-quantize or `ollama create --quantize q4_K_M`.
+Ollama's language cannot write is refused. Types of fewer bits are made of the GGUF, by
+llama-quantize or `ollama create --quantize q4_K_M`.
 
 Exit codes: 0 done, 64 usage, 65 data, 69 hub, 73 cannot write, 76 the exported model differs.
 """
@@ -30,9 +28,9 @@ from common import Parser, add_prompt_options, run_command
 def parse_args() -> argparse.Namespace:
     parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
-    add("model_name_or_path", help="trained folder of a model; for vllm, or of adapters")
+    add("model_name_or_path", help="trained folder of a whole model")
     add("output", type=Path, help="new folder for the export")
-    add("--to", required=True, choices=["gguf", "ollama", "vllm"], help="what to export to")
+    add("--to", required=True, choices=["gguf", "ollama"], help="what to export to")
     add(
         "--outtype",
         default="auto",

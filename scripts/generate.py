@@ -26,7 +26,7 @@ Exit codes: 0 done, 64 usage, 65 data, 69 hub or server, 76 the server differs.
 import argparse
 from pathlib import Path
 
-from common import Parser, add_loading_options, at_least_1, run_command, temperature
+from common import Parser, add_loading_options, at_least_1, run_command
 
 
 def parse_args() -> argparse.Namespace:
@@ -37,25 +37,15 @@ def parse_args() -> argparse.Namespace:
     asked.add_argument("--prompt", action="append", help="answer this prompt; may be repeated")
     rows = ".jsonl, .json, .csv or .parquet"
     asked.add_argument("--file", type=Path, help=f"answer and score its rows: {rows}")
-    add(
-        "--image",
-        type=Path,
-        action="append",
-        default=[],
-        help="image before each --prompt, for a model that reads some; may be repeated",
-    )
+    add("--image", type=Path, action="append", default=[], help="images before each --prompt")
     add("--limit", type=at_least_1, help="answer only the first rows of --file, this many")
     add("--output", type=Path, help="write prompts, answers and references here, as JSON lines")
     add("--json", type=Path, help="write the score here, as JSON")
     add("--answer_pattern", help="regular expression; its group 1 is compared, not the whole text")
     add("--max_new_tokens", type=at_least_1, default=128, help="longest answer [%(default)s]")
-    add(
-        "--per_device_eval_batch_size",
-        type=at_least_1,
-        default=32,
-        help="rows of --file at a time [%(default)s]",
-    )
-    add("--temperature", type=temperature, default=0.0, help="0 always takes the likeliest token")
+    size = "--per_device_eval_batch_size"
+    add(size, type=at_least_1, default=32, help="rows of --file at a time [%(default)s]")
+    add("--temperature", type=float, default=0.0, help="0 always takes the likeliest token")
     add("--raw", action="store_true", help="continue each --prompt as it is")
     add("--server", help="address of an API to be compared, such as http://127.0.0.1:8000/v1")
     add("--server_model", help="name of the model on the server")

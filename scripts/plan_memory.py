@@ -16,7 +16,7 @@ The plan covers the worst case: one optimizer step in which every row has --max_
 supervised, and one batch of evaluation. The real recipe's step runs on fake tensors;
 docs/planning.md states the errors.
 
-Exit codes: 0 planned; 1 with --gpu: does not fit; 64 usage; 69 no hub; 73 cannot write.
+Exit codes: 0 planned; 1 with --gpu: does not fit; 64 usage; 69 no hub.
 """
 
 import argparse
@@ -28,15 +28,32 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from common import Exit, Parser, at_least_1, run_command, stop
+from common import Parser, at_least_1, run_command
 
 
-def parse_args() -> tuple[dict[str, Any], str | None]:
+def parse_args() -> tuple[dict[str, Any], Path | None]:
     """Return the fields of the request (planner/plan.py), and where to write the plan.
 
     What is no option of the planner is read as `accelerate launch` reads it.
     """
-    parser = make_parser()
+    parser = Parser(
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+        usage="%(prog)s [options] MODEL|recipes/llama.py [the recipe's own arguments]",
+    )
+    add = parser.add_argument
+    add("--config_file", help="the YAML to plan for [none: with --gpu, try all that may fit]")
+    add("--num_processes", "--num_gpus", type=at_least_1, help="ranks, one per GPU [the YAML's]")
+    add("--num_machines", type=at_least_1, help="hosts, each with as many GPUs [the YAML's]")
+    add("--mixed_precision", choices=["no", "bf16", "fp16"], help="[the YAML's]")
+    add(
+        "--gpu",
+        help="the card (e.g. h200, a100 or 4090), which counts what torch reports of it, or its "
+        "memory (e.g. 24GB, of 10^9 bytes, or 80GiB, of 2^30) "
+        "[none; the loss is computed in pieces as on 80GiB]",
+    )
+    add("--json", type=Path, metavar="PATH.json", help="write the plan here")
     options, words = parser.parse_known_args()
     if all(word.startswith("-") for word in words):
         parser.error("name MODEL or recipes/llama.py before the recipe's own arguments")
@@ -58,29 +75,6 @@ def parse_args() -> tuple[dict[str, Any], str | None]:
     return request, path
 
 
-def make_parser() -> Parser:
-    """Return the parser of the planner's own options."""
-    parser = Parser(
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-        usage="%(prog)s [options] MODEL|recipes/llama.py [the recipe's own arguments]",
-    )
-    add = parser.add_argument
-    add("--config_file", help="the YAML to plan for [none: with --gpu, try all that may fit]")
-    add("--num_processes", "--num_gpus", type=at_least_1, help="ranks, one per GPU [the YAML's]")
-    add("--num_machines", type=at_least_1, help="hosts, each with as many GPUs [the YAML's]")
-    add("--mixed_precision", choices=["no", "bf16", "fp16"], help="[the YAML's]")
-    add(
-        "--gpu",
-        help="the card (e.g. h200, a100 or 4090), which counts what torch reports of it, or its "
-        "memory (e.g. 24GB, of 10^9 bytes, or 80GiB, of 2^30) "
-        "[none; the loss is computed in pieces as on 80GiB]",
-    )
-    add("--json", metavar="PATH.json", help="write the plan here; -: to the terminal")
-    return parser
-
-
 def main() -> int:
     """Answer the request of the command line; return the exit code."""
     fields, path = parse_args()
@@ -100,15 +94,8 @@ def main() -> int:
     except End as end:
         print(f"plan_memory.py: {end.why}", file=sys.stderr)
         return end.code
-    content = json.dumps(found, indent=2)
-    if path == "-":
-        print(content)
-        return 0 if fits else 1
-    if path:
-        try:
-            Path(path).write_text(content + "\n")
-        except OSError as error:
-            stop(Exit.CANNOT_WRITE, f"cannot write {path}: {error}")
+    if path is not None:
+        path.write_text(json.dumps(found, indent=2) + "\n")
     print(text)
     return 0 if fits else 1
 

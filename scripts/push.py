@@ -15,11 +15,10 @@ Exit codes: 0 done, 64 usage, 65 data, 69 hub.
 """
 
 import argparse
-import fnmatch
 import json
 import re
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +27,7 @@ from common import Exit, Parser, first_line, is_path, run_command, stop
 ADAPTERS = "adapter_config.json"
 CARD = "README.md"
 RUN = "run.json"
-PUBLIC_RUN = "run_public.json"
+PUBLIC_RUN = "run_public.json"  # the base's fingerprint, and NEEDED
 # What is pushed: what loads the result, and what it says of itself. The rest stays here, whatever
 # wrote it.
 PUSHED = """
@@ -49,7 +48,6 @@ NEEDED = """
     completion_only_loss dtype learn load_in_4bit load_in_8bit load_in_fp8 max_length
     model_revision
 """.split()
-HEAD_LINES = 12  # of the card that are shown
 
 
 def parse_args() -> argparse.Namespace:
@@ -59,54 +57,18 @@ def parse_args() -> argparse.Namespace:
     add("repo_id", help="owner/name, or a name of your own")
     add("--public", action="store_true", help="let everyone see a new repository")
     add("--revision", help="branch to push to, which must exist [main]")
-    add("--commit_message", default="Upload model", help="message of the commit [%(default)s]")
     add("--base_model", help="hub id of the base, in place of a path on this machine")
     add("--yes", action="store_true", help="push without asking")
     return parser.parse_args()
 
 
 # ---- Which files, and which folders ----
-def matches(name: str) -> bool:
-    """Return whether a path is as deep as one of the patterns, and fits it."""
-    depth = name.count("/")
-    return any(depth == one.count("/") and fnmatch.fnmatch(name, one) for one in PUSHED)
-
-
 def select(source: Path) -> tuple[list[str], list[str]]:
     """Return the paths from the folder of what is pushed, and the names of what stays here."""
-    names = [path.relative_to(source).as_posix() for path in source.rglob("*") if path.is_file()]
-    chosen = sorted(filter(matches, names))
-    stays = {name.partition("/")[0] for name in names if not matches(name)}
-    return chosen, sorted(stays)
-
-
-def find_problem(source: Path) -> str | None:
-    """Return why a folder is not pushed, or None."""
-    from core.export import has_result  # imports torch, for seconds
-
-    if source.name.endswith(".unfinished"):
-        return f"{source}: was not finished: run its command again"
-    status = source / "status.json"
-    if status.is_file() and '"state": "done"' not in status.read_text():
-        return f"{source}: the run is not done, as status.json says: run its launch command again"
-    if not has_result(source):
-        return f"{source}: has no model or adapters in safetensors: name the folder of a result"
-    return None
-
-
-def find_secret(texts: Mapping[str, bytes]) -> str | None:
-    """Return which of the texts has a token of the hub or a private key in it, or None."""
-    for name, content in texts.items():
-        if SECRET.search(content):
-            return f"{name}: has a secret in it: take it out of the file"
-    return None
-
-
-def read_texts(source: Path, names: Sequence[str]) -> dict[str, bytes]:
-    """Return the content of each file that is small enough to be a text."""
-    paths = [source / name for name in names if not name.endswith((".safetensors", ".gguf"))]
-    small = [path for path in paths if path.stat().st_size <= LARGEST_READ]
-    return {path.relative_to(source).as_posix(): path.read_bytes() for path in small}
+    files = {path for path in source.rglob("*") if path.is_file()}
+    chosen = files & {path for one in PUSHED for path in source.glob(one)}
+    names = sorted(path.relative_to(source).as_posix() for path in chosen)
+    return names, sorted({path.relative_to(source).parts[0] for path in files - chosen})
 
 
 # ---- What is made for the push ----
@@ -123,36 +85,18 @@ def make_copies(source: Path, base: str | None) -> dict[str, bytes]:
         copies[ADAPTERS] = json.dumps(config, indent=2)
     if (source / RUN).is_file():
         run = json.loads((source / RUN).read_text())
-        copies[PUBLIC_RUN] = json.dumps(public_record(source, run), indent=2)
+        kept = {name: run["arguments"][name] for name in NEEDED if name in run["arguments"]}
+        trained = run["arguments"].get("model_name_or_path")
+        # adapter_config.json names the base of adapters
+        if trained and is_hub_id(trained) and not (source / ADAPTERS).is_file():
+            kept["model_name_or_path"] = trained
+        record: dict[str, Any] = {"arguments": kept}
+        if run.get("base_weights") is not None:
+            record["base_weights"] = run["base_weights"]
+        copies[PUBLIC_RUN] = json.dumps(record, indent=2)
         if not (source / CARD).is_file():  # Otherwise it is the user's own
             copies[CARD] = card_of(source, run, base)
     return {name: f"{text}\n".encode() for name, text in copies.items()}
-
-
-def public_record(source: Path, run: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what of run.json is pushed: the base's fingerprint, and NEEDED.
-
-    The name of the base is left out where adapter_config.json has it.
-    """
-    arguments = run["arguments"]
-    kept = {name: arguments[name] for name in NEEDED if name in arguments}
-    base = arguments.get("model_name_or_path")
-    if base and is_hub_id(base) and not (source / ADAPTERS).is_file():
-        kept["model_name_or_path"] = base
-    record: dict[str, Any] = {"arguments": kept}
-    if run.get("base_weights") is not None:
-        record["base_weights"] = run["base_weights"]
-    return record
-
-
-def local_base(source: Path) -> str | None:
-    """Return the base of adapters if it is a path on this machine, or None."""
-    if not (source / ADAPTERS).is_file():
-        return None
-    base = json.loads((source / ADAPTERS).read_text()).get("base_model_name_or_path")
-    if not base or is_hub_id(base):
-        return None
-    return base
 
 
 def is_hub_id(name: str) -> bool:
@@ -163,7 +107,7 @@ def is_hub_id(name: str) -> bool:
 
 # ---- The card ----
 def card_of(source: Path, run: Mapping[str, Any], base: str | None) -> str:
-    """Return the card of a run's result: numbers, hub ids, and the last part of any path.
+    """Return the card of a run's result: hub ids, and the last part of any path.
 
     The license is left to the user, who knows it.
 
@@ -183,15 +127,9 @@ def card_of(source: Path, run: Mapping[str, Any], base: str | None) -> str:
         data.library_name = "sentence-transformers"
     if is_hub_id(base):
         data.base_model = base
-    settings = [(name, value) for name, value in arguments.items() if type(value) in (int, float)]
-    settings.append(("hash of the training rows", run.get("data")))
     listed = ", ".join(map(public_name, rows))
-    parts = [f"---\n{data.to_yaml()}\n---", f"# {source.resolve().name}"]
-    parts.append(f"Trained from `{public_name(base)}` on {listed}.")
-    parts.append(table("Settings", settings))
-    parts += results(source / "metrics.jsonl")
-    parts.append(table("Versions", run.get("versions", {}).items()))
-    return "\n\n".join(parts)
+    text = f"# {source.resolve().name}\n\nTrained from `{public_name(base)}` on {listed}."
+    return f"---\n{data.to_yaml()}\n---\n\n{text}"
 
 
 def public_name(name: str) -> str:
@@ -201,65 +139,27 @@ def public_name(name: str) -> str:
     return Path(name).name
 
 
-def results(path: Path) -> Iterator[str]:
-    """Yield the last evaluation and the last logged step of metrics.jsonl."""
-    last: dict[str, Mapping[str, Any]] = {}
-    if path.is_file():
-        for line in map(json.loads, path.read_text().splitlines()):
-            is_evaluation = any(name.startswith("eval_") for name in line)
-            last["Evaluation" if is_evaluation else "Last training step"] = line
-    for kind, line in sorted(last.items()):
-        yield table(f"{kind}, after step {line['step']}", line.items())
-
-
-def table(title: str, rows: Iterable[tuple[str, Any]]) -> str:
-    """Return a section with a table of names and values."""
-    lines = [f"## {title}", "", "| name | value |", "| --- | --- |"]
-    for name, value in rows:
-        text = f"{value:.6g}" if isinstance(value, float) else str(value)
-        lines.append(f"| {name} | {text} |")
-    return "\n".join(lines)
-
-
 # ---- The push ----
-def check(args: argparse.Namespace) -> None:
+def check(source: Path, base: str | None) -> None:
     """End with 64 or 65 for a folder that is not pushed, or whose base the hub would not find."""
-    problem = find_problem(args.folder)
-    if problem is not None:
-        stop(Exit.DATA, problem)
-    if args.base_model is not None and not (args.folder / ADAPTERS).is_file():
-        stop(Exit.USAGE, "--base_model is for adapters, and this folder has a whole model")
-    local = local_base(args.folder)
-    if args.base_model is None and local is not None:
+    from core.export import has_result  # imports torch, for seconds
+
+    status = source / "status.json"
+    if source.name.endswith(".unfinished"):
+        stop(Exit.DATA, f"{source}: was not finished: run its command again")
+    if status.is_file() and '"state": "done"' not in status.read_text():
+        stop(Exit.DATA, f"{source}: the run is not done: run its launch command again")
+    if not has_result(source):
+        stop(Exit.DATA, f"{source}: has no model or adapters in safetensors")
+    adapters = source / ADAPTERS
+    if not adapters.is_file():
+        if base is not None:
+            stop(Exit.USAGE, "--base_model is for adapters, and this folder has a whole model")
+        return
+    named = json.loads(adapters.read_text()).get("base_model_name_or_path")
+    if base is None and named and not is_hub_id(named):
         fix = "pass --base_model ID, its id on the hub"
-        stop(Exit.USAGE, f"the base of these adapters, {local}, is only on this machine: {fix}")
-
-
-def show(
-    args: argparse.Namespace,
-    sizes: Mapping[str, int],
-    stays: Sequence[str],
-    texts: Mapping[str, bytes],
-) -> None:
-    """Print the files with their sizes, what stays here, who can see it, and the card's head.
-
-    Args:
-        texts: {name: content} of the files that are no weights, as they are pushed.
-    """
-    for name, size in sizes.items():
-        print(f"{size:>16,}  {name}")
-    print(f"{sum(sizes.values()):>16,}  bytes in {len(sizes)} files")
-    print(f"stays here: {', '.join(stays) or 'nothing'}")
-    seen = "public" if args.public else "private"
-    print(f"to: {args.repo_id}, revision {args.revision or 'main'}, {seen} if it is new")
-    print("card:")
-    for line in texts.get(CARD, b"none").decode(errors="replace").splitlines()[:HEAD_LINES]:
-        print(f"    {line}")
-
-
-def is_agreed() -> bool:
-    """Return whether the user, on a terminal, agrees to the push."""
-    return sys.stdin.isatty() and input("Push this? [y/N] ").strip().lower() in ("y", "yes")
+        stop(Exit.USAGE, f"the base of these adapters, {named}, is only on this machine: {fix}")
 
 
 def push(args: argparse.Namespace, contents: Mapping[str, Any]) -> None:
@@ -277,9 +177,8 @@ def push(args: argparse.Namespace, contents: Mapping[str, Any]) -> None:
     api = HfApi()
     try:
         repo = api.create_repo(args.repo_id, private=not args.public, exist_ok=True)
-        api.create_commit(
-            repo.repo_id, operations, commit_message=args.commit_message, revision=args.revision
-        )
+        message = "Upload model"
+        api.create_commit(repo.repo_id, operations, commit_message=message, revision=args.revision)
     except (httpx2.HTTPError, OSError, RuntimeError, ValueError) as error:
         cause = error.__cause__ or error  # That of an upload is the cause of a RuntimeError
         stop(Exit.NO_HUB, f"the push ended ({first_line(cause)}): run the same command again")
@@ -288,18 +187,28 @@ def push(args: argparse.Namespace, contents: Mapping[str, Any]) -> None:
 
 def main() -> None:
     args = parse_args()
-    check(args)
+    check(args.folder, args.base_model)
     names, stays = select(args.folder)
     made = make_copies(args.folder, args.base_model)
-    texts = {**read_texts(args.folder, names), **made}
-    secret = find_secret(texts)
-    if secret is not None:
-        stop(Exit.DATA, secret)
+    texts = dict(made)  # of files that are small enough to be a text
+    for name in set(names) - made.keys():
+        path = args.folder / name
+        if path.suffix not in (".safetensors", ".gguf") and path.stat().st_size <= LARGEST_READ:
+            texts[name] = path.read_bytes()
+    for name, content in texts.items():
+        if SECRET.search(content):
+            stop(Exit.DATA, f"{name}: has a secret in it: take it out of the file")
     contents: dict[str, Any] = {name: str(args.folder / name) for name in names} | made
     sizes = {name: (args.folder / name).stat().st_size for name in names}
     sizes |= {name: len(content) for name, content in made.items()}
-    show(args, dict(sorted(sizes.items())), stays, texts)
-    if args.yes or is_agreed():
+    for name, size in sorted(sizes.items()):
+        print(f"{size:>16,}  {name}")
+    print(f"{sum(sizes.values()):>16,}  bytes in {len(sizes)} files")
+    print(f"stays here: {', '.join(stays) or 'nothing'}")
+    seen = "public" if args.public else "private"
+    print(f"to: {args.repo_id}, revision {args.revision or 'main'}, {seen} if it is new")
+    # Only a user on a terminal is asked
+    if args.yes or (sys.stdin.isatty() and input("Push this? [y/N] ").lower() in ("y", "yes")):
         push(args, contents)
     else:
         print("Nothing was pushed. To push: the same command with --yes")

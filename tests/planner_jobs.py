@@ -253,9 +253,7 @@ def tracked_rows():
 def plan_of_row(row, model):
     """Return the plan of a measured row, as it runs on CPU ranks. model: the folder of MODEL."""
     job = JOBS[row["job"]]
-    config = config_strategy.read(CONFIGS / f"{row['config']}.yaml")
-    if row.get("sizes"):
-        config = content_of(row["config"], row["sizes"])
+    config = config_of_row(row["config"], row.get("sizes") or ())
     # A rehearsal of FSDP1's hybrid sharding simulates two machines
     machines = 2 if row["config"] == "fsdp1_hybrid_shard" else 1
     args = parsed(str(model), *job.words)
@@ -269,6 +267,13 @@ def plan_of_row(row, model):
 def parsed(model, *words):
     """The arguments of the recipe, which hundreds of plans share."""
     return training_arguments(model, words)
+
+
+def config_of_row(config, sizes):
+    """A shipped YAML as it is read, with these sizes of its mesh."""
+    found = config_strategy.read(CONFIGS / f"{config}.yaml")
+    found.values.update(content_of(config, sizes).get("parallelism_config") or {})
+    return found
 
 
 def content_of(config, sizes):

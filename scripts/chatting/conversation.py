@@ -74,9 +74,7 @@ class History:
         return messages
 
     def save(self, path: Path) -> str:
-        """Append the conversation to a file as one row, and return how many rows it has now.
-
-        The rows that are in the file remain as they are.
+        """Append the conversation to a file as one row, and return that as a message.
 
         Raises ValueError if the conversation cannot be trained on, OSError if it cannot be written.
         """
@@ -88,10 +86,6 @@ class History:
         except ValueError as error:
             advice = "only complete answers are trained on"
             raise ValueError(f"not saved: the conversation {error}; {advice}") from None
-        before = path.read_text(encoding="utf-8") if path.exists() else ""
         with path.open("a", encoding="utf-8") as file:
-            if before and not before.endswith("\n"):
-                file.write("\n")  # a last line without its end would run into the new row
             file.write(json.dumps(row) + "\n")
-        count = 1 + sum(1 for line in before.split("\n") if line.strip())
-        return f"Saved: {path} has {count} rows."
+        return f"Saved to {path}."

@@ -72,7 +72,22 @@ class Page:
         self.stopping: dict[str, Event] = {}
         self.history = gr.State(history)
         with gr.Row(elem_classes="models"):
-            self.chats = [self.add_column(*numbered) for numbered in enumerate(speakers)]
+            self.chats: list[gr.Chatbot] = []
+            for number, speaker in enumerate(speakers):
+                with gr.Column(min_width=300):
+                    name = html.escape(printable(speaker.name))
+                    gr.HTML(f'<div class="model-name">{number + 1}. {name}</div>')
+                    chat = gr.Chatbot(
+                        show_label=False,
+                        height=None,
+                        elem_classes="chat",
+                        render_markdown=False,
+                        buttons=[],
+                        feedback_options=None,
+                        elem_id=f"chat_{number}",
+                        placeholder=" ",
+                    )
+                    self.chats.append(chat)
         self.status = gr.HTML(elem_id="status")
         with gr.Row(equal_height=True):
             self.prompt = gr.Textbox(
@@ -106,22 +121,6 @@ class Page:
         self.stop.click(self.on_stop, None, None, queue=False, **private)
         self.clear.click(self.on_clear, self.history, outputs, **private)
         self.save.click(self.on_save, said, self.status, **private)
-
-    def add_column(self, number: int, speaker: Speaker) -> gr.Chatbot:
-        """Add the name of a model, and what it answers."""
-        with gr.Column(min_width=300):
-            name = html.escape(printable(speaker.name))
-            gr.HTML(f'<div class="model-name">{number + 1}. {name}</div>')
-            return gr.Chatbot(
-                show_label=False,
-                height=None,
-                elem_classes="chat",
-                render_markdown=False,
-                buttons=[],
-                feedback_options=None,
-                elem_id=f"chat_{number}",
-                placeholder=" ",
-            )
 
     # ---- Events ----
     def on_stop(self, request: gr.Request) -> None:

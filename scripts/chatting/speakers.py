@@ -63,7 +63,8 @@ def load_speakers(args: argparse.Namespace) -> list[Speaker]:
         if whole not in models:
             models[whole] = load_base(source, args).eval()
         if source.base is not None:
-            models[whole] = add_adapters(models[whole], source, adapter_name(number)).eval()
+            # A path does not do as a name, since that has no dots
+            models[whole] = add_adapters(models[whole], source, f"model_{number}").eval()
     lock = Lock()
     speakers = []
     for number, (source, template) in enumerate(zip(sources, templates, strict=True)):
@@ -71,12 +72,7 @@ def load_speakers(args: argparse.Namespace) -> list[Speaker]:
         template = replace(template, settings=settings)
         model = models[source.weights, source.revision]
         answerer = Answerer(model, template, args.temperature, args.max_new_tokens)
-        adapter = None if source.base is None else adapter_name(number)
+        adapter = None if source.base is None else f"model_{number}"
         name = source.name if source.run is None else f"{source.name} (before training)"
         speakers.append(Speaker(name, answerer, adapter, lock))
     return speakers
-
-
-def adapter_name(number: int) -> str:
-    """Return the name of a model's adapters; a path does not do, since names have no dots."""
-    return f"model_{number}"

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The conversation in the terminal, or with prompts that come through a pipe."""
 
-import contextlib
 import importlib
 import sys
 from collections.abc import Sequence
@@ -17,13 +16,12 @@ from tasks.images import load_picture
 
 HELP = """\
 /help           show this list
-/system [TEXT]  set the system prompt; without a text remove it
 /image PATH     put an image before the next prompt; may be repeated
-/reset          start over; the system prompt remains
+/reset          start over
 /save [FILE]    append the conversation to a .jsonl file as a row to train on
 /model [N]      continue with the answers of model N; without a number list them
 /exit           leave, as Ctrl-D does
-A line that ends in a backslash continues in the next one. Ctrl-C stops an answer."""
+Ctrl-C stops an answer."""
 
 
 @dataclass
@@ -44,40 +42,30 @@ class Terminal:
         """Converse until the end of the input, /exit, or Ctrl-C at the prompt."""
         is_interactive = sys.stdin.isatty() and sys.stdout.isatty()
         if is_interactive:
-            with contextlib.suppress(ImportError):  # It lets `input` edit and recall lines
-                importlib.import_module("readline")
+            importlib.import_module("readline")  # It lets `input` edit and recall lines
             self.list_models()
             print("/help lists the commands; Ctrl-C stops an answer, Ctrl-D leaves.")
-        first, following = ("> ", ". ") if is_interactive else ("", "")
         text = ""
         while text != "/exit":
             try:
-                text = input(first)
-                while text.endswith("\\"):
-                    text = text.removesuffix("\\") + "\n" + input(following)
+                text = input("> " if is_interactive else "").strip()
             except (EOFError, KeyboardInterrupt):
                 print()
                 return
-            self.react(text.strip())
-
-    def react(self, text: str) -> None:
-        """Answer a text, or carry out a command. Whatever is wrong is one line."""
-        try:
-            if text.startswith("/"):
-                name, _, argument = text.partition(" ")
-                self.obey(name, argument.strip())
-            elif text:
-                self.ask(text)
-        except (*UNANSWERED, OSError) as error:
-            print(f"error: {printable(first_line(error))}", file=sys.stderr)
+            try:  # Whatever is wrong is one line
+                if text.startswith("/"):
+                    name, _, argument = text.partition(" ")
+                    self.obey(name, argument.strip())
+                elif text:
+                    self.ask(text)
+            except (*UNANSWERED, OSError) as error:
+                print(f"error: {printable(first_line(error))}", file=sys.stderr)
 
     def obey(self, name: str, argument: str) -> None:
         """Carry out a command. Raises ValueError if it cannot be."""
         match name:
             case "/help":
                 print(HELP)
-            case "/system":
-                self.history.system = argument
             case "/image":
                 self.add_image(str(Path(argument).expanduser().absolute()))
             case "/reset":
@@ -87,7 +75,9 @@ class Terminal:
                 print(self.history.save(Path(argument or self.save_to)))
             case "/model":
                 if argument:
-                    self.choose(argument)
+                    if argument not in map(str, range(1, len(self.speakers) + 1)):
+                        raise ValueError(f"/model {argument}: there is no such model")
+                    self.history.chosen = int(argument) - 1
                 self.list_models()
             case "/exit":
                 pass
@@ -103,13 +93,6 @@ class Terminal:
         self.images.append(path)
         size = "{} x {}".format(*picture.size)
         print(f"Image {len(self.images)} of the next prompt: {size} pixels")
-
-    def choose(self, number: str) -> None:
-        """Continue with the answers of another model. Raises ValueError if there is none."""
-        count = len(self.speakers)
-        if number not in map(str, range(1, count + 1)):
-            raise ValueError(f"/model needs a number from 1 to {count}")
-        self.history.chosen = int(number) - 1
 
     def list_models(self) -> None:
         """Print the models, and which of them the conversation continues with."""

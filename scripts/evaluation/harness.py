@@ -6,7 +6,6 @@ import importlib.util
 import logging
 import os
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -75,13 +74,22 @@ def measure_tasks(
         confirm_run_unsafe_code=args.confirm_run_unsafe_code,
     )
     found = {}
-    for task in results["results"]:
+    for task, figures in results["results"].items():
+        metrics = {}
+        for key, value in figures.items():
+            name, _, how = key.partition(",")
+            is_metric = name not in NOT_METRICS and not name.endswith("_stderr")
+            if is_metric and isinstance(value, int | float):
+                error = figures.get(f"{name}_stderr,{how}")
+                error = error if isinstance(error, int | float) else None  # lm-eval writes N/A
+                full_name = name if how in ("", "none") else f"{name} ({how})"
+                metrics[full_name] = {"value": value, "stderr": error}
         found[task] = {
             "rows": results["n-samples"].get(task, {}).get("effective"),
             "version": results["versions"].get(task),
             "num_fewshot": results["n-shot"].get(task),
             "chat_template": is_chat,
-            "metrics": metrics_of(results, task),
+            "metrics": metrics,
         }
     return found, results["samples"]
 
@@ -127,20 +135,3 @@ def wrap(
         )
     finally:
         del model.tie_weights
-
-
-def metrics_of(results: Mapping[str, Any], task: str) -> dict[str, Any]:
-    """Return the metrics of a task or a group, each with its error, as results.json has them."""
-    found = {}
-    metrics = results["results"][task]
-    for key, value in metrics.items():
-        name, _, filter_name = key.partition(",")
-        if name in NOT_METRICS or name.endswith("_stderr") or not isinstance(value, int | float):
-            continue
-        stderr = metrics.get(f"{name}_stderr,{filter_name}")
-        found[name if filter_name in ("", "none") else f"{name} ({filter_name})"] = {
-            "value": value,
-            "stderr": stderr if isinstance(stderr, int | float) else None,  # lm-eval writes N/A
-            "higher_is_better": results["higher_is_better"].get(task, {}).get(name),
-        }
-    return found

@@ -49,15 +49,12 @@ def measure_rows(
         sample |= {"place": question.place, "loss": total / number, "num_tokens": number}
     matches = [(int(sample["correct"]), 1) for sample in samples]
     losses = [(total, number) for total, number, _ in scored]
-    metrics = {
-        "exact_match": metric_of(matches, higher_is_better=True),
-        "loss": metric_of(losses, higher_is_better=False),
-    }
+    metrics = {"exact_match": metric_of(matches), "loss": metric_of(losses)}
     num_truncated = sum(is_truncated for _, _, is_truncated in scored)
     return {"rows": len(questions), "truncated": num_truncated, "metrics": metrics}, samples
 
 
-def metric_of(sums: Sequence[tuple[float, int]], higher_is_better: bool) -> dict[str, Any]:
+def metric_of(sums: Sequence[tuple[float, int]]) -> dict[str, Any]:
     """Return a mean over what rows consist of, and its standard error by how much rows differ.
 
     Args:
@@ -68,7 +65,7 @@ def metric_of(sums: Sequence[tuple[float, int]], higher_is_better: bool) -> dict
     squares = math.fsum((total - mean * count) ** 2 for total, count in sums)
     rows = len(sums)
     stderr = math.sqrt(squares * rows / (rows - 1)) / number if rows > 1 else None
-    return {"value": mean, "stderr": stderr, "higher_is_better": higher_is_better}
+    return {"value": mean, "stderr": stderr}
 
 
 @torch.inference_mode()

@@ -1,8 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What evaluate.py does with its command line: ask each model all tasks, and write what it got."""
+"""What evaluate.py does with its command line: ask each model all tasks, and write what it got.
+
+A model is an object of results.json: {"name", "tasks"}, and tasks has {task: {"metrics": {metric:
+{"value", "stderr"}}, how it was asked}}.
+"""
 
 import argparse
 import gc
+import json
+import re
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -11,10 +17,13 @@ from typing import Any
 import torch
 
 from common import Exit, stop
-from evaluation import harness, report
+from evaluation import harness
 from evaluation.rows import measure_rows
-from generation.loading import Source, base_of, be_quiet, find_sources, load_model
+from generation.loading import Source, be_quiet, find_sources, load_model
 from generation.rows import Question, find_pattern_problem, load_questions
+
+RESULTS = "results.json"
+SAMPLES = "samples"
 
 
 def find_problems(args: argparse.Namespace) -> Iterator[str]:
@@ -34,6 +43,7 @@ def run(args: argparse.Namespace) -> None:
     if problems:
         stop(Exit.USAGE, "; ".join(problems))
     folder = args.output_dir or Path("evaluations", time.strftime("%Y-%m-%d-%H%M%S"))
+    folder.mkdir(parents=True, exist_ok=True)  # Fails now, and not after an hour of answers
     be_quiet()
     sources = find_sources(args.models, args.with_base)
     asked: list[Sequence[Question]] = [[] for _ in sources]
@@ -42,23 +52,16 @@ def run(args: argparse.Namespace) -> None:
             chosen = (source.arguments, args.limit, args.answer_pattern)
             asked[place] = load_questions(args.rows, *chosen)
     tasks = None if args.tasks is None else harness.prepare(args)
-    measured: list[report.Model] = []
-    # Written before an hour of answers too, by which it is known that it can be
-    report.write_results(folder, measured, vars(args), len(sources))
+    models: list[dict[str, Any]] = []
     for source, questions in zip(sources, asked, strict=True):
-        before = sources[0].name if measured else None
-        if args.with_base:
-            before = None if source.run else base_of(source).name
         found = measure(args, source, questions, tasks, folder)
-        model = {"name": source.name, "before": before, **found}
-        report.add_differences(model, measured)
-        measured.append(model)
-        print(f"{source.name}: evaluated in {model['seconds']:.0f} s", flush=True)
-        report.write_results(folder, measured, vars(args), len(sources))
-    table = report.make_table(measured)
-    (folder / report.TABLE).write_text(table + "\n", encoding="utf-8")
-    print(f"\n{table}\n")
-    print(f"The numbers are in {folder / report.RESULTS}, answers in {folder / report.SAMPLES}/")
+        models.append({"name": source.name, "tasks": found})
+        print(f"{source.name}: evaluated", flush=True)
+        content = {"settings": vars(args), "models": models}
+        text = json.dumps(content, indent=2, ensure_ascii=False, default=str)
+        (folder / RESULTS).write_text(text + "\n", encoding="utf-8")
+    print(f"\n{make_table(models)}\n")
+    print(f"The numbers are in {folder / RESULTS}, answers in {folder / SAMPLES}/")
 
 
 def measure(
@@ -68,21 +71,46 @@ def measure(
     tasks: dict[str, Any] | None,
     folder: Path,
 ) -> dict[str, Any]:
-    """Return the tasks of a model and how long they took, and write what it answered."""
-    start = time.monotonic()
+    """Return the tasks of a model, and write what it answered."""
     model = load_model(source, args)
     found: dict[str, Any] = {}
+    answered = {}
     if questions:
         name = args.rows.stem
-        found[name], samples = measure_rows(args, source, model, questions)
-        report.write_samples(folder, source.name, name, samples)
+        found[name], answered[name] = measure_rows(args, source, model, questions)
     if tasks is not None:
-        of_harness, answered = harness.measure_tasks(args, source, model, tasks)
+        of_harness, samples = harness.measure_tasks(args, source, model, tasks)
         found |= of_harness
-        if args.log_samples:
-            for task, lines in answered.items():
-                report.write_samples(folder, source.name, task, lines)
+        answered |= samples
+    for task, samples in answered.items():
+        path = folder / SAMPLES / file_name(source.name) / file_name(f"{task}.jsonl")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        lines = [json.dumps(line, ensure_ascii=False, default=str) for line in samples]
+        path.write_text("\n".join([*lines, ""]), encoding="utf-8")
     del model
     gc.collect()
     torch.cuda.empty_cache()
-    return {"seconds": time.monotonic() - start, "tasks": found}
+    return found
+
+
+def file_name(name: str) -> str:
+    """Return a name of a model or a task as one that any file system takes."""
+    return re.sub(r"[^\w.-]+", "-", name).strip("-.") or "-"
+
+
+def make_table(models: Sequence[dict[str, Any]]) -> str:
+    """Return the table in Markdown: one row for each metric, one column for each model."""
+    rows = [["task", "metric", "rows", *(model["name"] for model in models)]]
+    for task, found in models[0]["tasks"].items():
+        for metric in found["metrics"]:
+            cells = [task, metric, str(found["rows"] or "")]
+            for model in models:
+                figure = model["tasks"][task]["metrics"][metric]
+                error = figure["stderr"]
+                text = f"{figure['value']:.4f}"
+                cells.append(text if error is None else f"{text} ± {error:.4f}")
+            rows.append(cells)
+    widths = [max(map(len, cells)) for cells in zip(*rows, strict=True)]
+    rows.insert(1, ["-" * width for width in widths])
+    padded = [" | ".join(map(str.ljust, cells, widths)) for cells in rows]
+    return "\n".join(f"| {inner} |" for inner in padded)

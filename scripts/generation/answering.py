@@ -114,7 +114,10 @@ class Answerer:
         """
         options = {"padding": True, "return_tensors": "pt"}
         if isinstance(self.template, IllustratedTemplate):
-            images = [images_of(conversation) for conversation in conversations]
+            images = []
+            for one in conversations:
+                number = sum(message["content"].count(IMAGE) for message in one.messages)
+                images.append([load()[0] for load in one.images[:number]])
             return self.template.encode(prompts, images, padding_side="left", **options)
         if any(conversation.images for conversation in conversations):
             raise ValueError("this model reads no images, and there are some")
@@ -167,12 +170,6 @@ class Answerer:
         if tokens[-1].item() not in options["eos_token_id"]:
             mark = STOPPED if stopping.is_set() else CUT
         return Reply(self.decode(tokens), mark)
-
-
-def images_of(conversation: Conversation) -> list[Any]:
-    """Return the images of the messages of a conversation, loaded."""
-    number = sum(message["content"].count(IMAGE) for message in conversation.messages)
-    return [load()[0] for load in conversation.images[:number]]
 
 
 def decoding_options(model: Any, temperature: float) -> dict[str, Any]:

@@ -171,10 +171,7 @@ def adds_bos(tokenizer: Any) -> bool:
 # ---- The verdict ----
 def largest_gap(reference: Sequence[torch.Tensor], others: Sequence[torch.Tensor]) -> float:
     """Return the largest difference of a logit, not a number if one of them is none."""
-    gaps = []
-    for ours, theirs in zip(reference, others, strict=True):
-        gaps.append((ours - theirs).abs().max())
-    return torch.stack(gaps).max().item()
+    return (torch.cat([*reference]) - torch.cat([*others])).abs().max().item()
 
 
 def judge(
@@ -193,9 +190,8 @@ def judge(
     """
     bound *= max(logits.abs().max().item() for logits in reference)
     gap = largest_gap(reference, others)
-    same = 0
-    for ours, theirs in zip(reference, others, strict=True):
-        same += torch.equal(ours.argmax(-1), theirs.argmax(-1))
+    pairs = zip(reference, others, strict=True)
+    same = sum(torch.equal(ours.argmax(-1), theirs.argmax(-1)) for ours, theirs in pairs)
     alike = f"{same} of {len(others)} prompts have the same likeliest tokens"
     print(f"The largest logit gap of the {what} is {gap:.2e}, its bound {bound:.2e}; {alike}")
     if not gap <= bound:  # also if it is not a number

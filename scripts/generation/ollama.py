@@ -7,7 +7,7 @@ rendering conversations, and the result is compared with it on others.
 """
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -87,7 +87,13 @@ def find_turns(trained: Trained) -> Turns:
 
     try:
         turns = probe(render)
-        for messages in plain_conversations(trained, "system" in turns.before):
+        asked = [one.messages for one in trained.conversations if is_plain(one)]
+        for text in STRANGE:
+            strange = {"role": "user", "content": text}
+            asked.append([strange, ANSWER, USER, {"role": "assistant", "content": text}, AGAIN])
+            if "system" in turns.before:
+                asked.append([SYSTEM, strange, ANSWER, USER])
+        for messages in asked:
             if turns.render(messages) != render(messages):
                 raise ValueError(f"it changes {messages}")
     except ValueError as error:
@@ -140,16 +146,6 @@ def without(text: str, start: str = "", end: str = "") -> str:
     if not text.startswith(start) or not text.endswith(end):
         raise ValueError(f"it writes {text!r} where {start!r} was expected first, {end!r} last")
     return text.removeprefix(start).removesuffix(end)
-
-
-def plain_conversations(trained: Trained, has_system: bool) -> Iterator[Messages]:
-    """Yield conversations that have to be written as by the chat template: also the prompts'."""
-    for text in STRANGE:
-        asked = {"role": "user", "content": text}
-        yield [asked, ANSWER, USER, {"role": "assistant", "content": text}, AGAIN]
-        if has_system:
-            yield [SYSTEM, asked, ANSWER, USER]
-    yield from (one.messages for one in trained.conversations if is_plain(one))
 
 
 def modelfile(gguf_name: str, turns: Turns, stops: Sequence[str], num_ctx: int) -> str:

@@ -16,13 +16,11 @@ from typing import Any
 from common import Exit, stop
 from core.chat import Conversation
 from core.data import parse_line
-from generation.answering import printable
 from tasks.illustrated import IMAGE, IMAGE_COLUMNS, PLACEHOLDER, image_options
 from tasks.images import load_picture, open_images
 from vlm import Arguments, row_to_conversation
 
 Row = dict[str, Any]
-SHOWN = 8  # answers that are printed
 
 
 @dataclass(frozen=True)
@@ -94,7 +92,11 @@ def to_question(
     conversation = row_to_conversation(row, columns_in(row, columns))
     loads = [partial(load_picture, image, **options) for image in conversation.images]
     conversation = replace(conversation, images=loads)
-    last = find_last_answer(conversation)
+    spoken = [bool(message["content"].strip()) for message in conversation.messages]
+    answers = [n for n, trained in enumerate(conversation.is_trained_on) if trained and spoken[n]]
+    if not answers:
+        raise ValueError("has no answer in words to compare with: the assistant only calls tools")
+    last = answers[-1]
     reference = conversation.messages[last]["content"].strip()
     if pattern is not None and re.search(pattern, reference) is None:
         raise ValueError(f"its answer does not match --answer_pattern {pattern}")
@@ -105,20 +107,6 @@ def to_question(
 def columns_in(row: Row, columns: Mapping[str, str]) -> Mapping[str, str] | None:
     """Return the columns of the run, or None for a row that lacks one of them."""
     return columns if set(columns.values()) <= row.keys() else None
-
-
-def find_last_answer(conversation: Conversation) -> int:
-    """Return the place, from 0, of the last message that is trained on and has a text.
-
-    Raises ValueError if there is none, since the assistant only calls tools.
-    """
-    answers = []
-    for place, message in enumerate(conversation.messages):
-        if conversation.is_trained_on[place] and message["content"].strip():
-            answers.append(place)
-    if not answers:
-        raise ValueError("has no answer in words to compare with: the assistant only calls tools")
-    return answers[-1]
 
 
 def is_plain(conversation: Conversation) -> bool:
@@ -180,12 +168,3 @@ def score(lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "rows": rows.total(),
         "skills": {skill: correct[skill] / rows[skill] for skill in rows if skill},
     }
-
-
-def print_answers(lines: Sequence[Mapping[str, Any]]) -> None:
-    """Print some answers from all over the file, and the reference where an answer is wrong."""
-    for line in lines[:: max(1, len(lines) // SHOWN)][:SHOWN]:
-        mark = "right"
-        if not line["correct"]:
-            mark = f"wrong, should be: {line['reference']}"
-        print(printable(f"{line['messages'][-1]['content']} -> {line['answer']} ({mark})"))

@@ -80,7 +80,10 @@ def answer(request: Request) -> tuple[dict[str, Any], str, bool]:
         f"{batch.lines} x {batch.length} tokens per micro-batch: {len(fitting)} of {len(tried)} "
         "ways fit"
     )
-    rows = [row_of(request, way) for way in fitting]
+    rows = []
+    for way in fitting:
+        held = {"peak": way.held.peak, "device": way.held.device, "host": way.held.host}
+        rows.append(held | {"command": shlex.join(command(request, way))})
     choice = {"title": title, "card": card, "rows": rows}
     return choice, text_of_choice(request, title, tried, card), bool(fitting)
 
@@ -107,7 +110,7 @@ def report_of(request: Request, args: Any, card: int | None) -> dict[str, Any]:
         config = read(path)
     except ValueError as error:
         raise End(Exit.USAGE, str(error)) from None
-    config["parallelism_config"] = (config.get("parallelism_config") or {}) | request.mesh
+    config.values.update(request.mesh)
     plan = plan_of(
         args, config, request.num_processes, request.num_machines, request.mixed_precision
     )
@@ -162,20 +165,17 @@ class Way:
 
     @property
     def order(self) -> tuple[Any, ...]:
-        """The sort key of ways: those that offload come last; then by compute, then by traffic."""
+        """The sort key of ways: those that offload come last; then by compute, then by traffic.
+
+        Compute is counted in forward passes of a micro-batch: 1 for that, 1 for gradients of
+        activations, 1 for those of weights unless only adapters train, and up to 1 to compute
+        again; more on a quantized base. Nothing is timed.
+        """
         args = self.plan.args
         offloads = self.plan.offloads_optimizer + self.plan.offloads_parameters
-        return offloads, compute_of(args), not args.use_peft, FILES.index(self.file)
-
-
-def compute_of(args: Any) -> float:
-    """Return what a micro-batch takes in forward passes. Nothing is timed.
-
-    It is 1 for the forward pass, 1 for gradients of activations, 1 for those of weights unless only
-    adapters train, and up to 1 to compute again; more on a quantized base.
-    """
-    factor = NF4 if getattr(args, "load_in_4bit", False) else 1
-    return factor * (2 + (not args.use_peft) + RECOMPUTED[args.gradient_checkpointing])
+        factor = NF4 if getattr(args, "load_in_4bit", False) else 1
+        passes = factor * (2 + (not args.use_peft) + RECOMPUTED[args.gradient_checkpointing])
+        return offloads, passes, not args.use_peft, FILES.index(self.file)
 
 
 def find_ways(request: Request, args: Any, card: int) -> list[Way]:
@@ -235,20 +235,7 @@ def kinds_of_weights(request: Request, args: Any) -> Iterator[tuple[str, dict[st
             yield name, {key: one for key, one in values.items() if one != getattr(args, key)}
 
 
-# ---- What fits, as text and JSON ----
-def row_of(request: Request, way: Way) -> dict[str, Any]:
-    """Return a way as written to JSON: bytes of a GPU, and of the host for each rank."""
-    return {
-        "config_file": f"accelerate_configs/{way.file}.yaml",
-        "weights": way.weights,
-        "gradient_checkpointing": way.plan.args.gradient_checkpointing,
-        "peak": way.held.peak,
-        "device": way.held.device,
-        "host": way.held.host,
-        "command": shlex.join(command(request, way)),
-    }
-
-
+# ---- What fits, as text ----
 def text_of_choice(request: Request, title: str, tried: Sequence[Way], card: int) -> str:
     """Return as text what fits, the cheapest first, and what does not."""
     fitting = [way for way in tried if way.held.peak <= card]

@@ -242,21 +242,21 @@ class Plan:
 
 def plan_of(
     args: Any,
-    config: Mapping[str, Any],
+    config: Any,
     num_processes: int | None = None,
     num_machines: int | None = None,
     mixed_precision: str | None = None,
 ) -> Plan:
-    """Return the Plan of a recipe's arguments under an accelerate config.
+    """Return the Plan of a recipe's arguments under an accelerate config, as it is read.
 
     The numbers and the precision are those of the launcher's command line, None for the config's.
     Raises End for what the recipe would refuse, for ranks that the config cannot run on, and for
     keys whose effect on memory is not known here.
     """
-    strategy = strategy_of(dict(config))
+    strategy = strategy_of(config)
     mesh = strategy.places
-    ranks = num_processes or max(config.get("num_processes") or 1, mesh)
-    machines = num_machines or config.get("num_machines", 1)
+    ranks = num_processes or max(config.number("num_processes", 1), mesh)
+    machines = num_machines or config.machines
     engine = strategy.engine
     if mesh and ranks != mesh:
         raise End(Exit.USAGE, f"the config's mesh needs {mesh} ranks, not {ranks}: launch {mesh}")
@@ -268,7 +268,6 @@ def plan_of(
     if engine.startswith("fsdp"):
         shards = strategy.shards_on(ranks, ranks // machines)
     offload = set(strategy.offload)
-    fsdp = config.get("fsdp_config", {})
     plan = Plan(
         args,
         engine=engine,
@@ -276,10 +275,10 @@ def plan_of(
         ranks=ranks,
         shards=shards,
         reshards=strategy.in_force in ("FULL_SHARD", "HYBRID_SHARD"),
-        mixed_precision=mixed_precision or config.get("mixed_precision", "no"),
+        mixed_precision=mixed_precision or config.text("mixed_precision", "no"),
         offloads_parameters=bool({"fsdp_offload_params", "offload_param_device"} & offload),
         offloads_optimizer=bool({"fsdp_offload_params", "offload_optimizer_device"} & offload),
-        prefetches=fsdp.get("fsdp_backward_prefetch") == "BACKWARD_PRE",
+        prefetches=config.text("fsdp_backward_prefetch") == "BACKWARD_PRE",
         tp=strategy.tp,
         cp=strategy.cp,
         sp=strategy.sp,
@@ -291,17 +290,16 @@ def plan_of(
 
 
 # ---- Refusals ----
-def find_unplanned(plan: Plan, config: Mapping[str, Any]) -> Iterator[str]:
+def find_unplanned(plan: Plan, config: Any) -> Iterator[str]:
     """Yield what this planner does not know the memory of."""
     args = plan.args
-    if config.get("deepspeed_config", {}).get("deepspeed_config_file"):
+    if config.json is not None:
         yield "deepspeed_config_file: cannot be planned; use the keys of the YAML"
     if plan.engine.startswith("fsdp"):
-        fsdp = config.get("fsdp_config", {})
-        if fsdp.get("fsdp_auto_wrap_policy") != "TRANSFORMER_BASED_WRAP":
+        if config.text("fsdp_auto_wrap_policy") != "TRANSFORMER_BASED_WRAP":
             yield "fsdp_auto_wrap_policy: only TRANSFORMER_BASED_WRAP can be planned"
         for key in ("fsdp_activation_checkpointing", "fsdp_transformer_layer_cls_to_wrap"):
-            if fsdp.get(key):
+            if config.values.get(key):
                 yield f"{key}: cannot be planned"
     if getattr(args, "ep_size", 1) > 1:
         yield f"--ep_size: how many tokens arrive at a rank's experts is not traced: {REHEARSE}"

@@ -27,7 +27,8 @@ def treat_cpu_as_gpu(ranks_per_node: int) -> None:
     use_gloo()
     do_not_pin_memory()
     sum_norms_in_double()
-    simulate_nodes(ranks_per_node)
+    # Over which FSDP1 HYBRID_SHARD shards; upstream it is always 1: nothing would be sharded
+    torch.cpu.device_count = lambda: ranks_per_node
     if int(os.environ.get("PARALLELISM_CONFIG_CP_SIZE", "1")) > 1:
         attend_by_a_ring()
     if os.environ.get("FSDP_VERSION", "1") == "1":
@@ -125,15 +126,6 @@ def sync_fsdp1_states() -> None:
         self.param_init_fn = put_on_cpu
 
     FullyShardedDataParallelPlugin.__post_init__ = post_init
-
-
-def simulate_nodes(ranks_per_node: int) -> None:
-    """Let FSDP1 HYBRID_SHARD see nodes of `ranks_per_node` devices.
-
-    Upstream shards over `torch.cpu.device_count()` ranks, which is always 1: nothing would be
-    sharded.
-    """
-    torch.cpu.device_count = lambda: ranks_per_node
 
 
 def do_not_compile() -> None:

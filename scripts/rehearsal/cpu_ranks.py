@@ -62,24 +62,16 @@ def prepare() -> Callable[[int], int]:
         program, _, results = os.environ["REHEARSAL_PROBE"].rpartition(":")
         runpy.run_path(program)["track"](Path(results, str(rank)))
     end = functools.partial(record, path=folder / f"exit.{rank}")
-    record_hard_exits(end)
-    return end
-
-
-def record_hard_exits(end: Callable[[int], int]) -> None:
-    """Also record the code of `os._exit`, by which a thread may end its rank.
-
-    The codes of data loader workers, which are forks of the rank, are not recorded.
-    """
-    original = os._exit
+    exit_hard = os._exit  # by which a thread may end its rank
     process = os.getpid()
 
     def record_and_exit(status: int) -> NoReturn:
-        if os.getpid() == process:
+        if os.getpid() == process:  # and no worker of a data loader, which is a fork
             status = end(status)
-        original(status)
+        exit_hard(status)
 
     os._exit = record_and_exit
+    return end
 
 
 if __name__ == "__main__":

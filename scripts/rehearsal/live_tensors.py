@@ -51,16 +51,6 @@ def storage_of(tensor: torch.Tensor) -> torch.UntypedStorage:
     return local.detach().untyped_storage()
 
 
-def live_parameters(model: Module) -> list[torch.Tensor]:
-    """Return parameters between steps.
-
-    Under ZeRO-3 they are the shards (`ds_tensor`) and the small tensors that stay whole.
-    """
-    parameters = list(model.parameters())
-    shards = [p.ds_tensor for p in parameters if hasattr(p, "ds_tensor")]
-    return parameters + shards
-
-
 def live_gradients(model: Module, zero: Any) -> list[torch.Tensor]:
     """Return gradients before the step: those of parameters and, under ZeRO, of partitions.
 
@@ -77,24 +67,6 @@ def live_gradients(model: Module, zero: Any) -> list[torch.Tensor]:
     return [gradient for gradient in gradients if gradient is not None]
 
 
-def live_state(base: Optimizer) -> tuple[list[torch.Tensor], int]:
-    """Return the state tensors of their parameter's size, and the most that a parameter has."""
-    state = []
-    most = 0
-    for parameter, entries in base.state.items():
-        tensors = [value for key, value in entries.items() if key != "step"]
-        like = [one for one in tensors if getattr(one, "shape", None) == parameter.shape]
-        state += like
-        most = max(most, len(like))
-    return state, most
-
-
-def master_weights(base: Optimizer, model: Module) -> list[torch.Tensor]:
-    """Return tensors on which the optimizer steps and that are not the model's own."""
-    own = {storage_of(parameter).data_ptr() for parameter in model.parameters()}
-    return [tensor for tensor in base.state if storage_of(tensor).data_ptr() not in own]
-
-
 def measure_first_step(path: Path) -> None:
     """Make the recipe write a measurement to `path` at the first step that its optimizer takes."""
 
@@ -109,10 +81,23 @@ def measure_first_step(path: Path) -> None:
             # A step may be skipped in fp16
             if "parameters" in found or not base.state:
                 return
-            state, found["state_tensors_per_parameter"] = live_state(base)
-            found["parameters"] = held(live_parameters(model))
+            state = []  # tensors of their parameter's size
+            most = 0
+            for weight, entries in base.state.items():
+                tensors = [value for key, value in entries.items() if key != "step"]
+                like = [one for one in tensors if getattr(one, "shape", None) == weight.shape]
+                state += like
+                most = max(most, len(like))
+            found["state_tensors_per_parameter"] = most
+            parameters = list(model.parameters())
+            # Under ZeRO-3 these are small tensors that stay whole, and each has a shard
+            shards = [one.ds_tensor for one in parameters if hasattr(one, "ds_tensor")]
+            found["parameters"] = held([*parameters, *shards])
             found["optimizer"] = held(state)
-            found["master"] = held(master_weights(base, model))
+            own = {storage_of(one).data_ptr() for one in parameters}
+            found["master"] = held(
+                one for one in base.state if storage_of(one).data_ptr() not in own
+            )
             if zero is not None:
                 found["persistence_threshold"] = model.zero_param_persistence_threshold()
             path.write_text(json.dumps(found))

@@ -3,6 +3,7 @@
 
 import os
 import sys
+from argparse import Namespace
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,24 +35,17 @@ class Rehearsal:
     overrides: list[Override]
     machines: int = 1
 
-    @property
-    def ranks_here(self) -> int:
-        """How many of the ranks this machine starts."""
-        return self.ranks // self.machines
-
-    def command(self, words: list[str], port: int, meeting: Sequence[str] = ()) -> list[str]:
+    def command(self, options: Sequence[str], words: Sequence[str]) -> list[str]:
         """Return the command that launches the ranks of this machine.
 
         Args:
+            options: of accelerate launch; without a port the ranks meet at a free one.
             words: the recipe and its arguments.
-            port: where the ranks meet; 0 for a free one.
-            meeting: options of accelerate launch that say how several machines meet.
         """
         command = [sys.executable, "-m", "accelerate.commands.launch", "--quiet"]
-        command += ["--config_file", self.config_file]
+        command += ["--config_file", self.config_file, "--main_process_port", "0", *options]
         for change in self.overrides:
             command += [f"--{change.name}", change.new]
-        command += ["--main_process_port", str(port), *meeting]
         return [*command, str(PROGRAM), *words]
 
     def environment(self, folder: Path) -> dict[str, str]:
@@ -67,23 +61,19 @@ class Rehearsal:
         return environment
 
 
-def plan(
-    config_file: str,
-    device: str,
-    num_processes: int | None = None,
-    mixed_precision: str | None = None,
-    num_machines: int | None = None,
-) -> Rehearsal:
-    """Plan the rehearsal of a YAML; the numbers and the precision take the place of the YAML's.
+def plan(config_file: str, device: str, launch: Namespace) -> Rehearsal:
+    """Plan the rehearsal of a YAML, some of whose values options of a launch may replace.
 
     Raises:
         ValueError: if the file is no config, or the ranks would not show its sharding. Whether
             accelerate does what it says is checked by the recipe that is launched with it.
     """
-    config = read(config_file)
+    config = read(config_file, launch)
     facts = strategy_of(config)
-    ranks = num_processes or default_ranks(config, facts, device)
-    machines = num_machines or 1
+    ranks = config.number("num_processes", 1)
+    if device == "cpu" and "num_processes" not in launch.nondefault:
+        ranks = fewest_ranks(facts)
+    machines = config.machines if "num_machines" in launch.nondefault else 1
     ranks_per_node = ranks
     if device == "cpu":
         ranks_per_node = ranks // max(machines, 2)
@@ -95,29 +85,23 @@ def plan(
     overrides = []
 
     def change(name: str, default: str, new: str, reason: str) -> None:
-        old = str(config.get(name, default))
+        old = config.text(name, default)
         if new != old:
             overrides.append(Override(name, old, new, reason))
 
-    reason = "requested" if num_processes else "one rank would show nothing"
-    change("num_processes", "1", str(ranks), reason)
-    if config.get("num_machines", 1) > 1 and not num_machines:
-        change("num_machines", "1", "1", "all ranks run here")
+    change("num_processes", "1", str(ranks), "one rank would show nothing")
+    change("num_machines", "1", str(machines), "all ranks run here")
+    if machines == 1:
         change("machine_rank", "0", "0", "all ranks run here")
     # The launcher cannot change the precision of a DeepSpeed JSON
-    is_in_json = "deepspeed_config_file" in config.get("deepspeed_config", {})
-    if mixed_precision:
-        change("mixed_precision", "no", mixed_precision, "requested")
-    elif device == "cpu" and not is_in_json:
+    if device == "cpu" and "mixed_precision" not in launch.nondefault and config.json is None:
         reason = "slow on CPU; --mixed_precision bf16 also shows what bf16 refuses"
         change("mixed_precision", "no", "no", reason)
     return Rehearsal(config_file, facts, device, ranks, ranks_per_node, overrides, machines)
 
 
-def default_ranks(config: dict, facts: ConfigStrategy, device: str) -> int:
-    """Return the default number of ranks: on CPU, the fewest that show the strategy."""
-    if device != "cpu":
-        return config.get("num_processes", 1)
+def fewest_ranks(facts: ConfigStrategy) -> int:
+    """Return the fewest ranks that show a strategy."""
     if facts.places:
         return facts.places
     if facts.groups_are_machines:

@@ -78,11 +78,7 @@ def launch(command: list[str], environment: dict[str, str], folder: Path, ranks:
         if refusal(folder) is not None:
             time.sleep(MESSAGE_TIME)
             send(signal.SIGKILL, [process.pid, *started()])
-    return code_of_all(process.wait(), folder, ranks)
-
-
-def code_of_all(launcher_code: int, folder: Path, ranks: int) -> int:
-    """Return one rank's refusal, or the clean exit on which all ranks agree, or else FAILED."""
+    launcher_code = process.wait()
     refused = refusal(folder)
     if refused is not None:
         return refused

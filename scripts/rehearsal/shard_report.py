@@ -49,19 +49,6 @@ class Promise:
         return Promise(*(times * bound + plus for bound in bounds))
 
 
-def shards_of(facts: ConfigStrategy, ranks: int, ranks_per_node: int) -> dict[str, int]:
-    """Return {class: number of shards under the YAML}, 1 for a class that stays whole.
-
-    Args:
-        facts: the strategy that the YAML requests.
-    """
-    shards = facts.shards_on(ranks, ranks_per_node)
-    stage = ALL_SPLIT
-    if facts.stage is not None:
-        stage = facts.stage
-    return {name: shards if stage >= first else 1 for name, first in SPLIT_FROM_STAGE.items()}
-
-
 def promised(
     tensors: list[WholeTensor], shards: int, place: int, by_rows: bool, whole_below: int = 0
 ) -> Promise:
@@ -134,15 +121,6 @@ def promise_of(
     return promise
 
 
-def is_in_its_place(name: str, devices: list[str], facts: ConfigStrategy) -> bool:
-    """Return whether a class is in host memory if the YAML offloads it."""
-    if not any(name in OFFLOADED.get(key, ()) for key in facts.offload):
-        return True
-    if name == "parameters" and facts.engine == "zero":
-        return "cpu" in devices  # ZeRO-3 keeps small parameters on the device too
-    return devices == ["cpu"]
-
-
 def judge(measurements: list[dict], facts: ConfigStrategy, ranks_per_node: int) -> list[dict]:
     """Return one row per rank and class: held and promised bytes, dtypes, devices, shards, verdict.
 
@@ -150,7 +128,13 @@ def judge(measurements: list[dict], facts: ConfigStrategy, ranks_per_node: int) 
         measurements: what `rehearsal.live_tensors` wrote, by rank.
         facts: the strategy that the YAML requests.
     """
-    shards_by_yaml = shards_of(facts, len(measurements), ranks_per_node)
+    number = facts.shards_on(len(measurements), ranks_per_node)
+    stage = ALL_SPLIT
+    if facts.stage is not None:
+        stage = facts.stage
+    shards_by_yaml = {}
+    for name, first in SPLIT_FROM_STAGE.items():
+        shards_by_yaml[name] = number if stage >= first else 1
     # A rank may hold no parameter at all
     states = max(measured["state_tensors_per_parameter"] for measured in measurements)
     rows = []
@@ -177,8 +161,13 @@ def judged(name: str, held: dict, promise: Promise, shards: int, facts: ConfigSt
     elements = held["elements"]
     is_less = elements < promise.least
     is_held = elements <= promise.most and not (is_less and name == "parameters")
+    is_in_place = True
+    if any(name in OFFLOADED.get(key, ()) for key in facts.offload):
+        is_in_place = held["devices"] == ["cpu"]
+        if name == "parameters" and facts.engine == "zero":
+            is_in_place = "cpu" in held["devices"]  # ZeRO-3 keeps small ones on the device too
     verdict = "NOT AS PROMISED"
-    if is_held and is_in_its_place(name, held["devices"], facts):
+    if is_held and is_in_place:
         verdict = "ok, less" if is_less else "ok"
     width = held["bytes"] / elements if elements else 0
     return {

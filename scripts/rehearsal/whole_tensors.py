@@ -50,14 +50,16 @@ def describe(model: Any) -> Shapes:
     same experts, which comes to one shard for each rank, as of all other weights.
     """
     shards_experts = any(isinstance(module, FSDPModule) for module in model.modules())
+    plan = getattr(model, "ep_plan", None) or {}
     described = []
     for name, parameter in model.named_parameters():
         shape = list(getattr(parameter, "ds_shape", parameter.shape))
         dimension = planned_dimension(model, name, len(shape))
         if dimension is not None:
             shape[dimension] //= model.tp_size
-        elif isinstance(parameter, DTensor) and has_experts(model, name) and not shards_experts:
-            shape[0] //= parameter.device_mesh.size()
+        elif plan and isinstance(parameter, DTensor) and not shards_experts:
+            if _get_parameter_plan(name.removeprefix("base_model.model."), plan) == OF_EXPERTS:
+                shape[0] //= parameter.device_mesh.size()
         rows = shape[0] if shape else 1
         described.append((math.prod(shape), rows, parameter.requires_grad))
     return described
@@ -82,13 +84,6 @@ def planned_dimension(model: Any, name: str, dimensions: int = 2) -> int | None:
     if dimensions == 1:  # A bias is as long as the output.
         return 0 if dimension == -2 else None
     return dimension
-
-
-def has_experts(model: Any, name: str) -> bool:
-    """Return whether a weight holds experts, which the model's plan spreads over ranks."""
-    plan = getattr(model, "ep_plan", None)
-    name = name.removeprefix("base_model.model.")
-    return bool(plan) and _get_parameter_plan(name, plan) == OF_EXPERTS
 
 
 # ---- Pipelines, whose model no call of Accelerator.prepare is given ----

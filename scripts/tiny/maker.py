@@ -60,16 +60,11 @@ class Maker:
     image_size: int | None = None
 
 
-def make_syllable(rng: random.Random) -> str:
-    """Return a consonant or two and a vowel."""
-    return rng.choice(ONSETS) + rng.choice(VOWELS)
-
-
 def make_word(rng: random.Random) -> str:
     """Return a made-up word of 3 to 6 letters, such as lamp, toble or frimas."""
     while True:
-        first = make_syllable(rng)
-        second = make_syllable(rng)
+        first = rng.choice(ONSETS) + rng.choice(VOWELS)
+        second = rng.choice(ONSETS) + rng.choice(VOWELS)
         coda = rng.choice(CODAS)
         word = rng.choice([first + coda, first + second, first + second + coda])
         if len(word) <= LONGEST_WORD and "uu" not in word:

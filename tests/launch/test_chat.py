@@ -38,7 +38,7 @@ def test_a_saved_conversation_is_a_row_that_the_recipe_trains_on(runs, tmp_path)
     rows = write_rows(tmp_path / "rows.jsonl", [{"prompt": "a", "completion": "b"}])
     typed = f"Who are you?\n/model 2\nAnd now?\n/save {rows}\n"
     words = [runs / "first", runs / "second", *SHORT, "--system", "Be brief."]
-    assert f"{rows} has 2 rows." in script("chat", *words, input=typed).output
+    assert f"Saved to {rows}" in script("chat", *words, input=typed).output
     saved = read_rows(rows)[1]["messages"]
     assert [message["role"] for message in saved] == ["system"] + 2 * ["user", "assistant"]
     assert saved[-1]["content"] == OF_ADAPTERS[1]
@@ -164,10 +164,6 @@ def test_a_conversation_in_a_terminal(runs, typist):
     assert OF_BASE in user.wait_for("> ")
     user.type(UP + "\n")  # the line before, which only line editing brings back
     assert f"Who are you?\r\n{OF_BASE}" in user.wait_for("> ")
-    user.type("/system Be\\\n")
-    user.wait_for(". ")
-    user.type("brief.\n")
-    user.wait_for("> ")
     code, last = user.leave_by(CTRL_D)
     assert code == 0 and "Traceback" not in last
 

@@ -184,10 +184,11 @@ def test_before_and_after_answer_side_by_side_and_are_saved(open_tab, runs, serv
     assert str(runs / "first") in names[FIRST] and "before training" in names[BEFORE]
 
     tab.click("save")
-    expect(tab.status).to_contain_text(f"{server.save_to} has 1 row")
+    expect(tab.status).to_contain_text(f"Saved to {server.save_to}")
     tab.page.locator("#chosen label").filter(has_text="before training").locator("input").check()
     tab.click("save")
-    expect(tab.status).to_contain_text("has 2 rows.")
+    while len(read_rows(server.save_to)) < 2:
+        tab.page.wait_for_timeout(100)
     saved = [row["messages"] for row in read_rows(server.save_to)]
     question = {"role": "user", "content": "Who are you?"}
     for messages, column in zip(saved, (FIRST, BEFORE), strict=True):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""scripts/export.py makes what llama.cpp, Ollama and vLLM read of what the recipes train."""
+"""scripts/export.py makes what llama.cpp and Ollama read of what the recipes train."""
 
 import shutil
 from functools import partial
@@ -65,15 +65,6 @@ def test_a_trained_folder_lists_the_end_of_turn_that_its_base_lacked(
     assert read_json(tmp_path / "run" / "generation_config.json")["eos_token_id"] == [2, 3]
     lines = [line for line in done.output.splitlines() if line.startswith("generation_config.json")]
     assert len(lines) == 1, done.output
-
-
-def test_adapters_on_such_a_base_get_the_end_of_turn_for_vllm(adapters, tmp_path):
-    assert not (adapters / "generation_config.json").exists()
-    done = export(adapters, tmp_path / "out", "--to", "vllm", code=0)
-    assert read_json(tmp_path / "out" / "generation_config.json")["eos_token_id"] == [2, 3]
-    command = done.output.splitlines()[-1]
-    assert command.startswith("vllm serve ") and "--max-lora-rank 16 " in command
-    assert f"--generation-config {tmp_path / 'out'} " in command
 
 
 def test_what_cannot_be_exported_is_one_line(adapters, trained, tmp_path):

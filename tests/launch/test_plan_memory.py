@@ -12,10 +12,11 @@ from jobs import LLAMA_3_1_8B
 from launching import REPO, script
 
 
-def test_what_is_listed_fits_as_its_command_is_planned(net_tiny):
+def test_what_is_listed_fits_as_its_command_is_planned(net_tiny, tmp_path):
     def report_of(*words):
-        done = script("plan_memory", *words, "--gpu", "4GiB", "--json", "-", code=0)
-        return json.loads(done.output[done.output.index("{") :])
+        path = tmp_path / "plan.json"
+        script("plan_memory", "--json", path, "--gpu", "4GiB", *words, code=0)
+        return json.loads(path.read_text())
 
     model = net_tiny("llama") / "model"
     report = report_of(model, "--num_gpus", 4, "--gradient_checkpointing", "--max_length", 1024)

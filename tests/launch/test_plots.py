@@ -29,27 +29,23 @@ def lines_of(losses):
     return lines
 
 
-def write_run(folder, losses=(4.0, 2.0), evaluations=(), facts=None):
+def write_run(folder, losses=(4.0, 2.0), evaluations=()):
     """Write a run's files, and return its folder as a text."""
     folder.mkdir(parents=True)
     lines = [json.dumps(line) for line in [*lines_of(losses), *evaluations]]
     (folder / "metrics.jsonl").write_text("\n".join(lines))
-    if facts is not None:
-        (folder / "run.json").write_text(json.dumps(facts))
     return str(folder)
 
 
-def test_several_runs_are_one_picture_a_table_and_json(tmp_path, in_process):
-    facts = [{"arguments": {"seed": 1}}, {"arguments": {"seed": 2}}]
-    first = write_run(tmp_path / "a", [4.0] * 9, [EVALUATION], facts[0])
-    second = write_run(tmp_path / "b", [3.0] * 9, [], facts[1])
-    done = in_process(plot_loss, first, second, "--json", tmp_path / "numbers.json")
+def test_several_runs_are_one_picture_and_a_table(tmp_path, in_process):
+    first = write_run(tmp_path / "a", [4.0] * 9, [EVALUATION])
+    second = write_run(tmp_path / "b", [3.0] * 9)
+    done = in_process(plot_loss, first, second)
     assert done.code == 0 and done.err == ""
-    out = done.out.splitlines()
-    assert out[0].startswith("run  steps  best eval_loss") and "  a: seed=1" in out
-    assert out[-1] == f"{first}/comparison.png" and (tmp_path / "a" / "comparison.png").exists()
-    runs = json.loads((tmp_path / "numbers.json").read_text())["runs"]
-    assert [run["differs"] for run in runs] == [{"seed": 1}, {"seed": 2}]
+    out = [line.split() for line in done.out.splitlines()]
+    assert out[1] == [first, "9", "4", "100.0", "2.5", "3", "at", "2", "0.5", "at", "2"]
+    assert out[2] == [second, "9", "3", "100.0", "2.5", "-", "-"]
+    assert out[-1] == [f"{first}/comparison.png"] and (tmp_path / "a" / "comparison.png").exists()
 
 
 def test_what_a_run_has_not_recorded_is_no_panel_and_what_is_not_finite_in_no_curve(

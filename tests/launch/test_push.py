@@ -91,12 +91,12 @@ def refused(process, code, word):
 def test_what_arrives_is_what_was_shown_in_a_private_repository(hub, result, push):
     shown = push()
     assert shown.code == 0 and hub.requests == []  # Without --yes
-    for words in (*PUSHED, "stays here: checkpoint-3, ", "private", "# A card", "--yes"):
+    for words in (*PUSHED, "stays here: checkpoint-3, ", "private", "--yes"):
         assert words in shown.out
-    process = push("--yes", "--commit_message", "First")
+    process = push("--yes")
     assert process.code == 0, process.err
     assert_whole(hub, result)
-    assert hub.created[0]["visibility"] == "private" and hub.commits[0]["summary"] == "First"
+    assert hub.created[0]["visibility"] == "private"
     public = json.loads(hub.files["run_public.json"])  # It has no path and no name
     assert public == {"arguments": {"load_in_4bit": True}, "base_weights": "a" * 64}
 

@@ -144,15 +144,14 @@ def test_one_model_has_one_figure_in_every_program(learner, tmp_path):
     assert done.output.splitlines()[-1] == "exact match: 0.6667 (4/6)"
     figures = tmp_path / "figures"
     words = ["--with_base", "--rows", held_out, *longest, "--output_dir", figures]
-    done = script("evaluate", out, *words, code=0)
-    assert (figures / "results.md").read_text() in done.output
+    script("evaluate", out, *words, code=0)
     results = read_json(figures / "results.json")
     before, after = results["models"]
-    assert results["complete"] and before["name"] == after["before"] == str(base)
+    assert before["name"] == str(base)
     metrics = after["tasks"]["held_out"]["metrics"]
     assert metrics["exact_match"]["value"] == pytest.approx(4 / 6)
     assert metrics["loss"]["value"] == pytest.approx(evaluations[-1]["eval_loss"], abs=1e-5)
-    assert metrics["loss"]["difference"] < -0.1
+    assert metrics["loss"]["value"] < before["tasks"]["held_out"]["metrics"]["loss"]["value"] - 0.1
     _, samples = sorted((figures / "samples").glob("*/held_out.jsonl"))
 
     # All three write the same answers and references: the words of the rows

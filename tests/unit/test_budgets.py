@@ -7,7 +7,7 @@ that raises a number changes nothing else and says why; `pytest -s` prints the t
 """
 
 from launching import REPO
-from template.imports import modules_needed
+from template.copying import modules_needed
 
 RECIPES = sorted((REPO / "recipes").glob("*.py"))
 # Lines of Python at most; each issue of the rewrite lowers them to its own
@@ -20,10 +20,10 @@ BUDGETS = {
     "a recipe and its maker, on average": 420,
     "recipes/core": 7_409,
     "recipes/tasks": 3_103,
-    "scripts": 8_511,
+    "scripts": 7_829,
     "programs at the top of scripts": 12,
     "evidence": 5_292,
-    "tests": 19_170,
+    "tests": 19_133,
 }
 
 

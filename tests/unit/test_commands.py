@@ -144,7 +144,8 @@ def test_the_command_is_accepted(command, monkeypatch):
         if words[1] == "scripts/rehearse.py":
             args = rehearse.parse_args()[1]
             assert (REPO / args.config_file).is_file()
-            parse_with(args.recipe, args.recipe_args, monkeypatch)
+            launch_command_parser().parse_args([*args.options, *args.words])
+            parse_with(args.words[0], args.words[1:], monkeypatch)
         if words[1] == "scripts/plan_memory.py":
             Request(**plan_memory.parse_args()[0])
     else:

@@ -9,11 +9,10 @@ import pytest
 
 import copy_recipe
 from launching import REPO
-from template import copying, imports
-from template.copying import Wish
-from template.updating import merge, update
+from template import copying
+from template.copying import merge, update
 
-RECIPES = copying.find_recipes(REPO)
+RECIPES = {path.stem: path for path in (REPO / "recipes").glob("*.py")}
 OURS = [
     path
     for folder in ("recipes", "scripts", "tests", "docs", "results", "examples")
@@ -62,7 +61,7 @@ def commit(root):
 class TestRecipesOfThisRepository:
     @pytest.mark.parametrize("name", RECIPES)
     def test_the_copy_names_no_file_of_this_repository_that_it_lacks(self, name):
-        files = copying.files_of_copy(REPO, Wish(name, imports.extras_of(RECIPES[name])))
+        files = copying.files_of_copy(REPO, name, copying.extras_of(RECIPES[name]))
         named = re.compile(r"(?<![\w/.-])((?:[\w.-]+/)*[\w-]+\.(?:py|yaml|md|txt|json))\b")
         ours = {path.relative_to(REPO).as_posix() for path in OURS}
         programs = {path.name for path in RECIPES.values()} - {f"{name}.py"}
@@ -75,10 +74,10 @@ class TestRecipesOfThisRepository:
         assert lacking == []
 
     def test_extras_and_engines_are_left_out(self):
-        whole = copying.files_of_copy(REPO, Wish("llama", imports.extras_of(RECIPES["llama"])))
-        small = copying.files_of_copy(REPO, Wish("llama", engines=("ddp", "fsdp2")))
+        whole = copying.files_of_copy(REPO, "llama", copying.extras_of(RECIPES["llama"]))
+        small = copying.files_of_copy(REPO, "llama", engines=("ddp", "fsdp2"))
         left_out = set(whole) - set(small)
-        assert {"core/zero.py", "accelerate_configs/deepspeed_zero3.yaml"} <= left_out
+        assert {"core/zero.py", "accelerate_configs/tp.yaml"} <= left_out
         assert {"core/state.py", "accelerate_configs/fsdp.yaml"} <= set(small)
         assert any(path.startswith("extras/") for path in left_out)
         assert not any(path.startswith("extras/") for path in small)
@@ -89,7 +88,7 @@ class TestRecipesOfThisRepository:
 
     @pytest.mark.parametrize("page", ["README.md", "docs/your_recipe.md"])
     def test_the_documents_tell_how_large_the_copy_of_llama_is(self, page):
-        files = copying.files_of_copy(REPO, Wish("llama"))
+        files = copying.files_of_copy(REPO, "llama")
         lines = [text.count("\n") for path, text in files.items() if path.endswith(".py")]
         sizes = [lines[0], len(lines) - 2, sum(lines[1:-1])]
         text = " ".join((REPO / page).read_text().split())
@@ -104,9 +103,9 @@ class TestRecipesOfThisRepository:
 def copied(repository, tmp_path):
     """A copy of that repository's first recipe."""
     folder = tmp_path / "copy"
-    wish = Wish("one")
-    files = copying.files_of_copy(repository, wish)
-    copying.write(folder, files | {"ORIGIN.md": copying.origin_of(repository, wish)})
+    wish = ("one", (), ("fsdp2",))
+    files = copying.files_of_copy(repository, *wish)
+    copying.write(folder, files | {"ORIGIN.md": copying.origin_of(repository, *wish)})
     return folder
 
 
@@ -115,7 +114,7 @@ def test_the_origin_names_the_commit_and_whether_it_is_all(repository, copied):
     text = (copied / "ORIGIN.md").read_text()
     assert f"commit {head}" in text and "not committed" not in text
     (repository / "recipes" / "core" / "loss.py").write_text("")
-    assert "not committed" in copying.origin_of(repository, Wish("one"))
+    assert "not committed" in copying.origin_of(repository, "one")
 
 
 def test_an_update_brings_what_changed_there_and_keeps_what_changed_here(repository, copied):
@@ -123,10 +122,11 @@ def test_an_update_brings_what_changed_there_and_keeps_what_changed_here(reposit
     ours.write_text(ours.read_text().replace("D = 4", "D = 5") + "import core.rows\n")
     theirs.write_text(theirs.read_text().replace("A = 1", "A = 0"))
     commit(repository)
-    assert update(repository, copied, copy_recipe.parse_wish) == []
+    assert update(repository, copied) == []
     assert theirs.read_text() == "import math\n\nA = 0\nB = 2\nC = 3\nD = 5\nimport core.rows\n"
     assert (copied / "core" / "rows.py").exists()  # which it needs now
-    assert update(repository, copied, copy_recipe.parse_wish) == []  # from the new commit
+    assert not (copied / "accelerate_configs" / "ddp.yaml").exists()  # of another engine
+    assert update(repository, copied) == []  # from the new commit
 
 
 def test_an_update_shows_what_changed_in_both(repository, copied):
@@ -134,7 +134,7 @@ def test_an_update_shows_what_changed_in_both(repository, copied):
     ours.write_text(ours.read_text().replace("D = 4", "D = 5"))
     theirs.write_text(theirs.read_text().replace("D = 4", "D = 6"))
     commit(repository)
-    assert update(repository, copied, copy_recipe.parse_wish) == ["core/loss.py"]
+    assert update(repository, copied) == ["core/loss.py"]
     text = theirs.read_text()
     assert "D = 5" in text and "D = 6" in text and "<<<<<<< yours" in text
 

@@ -17,22 +17,16 @@ def test_the_card_of_a_run_says_what_it_recorded_and_no_path(tmp_path, monkeypat
     arguments = {
         "model_name_or_path": "/home/alice/base",
         "dataset_name": ["owner/rows", "/home/alice/rows.jsonl"],
-        "learning_rate": 0.5,
     }
     run = {
         "summary": {"sample": "a row of the data"},
         "command": ["/home/alice/llama.py", "--tracker", "hf_abcdefghijklmnop"],
         "arguments": arguments,
-        "data": "fade",
-        "versions": {"torch": "9.9"},
     }
-    lines = [json.dumps({"step": step, "loss": 4.0 - step}) for step in (1, 2, 3)]
-    (tmp_path / "metrics.jsonl").write_text("\n".join(lines))
     (tmp_path / "adapter_config.json").write_text("{}")
     made = made_of(tmp_path, run, base="owner/base")
     card = made["README.md"]
-    for words in ("base_model: owner/base", "- owner/rows", "| loss | 1 |", "| torch | 9.9 |"):
+    for words in ("base_model: owner/base", "- owner/rows", "rows.jsonl"):
         assert words in card
     for words in ("alice", "hf_abcdef", "a row of the data"):
         assert words not in card
-    assert "rows.jsonl" in card and "fade" in card and "| learning_rate | 0.5 |" in card

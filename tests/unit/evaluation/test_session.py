@@ -56,7 +56,7 @@ def test_own_tasks_are_asked_beside_rows(evaluate, adapters, tmp_path, capsys):
         "test_split: test\noutput_type: multiple_choice\ndoc_to_text: '{{question}}'\n"
         "doc_to_choice: '{{choices}}'\ndoc_to_target: right\n"
     )
-    options = ["--max_new_tokens", 4, "--output_dir", "out", "--log_samples", "--limit", 4]
+    options = ["--max_new_tokens", 4, "--output_dir", "out", "--limit", 4]
     tasks = ["--tasks", task, "--num_fewshot", 1]
     evaluate(adapters, "--with_base", "--rows", pair, *tasks, *options)
     results = json.loads(Path("out/results.json").read_text())

@@ -40,7 +40,7 @@ UNPLANNED = {
 
 @pytest.mark.parametrize("key", UNPLANNED)
 def test_keys_that_change_memory_are_not_passed_over(key, model):
-    fsdp = {"fsdp_version": 1, "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP"}
-    content = {"distributed_type": "FSDP", "fsdp_config": fsdp | {key: UNPLANNED[key]}}
+    config = read(CONFIGS / "fsdp.yaml")
+    config.values[key] = UNPLANNED[key]
     with pytest.raises(End, match=key):
-        plan_of(training_arguments(model), content, 4)
+        plan_of(training_arguments(model), config, 4)

@@ -4,9 +4,8 @@
 import copy
 
 import pytest
-import yaml
 
-from config_strategy import strategy_of
+from config_strategy import read, strategy_of
 from launching import CONFIGS
 from rehearsal.shard_report import judge, table
 
@@ -49,8 +48,7 @@ def held_as_promised(config, name, ranks):
 
 def measurements(config, ranks=4):
     """What each of the ranks holds, and what the YAML asks for."""
-    text = (CONFIGS / f"{config}.yaml").read_text()
-    facts = strategy_of(yaml.safe_load(text))
+    facts = strategy_of(read(CONFIGS / f"{config}.yaml"))
     measured = {
         "tensors": WHOLE,
         "shards": None,
