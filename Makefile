@@ -5,6 +5,7 @@ RECIPE ?= llama
 OUT ?= runs/quickstart/$(RECIPE)
 PRECISION ?= no
 THREADS ?= $(shell getconf _NPROCESSORS_ONLN)
+PIP_INSTALL = $(VENV)/bin/python -m pip install --quiet -c constraints.txt
 export PATH := $(abspath $(VENV))/bin:$(PATH)
 export TOKENIZERS_PARALLELISM ?= false
 # Otherwise DeepSpeed warns in every process that it finds no other device
@@ -27,19 +28,19 @@ $(VENV)/bin/python:
 START_ANEW = @! grep -qs '"state": "done"' $(OUT)/run/status.json || rm -rf $(OUT)/run $(OUT)/base $(OUT)/trained
 
 # A quick start needs what stands above the line of requirements.txt
-$(VENV)/.installed-first: requirements.txt | $(VENV)/bin/python
+$(VENV)/.installed-first: requirements.txt constraints.txt | $(VENV)/bin/python
 	@echo 'Installing 1.5 GB into $(VENV), one or two minutes in silence'
 	sed '/^# ----/,$$d' requirements.txt >$(VENV)/first.txt
-	$(VENV)/bin/python -m pip install --quiet -r $(VENV)/first.txt
+	$(PIP_INSTALL) -r $(VENV)/first.txt
 	touch $@
 
-$(VENV)/.installed: requirements.txt | $(VENV)/bin/python
+$(VENV)/.installed: requirements.txt constraints.txt | $(VENV)/bin/python
 	@echo 'Installing 1.8 GB into $(VENV), about three minutes in silence'
-	$(VENV)/bin/python -m pip install --quiet -r requirements.txt
+	$(PIP_INSTALL) -r requirements.txt
 	touch $@
 
-$(VENV)/.installed-dev: $(wildcard requirements*.txt) | $(VENV)/bin/python
-	$(VENV)/bin/python -m pip install --quiet -r requirements-dev.txt
+$(VENV)/.installed-dev: $(wildcard requirements*.txt) constraints.txt | $(VENV)/bin/python
+	$(PIP_INSTALL) -r requirements-dev.txt
 	touch $@ $(VENV)/.installed
 
 install: $(VENV)/.installed  ## set up the virtual environment
@@ -282,7 +283,7 @@ quickstart-mixtral:
 	@printf 'Ask it: $(VENV)/bin/python scripts/generate.py $(OUT)/run --prompt "Spell the word tiger."\n'
 
 $(VENV)/.installed-docs: requirements-docs.txt | $(VENV)/bin/python
-	$(VENV)/bin/python -m pip install --quiet -r requirements-docs.txt
+	$(PIP_INSTALL) -r requirements-docs.txt
 	touch $@
 
 docs: $(VENV)/.installed-docs  ## build the site of docs/ into site/, with links checked
@@ -303,11 +304,11 @@ test: check  ## all tests
 	python -m pytest -q -rs -n 3 --dist worksteal tests/launch
 
 test-export: install-dev  ## compile llama.cpp, for minutes, and run exported models in it
-	$(VENV)/bin/python -m pip install --quiet -r requirements-llama-cpp.txt
+	$(PIP_INSTALL) -r requirements-llama-cpp.txt
 	python -m pytest -q -rs -n 2 tests/export
 
 test-object-store: install-dev  ## train beside an object store that speaks S3, started here
-	$(VENV)/bin/python -m pip install --quiet -r requirements-object-store.txt
+	$(PIP_INSTALL) -r requirements-object-store.txt
 	python -m pytest -q -rs tests/object_store
 
 # As root it installs Slurm where apt-get can; otherwise the tests are skipped, with the reason
