@@ -10,13 +10,12 @@ YAML promises. In one process and without further flags it is a copy of the reci
 are in test_judges.py.
 """
 
-import sys
-
 import pytest
 
 import net
 from jobs import OTHERS
 from net import Cell
+from template import copying
 
 PIECES = ("--max_logits_mib", "0.02")
 SELECTIVE = ("--gradient_checkpointing", "selective")
@@ -167,9 +166,8 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 
 
 def copy_of(recipe, folder):
-    """The words that run a copy of a recipe, as a user makes it without extras."""
-    command = [sys.executable, net.ROOT / "scripts" / "copy_recipe.py", recipe, folder / "copy"]
-    net.run(*command, code=0)
+    """The words that run a copy of a recipe without extras, as the command writes its files."""
+    copying.write(folder / "copy", copying.files_of_copy(net.ROOT, recipe))
     assert not (folder / "copy" / "extras").exists()
     (folder / "watch.py").write_text(WATCH)
     return [folder / "watch.py", folder / "copy" / f"{recipe}.py"]

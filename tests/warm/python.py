@@ -74,8 +74,6 @@ def main():
     path, *arguments = sys.argv[1:]
     if not can_start_warm(arguments):
         start_cold(arguments)
-    if os.environ.get("ACCELERATE_USE_DEEPSPEED") == "true":
-        path += ".deepspeed"
     connection = socket.socket(socket.AF_UNIX)
     if connection.connect_ex(path):
         start_cold(arguments, "the server of tests/warm is gone")

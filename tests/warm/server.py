@@ -32,9 +32,8 @@ LATER = (
     "transformers.integrations.bitsandbytes transformers.models.bert.modeling_bert "
     "transformers.models.llama.modeling_llama transformers.models.mistral.modeling_mistral "
     "transformers.models.mixtral.modeling_mixtral transformers.models.t5.modeling_t5 "
-    "transformers.models.vit.modeling_vit"
-).split()
-LATER_WITH_DEEPSPEED = (
+    "transformers.models.vit.modeling_vit "
+    # accelerate imports it to save a model, whatever the engine
     "deepspeed deepspeed.module_inject.auto_ep_layer deepspeed.moe.ep_experts "
     "deepspeed.runtime.superoffload.superoffload_stage3 "
     "deepspeed.runtime.zero.muon.muon_optimizer torch._subclasses.schema_check_mode"
@@ -215,10 +214,8 @@ class Server:
         """Whether a variable with this value would have made a difference to the imports."""
         if value in (self.at_start.get(name), self.set_by_imports.get(name)):
             return False
-        if name == "CUDA_VISIBLE_DEVICES":
+        if name in ("CUDA_VISIBLE_DEVICES", "DS_ACCELERATOR"):
             return os.path.exists("/dev/nvidiactl") or os.path.exists("/dev/kfd")
-        if name == "DS_ACCELERATOR":
-            return "deepspeed" in sys.modules
         return not name.startswith(FREE_VARIABLES)
 
     def fork(self, request, streams, connection):
@@ -272,21 +269,15 @@ def listen(path):
 
 
 def main():
-    """Import the libraries and serve at FOLDER/socket; a fork serves at socket.deepspeed."""
+    """Import the libraries and serve at FOLDER/socket."""
     folder, owner = Path(sys.argv[1]), int(sys.argv[2])
     at_start = dict(os.environ)
-    plain, with_deepspeed = listen(folder / "socket"), listen(folder / "socket.deepspeed")
+    listener = listen(folder / "socket")
     sys.path[:] = [place for place in sys.path if not f"{place}/".startswith(OWN)]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         import_libraries()
         import_modules(LATER)
-        listener, other = plain, with_deepspeed
-        first = os.getpid()
-        if os.fork() == 0:
-            import_modules(LATER_WITH_DEEPSPEED)
-            listener, other, owner = with_deepspeed, plain, first
-    other.close()
     if len(os.listdir("/proc/self/task")) > 1:
         sys.exit("the imports have started a thread, which makes forks unsafe")
     gc.collect()
