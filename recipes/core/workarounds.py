@@ -83,7 +83,7 @@ def configure_deepspeed_for_loop(
         plugin.deepspeed_config["train_micro_batch_size_per_gpu"] = micro_batch_size
 
 
-@workaround("deepspeed/runtime/engine.py, _do_optimizer_sanity_check", seen="deepspeed 0.19")
+@workaround("deepspeed/runtime/engine.py, _do_optimizer_sanity_check", seen="deepspeed 0.19.8")
 def reduce_in_fp32(accelerator: Accelerator) -> None:
     """Under mixed precision, keep reduced gradients, FSDP1's buffers and FSDP2's outputs in fp32.
 
@@ -221,7 +221,7 @@ def name_layers_to_wrap(model: Any) -> None:
 
 
 # ---- Adapters ----
-@workaround("deepspeed/runtime/engine.py, _configure_distributed_model", seen="deepspeed 0.19")
+@workaround("deepspeed/runtime/engine.py, _configure_distributed_model", seen="deepspeed 0.19.8")
 def cast_for_zero3(model: torch.nn.Module, accelerator: Accelerator) -> None:
     """Under ZeRO-3 in bf16 or fp16, cast the modules that peft has made to that dtype.
 
@@ -281,7 +281,7 @@ def remove_fsdp1_wrappers(model: torch.nn.Module) -> None:
 
 
 # ---- Optimizer ----
-@workaround("deepspeed/runtime/engine.py, _take_model_step", seen="deepspeed 0.19")
+@workaround("deepspeed/runtime/engine.py, _take_model_step", seen="deepspeed 0.19.8")
 def check_gradients_of_zero0(optimizer: torch.optim.Optimizer, accelerator: Accelerator) -> None:
     """Leave out steps of ZeRO-0 whose gradients are not finite. Call it before `prepare`.
 
@@ -304,7 +304,7 @@ def check_gradients_of_zero0(optimizer: torch.optim.Optimizer, accelerator: Acce
 
 @workaround(
     "deepspeed/runtime/fp16/unfused_optimizer.py, initialize_optimizer_states",
-    seen="deepspeed 0.19",
+    seen="deepspeed 0.19.8",
 )
 def undo_allocating_step(
     masters: Iterable[tuple[torch.Tensor, torch.Tensor]], optimizer: torch.optim.Optimizer
@@ -328,7 +328,7 @@ def undo_allocating_step(
 
 @workaround(
     "deepspeed/runtime/zero/stage_1_and_2.py, _lazy_init_hp_params_optimizer_state",
-    seen="deepspeed 0.19",
+    seen="deepspeed 0.19.8",
 )
 def link_optimizer_states(zero: Any) -> None:
     """Link each weight of ZeRO-1 and 2 with its optimizer state.

@@ -194,7 +194,7 @@ def choose_num_workers(num_workers: int | None, accelerator: Accelerator) -> int
     return min(MOST_WORKERS, len(os.sched_getaffinity(0)) // ranks_here)
 
 
-@workaround("deepspeed/runtime/engine.py, forward", seen="deepspeed 0.19")
+@workaround("deepspeed/runtime/engine.py, forward", seen="deepspeed 0.19.8")
 def cast_pixels(model: torch.nn.Module) -> None:
     """Cast a model's pixels to the dtype of its weights before its forward pass.
 

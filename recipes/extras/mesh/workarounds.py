@@ -142,7 +142,7 @@ def leave_whole_weights_to_fsdp(accelerator: Any) -> None:
 
 @workaround(
     "deepspeed/runtime/sequence_parallel/ulysses_sp.py, register_with_transformers",
-    seen="deepspeed 0.19",
+    seen="deepspeed 0.19.8",
 )
 def name_size_of_heads(model: Any) -> None:
     """Have a model's config name the size of an attention head. Call it before `prepare`.
@@ -157,7 +157,7 @@ def name_size_of_heads(model: Any) -> None:
 
 @workaround(
     "deepspeed/runtime/sequence_parallel/ulysses_sp.py, required_query_shape",
-    seen="deepspeed 0.19",
+    seen="deepspeed 0.19.8",
 )
 def let_batches_differ_in_size() -> None:
     """Have DeepSpeed-Ulysses take batches of any number of lines, not only of the micro-batch's.
