@@ -20,10 +20,11 @@ BUDGETS = {
     "a recipe and its maker, on average": 420,
     "recipes/core": 7_409,
     "recipes/tasks": 3_103,
+    # The aims were 7,800, 5,300 and, for nine of the fourteen recipes, 15,500
     "scripts": 7_829,
     "programs at the top of scripts": 12,
     "evidence": 5_294,
-    "tests": 19_149,
+    "tests": 19_150,
 }
 
 
