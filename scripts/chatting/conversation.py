@@ -86,6 +86,9 @@ class History:
         except ValueError as error:
             advice = "only complete answers are trained on"
             raise ValueError(f"not saved: the conversation {error}; {advice}") from None
-        with path.open("a", encoding="utf-8") as file:
+        with path.open("a+", encoding="utf-8") as file:
+            file.seek(0)
+            if file.read()[-1:] not in ("", "\n"):
+                file.write("\n")  # A last line without its end would run into the new row
             file.write(json.dumps(row) + "\n")
         return f"Saved to {path}."

@@ -30,9 +30,10 @@ def conversation(answer):
     return History("Be brief.", [Turn('Größe "東京"?\n\x1b🙂', {0: Reply(answer)})])
 
 
-def test_rows_are_added_and_none_is_lost(tmp_path):
+@pytest.mark.parametrize("end", ["\n", ""])  # A last line without its end stays a row
+def test_rows_are_added_and_none_is_lost(end, tmp_path):
     path = tmp_path / "rows.jsonl"
-    path.write_text('{"prompt": "a", "completion": "b"}\n')
+    path.write_text('{"prompt": "a", "completion": "b"}' + end)
     conversation("one").save(path)
     conversation("two").save(path)
     rows = [json.loads(line) for line in path.read_text().splitlines()]
