@@ -21,7 +21,7 @@ BUDGETS = {
     "recipes/core": 7_409,
     "recipes/tasks": 3_103,
     # The aims were 7,800, 5,300 and, for nine of the fourteen recipes, 15,500
-    "scripts": 7_829,
+    "scripts": 7_832,
     "programs at the top of scripts": 12,
     "evidence": 5_294,
     "tests": 19_139,
